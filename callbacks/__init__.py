@@ -1,0 +1,1 @@
+"""Callbacks that watch every layer while a model learns."""

@@ -1,0 +1,1 @@
+"""Embeddings from the layer that embeds best."""

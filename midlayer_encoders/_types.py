@@ -1,0 +1,66 @@
+"""The words that the rooms share: layers, norms, poolings, and what identifies a vector. No logic."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal, TypeAlias
+
+__all__ = ["NORMS", "POOLINGS", "EncoderSpec", "Layer", "Norm", "Pooling"]
+
+Layer: TypeAlias = int | float
+"""``0`` = embeddings, ``k`` = after block ``k``, ``-1`` = the last, a float in ``(0, 1]`` = fraction of depth."""
+
+Norm: TypeAlias = Literal["final", "none"]
+"""``"final"``: the model's own final norm is applied to the layer's states; ``"none"``: the raw residual stream."""
+
+Pooling: TypeAlias = Literal["mean", "last", "cls", "max", "weightedmean"]
+
+NORMS: tuple[Norm, ...] = ("final", "none")
+POOLINGS: tuple[Pooling, ...] = ("mean", "last", "cls", "max", "weightedmean")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderSpec:
+    """Everything that changes a vector: two encoders with equal specs give equal vectors for a text.
+
+    Attributes:
+        model: name on the hub, or folder.
+        revision: branch, tag or commit asked for; ``None`` for a folder or the default branch.
+        layer: number of blocks that a text passes through, ``0`` to ``num_layers``.
+        num_layers: number of blocks of the uncut model.
+        norm: whether the final norm is applied to the layer's states.
+        pooling: how token states become one vector.
+        max_length: number of tokens after which a text is cut off.
+        dtype: of the weights.
+        prompts: name and text of each prompt, and which is used by default.
+        bidirectional: whether a causal model's mask is off.
+        adapters: adapters merged into the weights, in order.
+        chat_template: whether texts are wrapped in the tokenizer's chat template.
+        gguf_file: file of quantised weights inside ``model``.
+        truncate_dim: number of leading dimensions kept, ``None`` for all.
+        weights: digest of the weights as they are now, so that a trained encoder is another one.
+    """
+
+    model: str
+    revision: str | None
+    layer: int
+    num_layers: int
+    norm: Norm
+    pooling: Pooling
+    max_length: int | None
+    dtype: str
+    prompts: tuple[tuple[str, str], ...]
+    bidirectional: bool
+    adapters: tuple[str, ...]
+    chat_template: bool
+    gguf_file: str | None
+    truncate_dim: int | None
+    weights: str
+
+    @property
+    def digest(self) -> str:
+        """Twelve hexadecimal digits that differ whenever any field does."""
+        fields = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.blake2b(fields.encode(), digest_size=6).hexdigest()

@@ -1,0 +1,67 @@
+"""What this package raises: every message names the argument, what it must be, what it was, and the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = [
+    "AnatomyError",
+    "CutError",
+    "LayerIndexError",
+    "MidlayerError",
+    "ModelNotFoundError",
+    "NotFiniteError",
+    "OptionError",
+    "check_choice",
+    "did_you_mean",
+]
+
+
+class MidlayerError(Exception):
+    """Any error that this package raises on purpose."""
+
+
+class OptionError(MidlayerError, ValueError):
+    """An argument has a value that it cannot have."""
+
+
+class LayerIndexError(OptionError):
+    """A layer that the model does not have."""
+
+
+class AnatomyError(MidlayerError):
+    """A model in which the blocks could not be found, or not for certain."""
+
+
+class CutError(MidlayerError):
+    """A model that cannot be cut without changing the layers that are kept."""
+
+
+class ModelNotFoundError(MidlayerError, OSError):
+    """A model, revision or file that is not there, or cannot be reached."""
+
+
+class NotFiniteError(MidlayerError, ArithmeticError):
+    """NaN or infinity where a number was needed."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean 'x'?`` for the known word nearest to a wrong one, or an empty string.
+
+    Example:
+        >>> did_you_mean("maen", ["mean", "last"])
+        " Did you mean 'mean'?"
+    """
+    near = get_close_matches(word.lower(), list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def check_choice(argument: str, value: object, known: Iterable[str]) -> None:
+    """Raise an :class:`OptionError` unless ``value`` is one of the ``known`` words."""
+    words = list(known)
+    if value not in words:
+        raise OptionError(
+            f"`{argument}` must be one of {', '.join(map(repr, words))}, but got {value!r}."
+            + (did_you_mean(value, words) if isinstance(value, str) else "")
+        )
