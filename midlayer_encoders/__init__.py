@@ -1,1 +1,27 @@
 """Embeddings from the layer that embeds best."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from midlayer_encoders._types import EncoderSpec
+    from midlayer_encoders.encoder import LayerEncoder
+    from midlayer_encoders.errors import MidlayerError
+
+__all__ = ["EncoderSpec", "LayerEncoder", "MidlayerError"]
+
+__version__ = "0.1.0"
+
+if not TYPE_CHECKING:
+    # torch, transformers and sentence-transformers take seconds to import: each name is fetched when it is asked for.
+    _HOMES = {"EncoderSpec": "_types", "LayerEncoder": "encoder", "MidlayerError": "errors"}
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+    def __dir__() -> list[str]:
+        return [*__all__, "__version__"]

@@ -26,7 +26,7 @@ class EncoderSpec:
     """Everything that changes a vector: two encoders with equal specs give equal vectors for a text.
 
     Attributes:
-        model: name on the hub, or folder.
+        model: name on the hub, or ``local/`` and the name of the folder.
         revision: branch, tag or commit asked for; ``None`` for a folder or the default branch.
         layer: number of blocks that a text passes through, ``0`` to ``num_layers``.
         num_layers: number of blocks of the uncut model.
@@ -40,6 +40,7 @@ class EncoderSpec:
         chat_template: whether texts are wrapped in the tokenizer's chat template.
         gguf_file: file of quantised weights inside ``model``.
         truncate_dim: number of leading dimensions kept, ``None`` for all.
+        modules: settings of the modules that texts pass through, such as the pooling's, as JSON.
         weights: digest of the weights as they are now, so that a trained encoder is another one.
     """
 
@@ -57,6 +58,7 @@ class EncoderSpec:
     chat_template: bool
     gguf_file: str | None
     truncate_dim: int | None
+    modules: str
     weights: str
 
     @property

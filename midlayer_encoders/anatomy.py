@@ -1,0 +1,311 @@
+"""Where a model keeps its embeddings, its blocks, its final norm, and within a block its sub-layers.
+
+Layers are counted once, here: ``0`` is what the first block receives, ``k`` what block ``k`` hands on, ``L`` the last.
+Everything is found by rule from the module tree; the few families that break a rule stand in one table each.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from midlayer_encoders._types import Layer
+from midlayer_encoders.errors import AnatomyError, LayerIndexError
+
+__all__ = ["Anatomy", "Site", "block_sites", "find_anatomy", "resolve_layer"]
+
+_LINEAR = ("Linear", "Conv1D", "NonDynamicallyQuantizableLinear")
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """Paths of the parts of a model, as :meth:`torch.nn.Module.get_submodule` takes them.
+
+    Attributes:
+        blocks: path of the list of blocks.
+        num_layers: number of times that a text passes through a block.
+        final: modules that turn the last block's output into the model's output, in order; empty where there are none.
+        embeddings: path of the input embeddings, ``None`` where the model names none.
+        num_blocks: number of distinct blocks. Fewer than ``num_layers`` where blocks are shared (ALBERT): layer ``k``
+            is then the state after the ``k``-th pass through a block.
+    """
+
+    blocks: str
+    num_layers: int
+    final: tuple[str, ...]
+    embeddings: str | None
+    num_blocks: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether one block serves several layers."""
+        return self.num_blocks < self.num_layers
+
+    def block(self, model: nn.Module, layer: int) -> nn.Module:
+        """Return the block whose output is ``layer``, from ``1`` to ``num_layers``."""
+        position = (layer - 1) * self.num_blocks // self.num_layers
+        return model.get_submodule(self.blocks)[position]  # type: ignore[index, no-any-return]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A point inside a block: the input or output of one of its modules (``""`` is the block itself)."""
+
+    module: str
+    side: Literal["input", "output"]
+
+
+def resolve_layer(layer: Layer, num_layers: int, *, name: str = "this model") -> int:
+    """Return ``layer`` as a number from ``0`` (embeddings) to ``num_layers``.
+
+    Args:
+        layer: an int in ``[0, num_layers]``, a negative int from the end (``-1`` is the last layer), or a float in
+            ``(0, 1]``, the fraction of the depth, rounded half up.
+        num_layers: number of blocks.
+        name: the model's, for the error.
+
+    Example:
+        >>> [resolve_layer(layer, 24) for layer in (0, 17, -1, 0.7)]
+        [0, 17, 24, 17]
+    """
+    if isinstance(layer, bool) or not isinstance(layer, int | float):
+        raise LayerIndexError(
+            f"`layer` must be an int in [0, {num_layers}] or a fraction of the depth in (0, 1], but got {layer!r}."
+        )
+    if isinstance(layer, float):
+        if not 0 < layer <= 1:
+            raise LayerIndexError(
+                f"`layer` as a float must be a fraction of the depth in (0, 1], but got {layer}. "
+                "Use an int to count blocks."
+            )
+        return math.floor(layer * num_layers + 0.5)
+    if not -num_layers <= layer <= num_layers:
+        raise LayerIndexError(
+            f"`layer` must be in [0, {num_layers}] for {name} ({num_layers} blocks; 0 = embeddings), "
+            f"or negative down to {-num_layers} to count from the end, but got {layer}."
+        )
+    return layer if layer >= 0 else num_layers + 1 + layer
+
+
+def find_anatomy(model: nn.Module, *, blocks: str | None = None, final: tuple[str, ...] | None = None) -> Anatomy:
+    """Return where ``model`` keeps its parts.
+
+    Args:
+        model: a Hugging Face model, a module that holds one, or any module when told ``blocks``.
+        blocks: path of the list of blocks, where the rule cannot find it.
+        final: paths of what follows the last block, where the rule cannot find it.
+
+    Example:
+        >>> class Stack(nn.Module):
+        ...     def __init__(self) -> None:
+        ...         super().__init__()
+        ...         self.steps = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        ...         self.norm = nn.LayerNorm(4)
+        >>> find_anatomy(Stack(), blocks="steps").num_layers
+        3
+    """
+    path = _block_list(model) if blocks is None else _named_list(model, blocks)
+    num_blocks = len(model.get_submodule(path))  # type: ignore[arg-type]
+    owner, config = _owner(model, path)
+    passes = getattr(config, "num_hidden_layers", num_blocks) if path.endswith(_SHARED) else num_blocks
+    if final is None:
+        prefix = f"{owner}." if owner else ""
+        rule = _FINAL.get(getattr(config, "model_type", ""))
+        found = _final_norm(model, path) if rule is None else rule(config)
+        final = found if found is None or rule is None else tuple(prefix + name for name in found)
+    return Anatomy(path, passes, final or (), _embeddings(model), num_blocks)
+
+
+# --- the list of blocks ---------------------------------------------------------------------------------------------
+
+_SHARED = "albert_layer_groups"  # ALBERT passes through its groups several times
+
+
+def _block_list(model: nn.Module) -> str:
+    """Return the path of the block list: the largest list of like modules whose class is kept whole on a device.
+
+    ``_no_split_modules`` names what transformers does not split over devices, which is the block in nearly every
+    family; where it names nothing, the list with the most parameters is the one.
+    """
+    whole = set(getattr(model, "_no_split_modules", None) or ())
+    for module in model.modules():
+        whole |= set(getattr(module, "_no_split_modules", None) or ())
+    lists: list[tuple[str, Any]] = [
+        (path, module)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len({type(child) for child in module}) == 1
+    ]
+    outer = [(p, m) for p, m in lists if not any(p.startswith(f"{other}.") for other, _ in lists)]
+    if shared := [path for path, _ in outer if path.endswith(_SHARED)]:
+        return shared[0]
+    if not outer:
+        return _empty_list(model)
+    named = [(path, module) for path, module in outer if type(module[0]).__name__ in whole]
+    if len(named) > 1:
+        raise AnatomyError(
+            f"{type(model).__name__} has more than one list of blocks: "
+            + ", ".join(f"{path!r} ({len(module)} x {type(module[0]).__name__})" for path, module in named)
+            + ". Pass the tower you mean, or its path as `blocks`."
+        )
+    if not named and not hasattr(model, "config"):
+        raise AnatomyError(
+            f"{type(model).__name__} is a plain module, and which of {', '.join(repr(path) for path, _ in outer)} are "
+            "its blocks cannot be told. Pass the path as `blocks`."
+        )
+    return max(named or outer, key=lambda found: sum(p.numel() for p in found[1].parameters()))[0]
+
+
+def _empty_list(model: nn.Module) -> str:
+    """Return the path of the block list of a model that was cut before its first block."""
+    empty: list[str] = [
+        path for path, module in model.named_modules() if isinstance(module, nn.ModuleList) and not len(module)
+    ]
+    if len(empty) == 1 and getattr(getattr(model, "config", None), "num_hidden_layers", None) == 0:
+        return empty[0]
+    raise AnatomyError(
+        f"{type(model).__name__} has no list of like blocks, so it has no layers to choose from. "
+        "Pass the path of its blocks (an `nn.ModuleList` or `nn.Sequential`) as `blocks`."
+    )
+
+
+def _named_list(model: nn.Module, path: str) -> str:
+    try:
+        blocks = model.get_submodule(path)
+    except AttributeError:
+        lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+        raise AnatomyError(
+            f"`blocks` must be the path of a list in {type(model).__name__}, but it has no {path!r}. "
+            f"Its lists are: {', '.join(map(repr, lists)) or 'none'}."
+        ) from None
+    if not isinstance(blocks, nn.ModuleList | nn.Sequential):
+        raise AnatomyError(f"`blocks` must be an `nn.ModuleList` or `nn.Sequential`, but {path!r} is a {type(blocks)}.")
+    return path
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    """Yield the paths above ``path``, nearest first, down to ``""``."""
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
+
+
+def _owner(model: nn.Module, path: str) -> tuple[str, Any]:
+    """Return the path and config of the Hugging Face model nearest above the blocks that has a model type."""
+    found: tuple[str, Any] = ("", None)
+    for above in _ancestors(path):
+        module = model.get_submodule(above)
+        if hasattr(module, "config") and hasattr(module, "base_model_prefix"):
+            found = (above, module.config)
+    return found
+
+
+def _embeddings(model: nn.Module) -> str | None:
+    """Return the path of the input embeddings, as the model itself names them."""
+    try:
+        wanted = model.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError, TypeError):
+        names = ("embeddings", "feature_projection")  # the latter in models of sound
+        wanted = next((module for name, module in model.named_modules() if name.endswith(names)), None)
+    return next((name for name, module in model.named_modules() if module is wanted), None)
+
+
+# --- what follows the last block ------------------------------------------------------------------------------------
+
+
+def _opt_final(config: Any) -> tuple[str, ...]:
+    normed = bool(config.do_layer_norm_before and not config._remove_final_layer_norm)
+    projected = bool(config.word_embed_proj_dim != config.hidden_size)
+    return ("decoder.final_layer_norm",) * normed + ("decoder.project_out",) * projected
+
+
+def _speech_final(config: Any) -> tuple[str, ...]:
+    # The same norm stands before the blocks of the one kind and after those of the other.
+    return ("encoder.layer_norm",) if config.do_stable_layer_norm else ()
+
+
+_FINAL: dict[str, Callable[[Any], tuple[str, ...]]] = {
+    "opt": _opt_final,
+    "clip_vision_model": lambda _: (),  # `post_layernorm` is applied to the pooled token only
+    "deberta-v2": lambda _: (),  # `encoder.LayerNorm` is for the relative positions
+    "wav2vec2": _speech_final,
+    "hubert": _speech_final,
+    "wavlm": _speech_final,
+}
+
+
+def _final_norm(model: nn.Module, blocks: str) -> tuple[str, ...] | None:
+    """Return the norm beside the block list, or beside the nearest module above it that has one."""
+    for above in _ancestors(blocks):
+        norms = [
+            name
+            for name, child in model.get_submodule(above).named_children()
+            if type(child).__name__.endswith("Norm") and not name.startswith("pre_") and not list(child.children())
+        ]
+        if len(norms) > 1:
+            raise AnatomyError(
+                f"{type(model).__name__} has several norms after its blocks: {', '.join(norms)}. "
+                "Pass the path of the one that is applied last as `final`."
+            )
+        if norms:
+            return (f"{above}.{norms[0]}".lstrip("."),)
+    return None
+
+
+# --- inside a block -------------------------------------------------------------------------------------------------
+
+_ATTENTION = re.compile(r"Attention|Attn|Mixer")
+_OUTPUT_PROJECTION = re.compile(r"(^|\.)(o|o_proj|out_proj|c_proj|dense|out_lin|Wo|proj)$")
+_SPARSE = re.compile(r"Moe|MoE|Sparse")
+
+# The residual stream between attention and MLP: what the norm before the MLP receives, or, in blocks that norm after
+# each sum, what the norm after the attention returns. First match wins.
+_MIDDLE: tuple[tuple[str, Literal["input", "output"]], ...] = (
+    (r"pre_feedforward_layernorm|ln_2|mlp_norm|layer_norm2|layernorm_after|(rms_)?norm2|layer\.1\.layer_norm", "input"),
+    (r"attention\.(output\.)?LayerNorm|sa_layer_norm", "output"),
+    (r"post_attention_layernorm|final_layer_norm", "input"),
+)
+
+
+def block_sites(block: nn.Module, config: Any = None) -> dict[str, Site]:
+    """Return the named points inside a block, those it has.
+
+    Args:
+        block: one of the blocks.
+        config: the model's, which says whether attention and MLP stand side by side or after one another.
+
+    Returns:
+        ``residual_in``, ``attention`` (what attention adds to the stream, before any scale or norm on it),
+        ``residual_mid`` (the stream between attention and MLP; absent where they stand side by side or there is one
+        only), ``mlp`` and ``residual_out``. A state-space mixer counts as attention.
+    """
+    names = dict(block.named_modules())
+    sites = {"residual_in": Site("", "input"), "residual_out": Site("", "output")}
+    heads = [name for name, module in names.items() if name and _ATTENTION.search(type(module).__name__)]
+    inside = tuple(f"{name}." for name in heads)
+    linear = [name for name, module in names.items() if type(module).__name__ in _LINEAR]
+    if attention := [name for name in linear if name.startswith(inside) and _OUTPUT_PROJECTION.search(name)]:
+        sites["attention"] = Site(attention[-1], "output")
+    sparse = [name for name, module in names.items() if name and _SPARSE.search(type(module).__name__)]
+    if mlp := sparse[:1] or [name for name in linear if not name.startswith(inside)][-1:]:
+        sites["mlp"] = Site(mlp[0], "output")
+    if (middle := _middle(list(names), config)) is not None and "attention" in sites and "mlp" in sites:
+        sites["residual_mid"] = middle
+    return sites
+
+
+def _middle(names: list[str], config: Any) -> Site | None:
+    if getattr(config, "use_parallel_residual", False):
+        return None
+    if getattr(config, "model_type", None) == "opt" and not config.do_layer_norm_before:
+        return Site("self_attn_layer_norm", "output")
+    if getattr(config, "do_stable_layer_norm", True) is False:
+        return Site("layer_norm", "output")
+    for pattern, side in _MIDDLE:
+        if found := [name for name in names if re.search(rf"(^|\.)({pattern})$", name)]:
+            return Site(found[0], side)
+    return None

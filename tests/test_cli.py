@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from typer.testing import CliRunner
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.cli import app
+from midlayer_encoders.demo import demo_pairs, run_depth
+from tests.tiny_folders import TEXTS
+
+Folder = Callable[[str], str]
+
+
+def test_export_writes_what_the_encoder_gives(tiny_folder: Folder, tmp_path: Path) -> None:
+    arguments = ["export", tiny_folder("Llama"), "--layer", "0.5", "--out", str(tmp_path / "cut"), "--pooling", "last"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "Layer 2 of 4" in result.output
+    expected = LayerEncoder(tiny_folder("Llama"), 2, pooling="last", device="cpu").encode(TEXTS)
+    np.testing.assert_array_equal(SentenceTransformer(str(tmp_path / "cut"), device="cpu").encode(TEXTS), expected)
+
+
+@pytest.mark.parametrize(
+    ("extra", "text"),
+    [(["--layer", "9"], r"in [0, 4]"), (["--layer", "1", "--pooling", "maen"], "Did you mean 'mean'")],
+)
+def test_errors_are_one_line_and_exit_code_2(extra: list[str], text: str, tiny_folder: Folder, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "midlayer_encoders.cli",
+        "export",
+        tiny_folder("Llama"),
+        "--out",
+        str(tmp_path / "x"),
+    ]
+    done = subprocess.run([*command, *extra], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_export_does_not_write_over_a_folder(tiny_folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("mine")
+    result = CliRunner().invoke(app, ["export", tiny_folder("Llama"), "--layer", "1", "--out", str(tmp_path)])
+    assert "must be a new or empty folder" in str(result.exception)
+
+
+def test_import_is_quick_and_pulls_in_nothing_heavy() -> None:
+    code = (
+        "import sys, time; t = time.perf_counter(); import midlayer_encoders; s = time.perf_counter() - t;"
+        "heavy = {'torch', 'transformers', 'sentence_transformers', 'mteb', 'lightning'} & set(sys.modules);"
+        "assert not heavy, heavy; assert s < 0.3, s; dir(midlayer_encoders)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_wrong_names_are_attribute_errors() -> None:
+    import midlayer_encoders
+
+    with pytest.raises(AttributeError, match="has no attribute 'LayerEnkoder'"):
+        _ = midlayer_encoders.LayerEnkoder  # type: ignore[attr-defined]
+
+
+def test_the_demo_measures_an_encoder(tiny_folder: Folder) -> None:
+    pairs = demo_pairs()
+    assert {grade for _, _, grade in pairs} == {0.0, 1.0, 2.0}
+    result = run_depth(LayerEncoder(tiny_folder("Llama"), 2, device="cpu"), pairs)
+    assert result.layer == 2
+    assert result.texts_per_second > 0
+    assert -1 <= result.spearman <= 1
