@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from torch import nn
 from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import AnatomyError, LayerIndexError
 
-__all__ = ["Anatomy", "Site", "block_sites", "find_anatomy", "resolve_layer"]
+__all__ = ["Anatomy", "Site", "block_sites", "find_anatomy", "resolve_layer", "resolve_layers"]
 
 _LINEAR = ("Linear", "Conv1D", "NonDynamicallyQuantizableLinear")
 
@@ -90,6 +90,22 @@ def resolve_layer(layer: Layer, num_layers: int, *, name: str = "this model") ->
             f"or negative down to {-num_layers} to count from the end, but got {layer}."
         )
     return layer if layer >= 0 else num_layers + 1 + layer
+
+
+def resolve_layers(layers: Sequence[Layer] | str, num_layers: int, *, name: str = "this model") -> list[int]:
+    """Return layers as ascending numbers without repeats; ``"all"`` is every one from ``0`` to ``num_layers``.
+
+    Example:
+        >>> resolve_layers("all", 3), resolve_layers([-1, 0.5, 0], 24)
+        ([0, 1, 2, 3], [0, 12, 24])
+    """
+    if isinstance(layers, str):
+        if layers != "all":
+            raise LayerIndexError(f"`layers` must be 'all' or a list of layers, but got {layers!r}.")
+        return list(range(num_layers + 1))
+    if not layers:
+        raise LayerIndexError("`layers` must name at least one layer, but got an empty list. Pass 'all' for every one.")
+    return sorted({resolve_layer(layer, num_layers, name=name) for layer in layers})
 
 
 def find_anatomy(model: nn.Module, *, blocks: str | None = None, final: tuple[str, ...] | None = None) -> Anatomy:

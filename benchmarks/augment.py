@@ -1,0 +1,41 @@
+"""How fast views are made, alone and with workers: `python benchmarks/augment.py > benchmarks/results/augment.md`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+
+from midlayer_encoders.augment import augment
+
+WIKITEXT = Path(__file__).parents[2] / "shared/data/corpora/wikitext2_raw_test.txt"
+
+
+def main() -> None:
+    texts = [line.strip() for line in WIKITEXT.read_text(encoding="utf-8").splitlines() if len(line.split()) >= 30]
+    augment(texts[:2])  # imports nlpaug
+    print("# Views of WikiText-2 test paragraphs\n")
+    load = f"{os.getloadavg()[0]:.1f} processes running besides on {os.cpu_count()} cores"
+    print(f"`python benchmarks/augment.py`, Python {platform.python_version()}, {load}.")
+    print("\n| texts | views | characters in | workers | seconds | µs a character |\n|---|---|---|---|---|---|")
+    for count, views in ((500, 2), (1000, 4), (len(texts), 4)):
+        expected = None
+        for workers in (1, 2):
+            start = time.perf_counter()
+            made = augment(texts[:count], views=views, workers=workers)
+            seconds = time.perf_counter() - start
+            if expected is not None and made != expected:
+                raise SystemExit("the views depend on the number of workers")
+            expected = made
+            if workers > 1:  # what a first call pays: joblib keeps its workers for later ones
+                from joblib.externals.loky import get_reusable_executor
+
+                get_reusable_executor().shutdown()
+            characters = views * sum(map(len, texts[:count]))
+            row = (count, views, characters, workers, f"{seconds:.2f}", f"{1e6 * seconds / characters:.2f}")
+            print("|", " | ".join(map(str, row)), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Seeded views of a text: the paper's three nlpaug augmentations, one after the other.
+
+nlpaug draws from the global generators; here each of its augmenters draws from a generator of its own instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from random import Random
+from typing import Any, TypeAlias
+
+from midlayer_encoders.errors import OptionError
+
+__all__ = ["augment"]
+
+_P = 0.3
+_CHUNK = 64  # texts handed to a worker at a time
+# Two workers break even at 3 million characters, about 8 s of work (benchmarks/results/augment.md).
+_CHARACTERS_PER_WORKER = 1_500_000
+_JOINERS = ("\u200c", "\u200d")  # zero width, inside words and emoji
+
+_Numbered: TypeAlias = tuple[str, int]  # a text, and how many equal ones came before it
+
+
+def augment(
+    texts: Sequence[str],
+    *,
+    views: int = 2,
+    seed: int = 0,
+    max_words: int | None = 10,
+    workers: int | None = None,
+    progress: bool = False,
+) -> list[list[str]]:
+    """Return views of every text, each with words split and characters mistyped in its own way.
+
+    nlpaug's ``SplitAug``, ``RandomCharAug`` (substitute) and ``KeyboardAug`` in sequence, each on ``0.3`` of the words
+    (of at least four characters) and the latter two on ``0.3`` of such a word's characters. Words come out joined by
+    single spaces. A text of at most one character besides spaces is its own view.
+
+    A view is a function of the text, ``seed``, the view's number, ``max_words`` and how many equal texts stand before
+    it in ``texts``: not of the other texts, their order, ``views``, ``workers`` or the machine.
+
+    Args:
+        texts: N texts.
+        views: number V of views of each text.
+        seed: another seed, other views.
+        max_words: most words that each of the three may change in a text, ``None`` for no bound; ``10`` is nlpaug's,
+            so that in texts of more than 33 words fewer than ``0.3`` of them change, as in the paper.
+        workers: number of processes, ``None`` for as many as pay.
+        progress: whether to show a bar.
+
+    Returns:
+        V lists of N texts.
+
+    Example:
+        >>> first, second = augment(["the evening train was late again"])
+        >>> first
+        ['the e & eu ing t + aiq was & a2e aga in']
+        >>> second
+        ['the e ^! niaF rrWi2 was la te aga in']
+    """
+    _check(texts, views=views, max_words=max_words, workers=workers)
+    seen: Counter[str] = Counter()
+    numbered: list[_Numbered] = []
+    for text in texts:
+        numbered.append((text, seen[text]))
+        seen[text] += 1
+    chunks = [numbered[start : start + _CHUNK] for start in range(0, len(numbered), _CHUNK)]
+    if workers is None:
+        workers = min(_cores(), views * sum(map(len, texts)) // _CHARACTERS_PER_WORKER)
+    by_text: list[list[str]] = []
+    made = _augmented(chunks, views=views, seed=seed, max_words=max_words, workers=min(workers, len(chunks)))
+    for chunk in _shown(made, total=len(texts), on=progress):
+        by_text += chunk
+    return [[of_text[view] for of_text in by_text] for view in range(views)]
+
+
+def _check(texts: Sequence[str], *, views: int, max_words: int | None, workers: int | None) -> None:
+    if isinstance(texts, str):
+        raise OptionError("`texts` must be a sequence of texts, but got one text: write `[text]`.")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise OptionError(
+                f"`texts` must hold only strings, but `texts[{index}]` is {text!r} ({type(text).__name__}): "
+                "drop it or turn it into a string."
+            )
+    for name, value in (("views", views), ("max_words", max_words), ("workers", workers)):
+        if value is not None and value < 1:
+            raise OptionError(f"`{name}` must be at least 1, but got {value}.")
+
+
+def _cores() -> int:
+    """Return the number of cores that this process may use, which in a container is often not all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _augmented(
+    chunks: Sequence[Sequence[_Numbered]], *, views: int, seed: int, max_words: int | None, workers: int
+) -> Iterable[list[list[str]]]:
+    """Return an iterator over the chunks' views, in order, made here or by ``workers`` processes."""
+    if workers <= 1:
+        augmenters = _augmenters(max_words)
+        return (_views_of_chunk(chunk, views=views, seed=seed, augmenters=augmenters) for chunk in chunks)
+    # joblib's processes, unlike those of `multiprocessing`, do not run the caller's script again: it needs no guard.
+    from joblib import Parallel, delayed  # type: ignore[import-untyped]
+
+    pool = Parallel(n_jobs=workers, backend="loky", return_as="generator", batch_size=1)
+    work = delayed(_views_in_worker)
+    made: Iterable[list[list[str]]] = pool(work(c, views=views, seed=seed, max_words=max_words) for c in chunks)
+    return made
+
+
+def _views_in_worker(chunk: Sequence[_Numbered], *, views: int, seed: int, max_words: int | None) -> list[list[str]]:
+    with _hidden("torch", "transformers"):
+        augmenters = _augmenters(max_words)
+    return _views_of_chunk(chunk, views=views, seed=seed, augmenters=augmenters)
+
+
+@contextmanager
+def _hidden(*modules: str) -> Iterator[None]:
+    """Make modules that are not imported yet look absent.
+
+    ``nlpaug.augmenter.word`` imports transformers if it can, for augmenters that are not used here: 6 s of a worker's
+    start.
+    """
+    hidden = [name for name in modules if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]  # documented: the import then raises
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+
+
+def _augmenters(max_words: int | None) -> list[Any]:
+    import nlpaug.augmenter.char as nac
+    import nlpaug.augmenter.word as naw
+
+    words = {"tokenizer": _tokens}
+    chars = {"aug_char_p": _P, "aug_word_p": _P, "aug_word_max": max_words}
+    return [
+        naw.SplitAug(aug_p=_P, aug_max=max_words, **words),
+        nac.RandomCharAug(action="substitute", **chars, **words),
+        nac.KeyboardAug(**chars, **words),
+    ]
+
+
+def _tokens(text: str) -> list[str]:
+    r"""Return the words and signs of a text as nlpaug does, but with combining marks left on their letters.
+
+    nlpaug takes a mark for a sign, so that every word of Hindi, or of decomposed French, would come out in pieces.
+
+    Example:
+        >>> _tokens("Cut it, now!")
+        ['Cut', 'it', ',', 'now', '!']
+        >>> len(_tokens("re\u0301sume\u0301, cafe\u0301"))
+        3
+    """
+    pieces = re.split(r"(\W)", text)
+    if text.isascii():
+        return [piece for piece in pieces if piece.strip()]
+    tokens: list[str] = []
+    before = ""  # the character before the piece, empty at the start and after a space
+    for piece in filter(None, pieces):
+        if piece.isspace():
+            before = ""
+            continue
+        if before and (_is_mark(piece) or before in _JOINERS or (_is_mark(before) and piece[0].isalnum())):
+            tokens[-1] += piece
+        else:
+            tokens.append(piece)
+        before = piece[-1]
+    return tokens
+
+
+def _is_mark(character: str) -> bool:
+    return character in _JOINERS or unicodedata.category(character[0]).startswith("M")
+
+
+def _views_of_chunk(chunk: Sequence[_Numbered], *, views: int, seed: int, augmenters: list[Any]) -> list[list[str]]:
+    """Return the views of each text, shape ``(N, V)``."""
+    random = Random()
+    for augmenter in augmenters:
+        augmenter.sample = partial(_sample, random)  # in place of a class method that draws from the global generators
+
+    def view_of(text: str, number: int, view: int) -> str:
+        if len(text.strip()) <= 1:
+            return text  # nlpaug turns an empty text into an empty list
+        random.seed(_seed(seed, view, number, text))
+        for augmenter in augmenters:
+            (text,) = augmenter.augment(text)  # one at a time: of a list, nlpaug's flow returns the first sentence
+        return text
+
+    return [[view_of(text, number, view) for view in range(views)] for text, number in chunk]
+
+
+def _seed(*parts: object) -> int:
+    # "surrogatepass": half a surrogate pair is a legal str, and one such text should not end a long run.
+    written = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(written, digest_size=16).digest(), "big")
+
+
+def _sample(random: Random, x: list[Any] | int, num: int | None = None) -> Any:
+    """Return what nlpaug's ``Augmenter.sample`` does: ``num`` items of a list, or where to split a word of ``x``."""
+    return random.sample(x, num or 0) if isinstance(x, list) else random.randrange(1, x - 1)
+
+
+def _shown(chunks: Iterable[list[list[str]]], *, total: int, on: bool) -> Iterator[list[list[str]]]:
+    """Yield the chunks as they come, under a bar that counts their texts."""
+    if not on:
+        yield from chunks
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("Augmenting texts", total=total)
+        for chunk in chunks:
+            yield chunk
+            bar.advance(task, len(chunk))
