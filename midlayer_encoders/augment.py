@@ -110,7 +110,7 @@ def _augmented(
         augmenters = _augmenters(max_words)
         return (_views_of_chunk(chunk, views=views, seed=seed, augmenters=augmenters) for chunk in chunks)
     # joblib's processes, unlike those of `multiprocessing`, do not run the caller's script again: it needs no guard.
-    from joblib import Parallel, delayed  # type: ignore[import-untyped]
+    from joblib import Parallel, delayed
 
     pool = Parallel(n_jobs=workers, backend="loky", return_as="generator", batch_size=1)
     work = delayed(_views_in_worker)

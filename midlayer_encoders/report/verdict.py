@@ -1,0 +1,84 @@
+"""What the page says in words and large numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from midlayer_encoders.report.frames import Series
+from midlayer_encoders.report.summaries import Curve, Summary
+from midlayer_encoders.report.ticks import number, signed
+
+__all__ = ["baseline_words", "tiles", "verdict"]
+
+
+def verdict(found: Summary, metrics: Mapping[str, Sequence[Series]]) -> str:
+    """Return the finding in a sentence or two."""
+    if not found.tasks:
+        layers = {layer for many in metrics.values() for series in many for layer in series.layers}
+        return f"{_count(len(metrics), 'metric')} at {_count(len(layers), 'layer')}; no task was scored."
+    average = found.average
+    if average is None:
+        return f"{_count(len(found.tasks), 'task')} scored, none of the layers on all of them."
+    on = found.tasks[0].name if len(found.tasks) == 1 else f"average over {len(found.tasks)} tasks"
+    if len(average.points) == 1:
+        return f"Layer {_of(found, average.best_layer)} scores {number(average.best)} on {on}; no other was scored."
+    last = "the last layer" if average.last_layer == found.num_layers else f"layer {average.last_layer}"
+    if average.best_layer == average.last_layer:
+        return f"No layer scores more than {last}: {number(average.last)} on {on}."
+    best = f"Layer {_of(found, average.best_layer)} scores {number(average.best)} on {on}"
+    if number(average.gain) == number(0.0):
+        return f"{best}, as much as {last}."
+    return f"{best}, {number(average.gain)} points more than {last} ({number(average.last)})."
+
+
+def baseline_words(found: Summary, baselines: Mapping[str, float], name: str) -> list[str]:
+    """Return where a baseline is ahead of every layer, which a reader should know before cutting a model."""
+    ahead = [task.name for task in found.tasks if 100 * baselines.get(task.name, -math.inf) > task.best]
+    if not baselines:
+        return []
+    if not ahead:
+        return [f"{name} is behind the best layer on {_every(len(baselines))}."]
+    share = f" ({len(ahead)} of {len(baselines)} tasks)" if len(baselines) > 1 else ""
+    return [f"{name} is ahead of every layer on {', '.join(ahead[:6])}{', …' if len(ahead) > 6 else ''}{share}."]
+
+
+def tiles(found: Summary, parameters: Mapping[int, int], seconds: Mapping[int, float]) -> str:
+    """Return the large numbers: best layer, gain, and what the best layer saves against the last."""
+    average = found.average
+    if average is None:
+        return ""
+    shown = [("Best layer", _of(found, average.best_layer), f"{number(average.best)} points")]
+    if average.best_layer != average.last_layer:
+        against = f"{number(average.best)} instead of {number(average.last)}"
+        shown.append(("Gain in points", signed(average.gain), against))
+        millions = {layer: count / 1e6 for layer, count in parameters.items()}
+        shown += _saving("Parameters", average, millions, "{:,.1f} M")
+        shown += _saving("Time", average, seconds, "{:.3g} s")
+    return f'<dl class="tiles">{"".join(_tile(*one) for one in shown)}</dl>'
+
+
+def _saving(what: str, average: Curve, costs: Mapping[int, float], form: str) -> list[tuple[str, str, str]]:
+    best, last = costs.get(average.best_layer), costs.get(average.last_layer)
+    if best is None or last is None or last <= 0:
+        return []
+    percent = signed(100 * (best / last - 1), 0)
+    return [(what, f"{percent} %", f"{form.format(best)} instead of {form.format(last)}")]
+
+
+def _tile(name: str, value: str, below: str) -> str:
+    words = f'<dd class="big">{escape(value)}</dd><dd class="soft">{escape(below)}</dd>'
+    return f"<div><dt>{escape(name)}</dt>{words}</div>"
+
+
+def _of(found: Summary, layer: int) -> str:
+    return f"{layer} of {found.num_layers}" if found.num_layers else str(layer)
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def _every(count: int) -> str:
+    return "the task" if count == 1 else "both tasks" if count == 2 else f"all {count} tasks"

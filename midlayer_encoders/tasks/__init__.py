@@ -1,0 +1,30 @@
+"""What encoders are scored on: the paper's 32 mteb tasks, any other of mteb's, your own files, and five built-in ones.
+
+Importing this room is quick; mteb, which takes seconds, is imported by the functions that need it.
+"""
+
+from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, STS_GRADES, builtin_tasks
+from midlayer_encoders.tasks.data import TASK_TYPES, TaskType, task_label
+from midlayer_encoders.tasks.randomness import isolated_random
+from midlayer_encoders.tasks.reading import TaskFileError
+from midlayer_encoders.tasks.sources import PAPER_TASKS, TaskSource, paper_tasks, resolve_tasks, task_sources
+from midlayer_encoders.tasks.tfidf import TfidfEncoder, task_texts, tfidf_scores
+
+__all__ = [
+    "BUILTIN_TASKS",
+    "PAPER_TASKS",
+    "STS_GRADES",
+    "TASK_TYPES",
+    "TaskFileError",
+    "TaskSource",
+    "TaskType",
+    "TfidfEncoder",
+    "builtin_tasks",
+    "isolated_random",
+    "paper_tasks",
+    "resolve_tasks",
+    "task_label",
+    "task_sources",
+    "task_texts",
+    "tfidf_scores",
+]

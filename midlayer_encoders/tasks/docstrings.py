@@ -1,0 +1,261 @@
+"""Plain sentences out of the docstrings of the libraries that every installation has: read, not imported."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import platform
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from midlayer_encoders.errors import MidlayerError
+
+__all__ = ["SHELVES", "Entry", "entries", "plain", "versions"]
+
+SHELVES: dict[str, dict[str, tuple[str, ...]]] = {
+    "numpy": {
+        "core": ("_core/*numeric*.py", "_core/shape_base.py", "_core/_ufunc_config.py", "_core/arrayprint.py"),
+        "lib": ("lib/*.py",),
+        "masked": ("ma/*.py",),
+        "linalg": ("linalg/*.py", "fft/*.py"),
+    },
+    "scipy": {"stats": ("stats",), "signal": ("signal",), "optimize": ("optimize",), "spatial": ("spatial",)},
+    "sklearn": {
+        "metrics": ("metrics",),
+        "preprocessing": ("preprocessing",),
+        "linear_model": ("linear_model",),
+        "ensemble": ("ensemble", "tree"),
+    },
+    "torch": {
+        "nn": ("nn/modules", "nn/functional.py", "nn/utils"),
+        "distributions": ("distributions",),
+        "data": ("utils/data",),
+        "cuda": ("cuda",),
+    },
+    "transformers": {
+        "generation": ("generation",),
+        "trainer": ("trainer*.py", "training_args.py", "optimization.py"),
+        "tokenization": ("tokenization_*.py",),
+        "images": ("image_*.py", "video_*.py"),
+    },
+    "stdlib": {
+        "email": ("email",),
+        "asyncio": ("asyncio",),
+        "logging": ("logging",),
+        "http": ("http", "urllib", "xmlrpc", "wsgiref"),
+    },
+}
+"""Library, then subject, then where its source lies (folders, files or patterns under the library's root).
+
+Subjects are chosen by hand: each is prose about one thing. Modules that many installations lack (tkinter, curses, the
+test suite), and those that repeat each other (``numpy.polynomial``, ``transformers.models``), are left out.
+"""
+
+_PACKAGES = {"sklearn": "scikit-learn"}  # where the package has another name than the module
+_SKIPPED_FOLDERS = {"tests", "test", "testing", "externals", "_vendor", "__pycache__"}
+
+MASK = "something"
+"""Stands for every name that would give the library away."""
+
+# Words of one library's dialect, and the plain word that all six share.
+_DIALECT = (
+    (r"\b(nd-?arrays?|(sub)?tensors?|array[-_ ]likes?|dtensors?|tensordicts?)\b", "array"),
+    (r"\bestimators?\b", "model"),
+    (r"\b(cuda|cudnn|nccl|rocm)\b", "GPU"),
+    (r"\b(asyncio|urllib|unittest|xmlrpc|wsgiref|multiprocessing|tarfile|zipfile|shutil|f2py|onnx|trainer)\b", MASK),
+    (
+        r"\b(numpy|scipy|scikit[- ]learn|scikits?|sklearn|pytorch|torch|hugging ?face|transformers|c?python)('s)?\b",
+        MASK,
+    ),
+    (r"\b((?-i:np|sp|hf)|matlab|autograd|torchscript|(pep|rfc)[ -]?\d+)\b", MASK),
+)
+_MARKUP = (
+    (r":[a-zA-Z][\w:+-]*:`~?!?([^`<]*?)\s*(?:<[^`>]*>)?`", r"`\1`"),  # :class:`~torch.Tensor`, :ref:`text <target>`
+    (r"`([^`<]*?)\s*<[^`>]*>`_*", r"\1"),  # `text <target>`_
+    (r"\[([^\]]*)\]\([^)]*\)", r"\1"),  # [text](target)
+    (r"\[(`[^`\]]*`)\]", r"\1"),  # [`Name`]
+    (r"\s*\[[\w, ]*\]_", ""),  # [1]_
+    (r"(?<![\w*])\*{1,2}([^*\s](?:[^*]*[^*\s])?)\*{1,2}(?![\w*])", r"\1"),  # *emphasis*, **strong**
+    (r"`_{1,2}", "`"),
+    (r"\s*\(functional name: [^)]*\)", ""),  # torch's data pipes
+)
+_CODE = re.compile(r"`+([^`]*)`+")
+# A word that only code has.
+_IDENTIFIER = re.compile(
+    r"(?<![\w.])(?!e\.g\b|i\.e\b)\.?(?:"
+    r"[^\W\d]\w*(?:\.\w+)+(?:\(\))?"  # dotted.name
+    r"|\w*[^\W_]_\w*(?:\(\))?|_+\w+(?:\(\))?"  # under_score, __dunder__
+    r"|\w+\(\)"  # call()
+    r"|[a-z]+[A-Z]\w*|[A-Z]+[a-z0-9]+[A-Z]\w*"  # camelCase, CamelCase
+    r"|--?[a-z][\w-]+"  # --option
+    r")(?!\w)"
+)
+_UNWANTED = re.compile(r"[\\{}<>=@|~^$#`*\[\]\"]|::|http|[^\x20-\x7e]")
+_STOCK = re.compile(
+    r"user guide|deprecat|see also|\bsee\b|refer to|for (more|full|further|additional) |more (details|information)"
+    r"|docs?\b|documentation|docstring|(super|sub)class|inherit|metadata routing|only relevant|in version|same as"
+    r"|equivalent to|alias (of|for)|experimental|in-place|examples?\b|below|above|following",
+    re.IGNORECASE,
+)
+_SECTION = re.compile(r"^[ \t]*\w[\w /-]*\n[ \t]*([-=~^])\1{2,}[ \t]*$", re.MULTILINE)
+_GOOGLE_SECTION = re.compile(r"^[ \t]*(?:[A-Z]\w*[ ]?){1,2}:*[ \t]*$")
+_NOT_PROSE = re.compile(r"^\s*(>>>|\.\. |:\w|@|[-*+] |\d+[.)] |#|\||```|\$\$|<|\w+ ?: |\w+\(.*\)\s*(->|$))|:$")
+_SENTENCE_END = re.compile(r"(?<=[a-z)\d][.!?])\s+(?=[A-Z])")
+
+
+@dataclass(frozen=True, order=True)
+class Entry:
+    """One documented object: what its docstring says first, and what it says next.
+
+    Attributes:
+        library: one of the keys of :data:`SHELVES`.
+        shelf: subject within the library.
+        module: file that defines the object, relative to the library.
+        name: qualified name in the file.
+        summary: first sentence.
+        description: sentences after the first.
+    """
+
+    library: str
+    shelf: str
+    module: str
+    name: str
+    summary: str
+    description: str
+
+
+def versions() -> dict[str, str]:
+    """Return the version of every library that the texts come from, the standard library's under ``python``."""
+    packages = {library: _PACKAGES.get(library, library) for library in SHELVES if library != "stdlib"}
+    installed = {library: importlib.metadata.version(package) for library, package in packages.items()}
+    return {"python": platform.python_version()} | installed
+
+
+def plain(text: str, name: str = "") -> str:
+    """Return ``text`` without markup, and with names that give the library away masked.
+
+    Args:
+        text: reStructuredText or Markdown, one paragraph.
+        name: of the documented object: masked where it is written as code.
+
+    Example:
+        >>> plain("Apply :class:`~torch.nn.ReLU` to a **PyTorch** tensor, as `fit_transform` does.")
+        'Apply something to a something array, as something does.'
+    """
+    for pattern, replacement in _MARKUP:
+        text = re.sub(pattern, replacement, text)
+    own = {name, name.rpartition(".")[2]}
+    text = _CODE.sub(lambda code: MASK if code[1].strip("()") in own else code[1], text)
+    for pattern, replacement in _DIALECT:
+        text = re.sub(pattern, replacement, text, flags=re.IGNORECASE)
+    text = _IDENTIFIER.sub(MASK, text)
+    return re.sub(rf"\b{MASK}(?:[ ./]+{MASK})+\b", MASK, " ".join(text.split()))
+
+
+@cache
+def entries() -> tuple[Entry, ...]:
+    """Return every usable entry of every shelf: distinct texts, in the order of the sources.
+
+    The sources are parsed and nothing is imported, so that ``python -OO``, which drops docstrings, changes nothing.
+    """
+    seen: set[str] = set()
+    kept = []
+    for library, shelves in SHELVES.items():
+        for shelf, patterns in shelves.items():
+            for entry in _shelf(library, shelf, patterns):
+                texts = {re.sub(r"[^a-z]", "", text.lower()) for text in (entry.summary, entry.description)}
+                keys = {*texts, f"{library}/{entry.module}:{entry.name}"}  # a name defined twice is one object
+                if len(texts) == 2 and not keys & seen:
+                    kept.append(entry)
+                    seen |= keys
+    return tuple(kept)
+
+
+def _root(library: str) -> Path:
+    if library == "stdlib":
+        return Path(sysconfig.get_path("stdlib"))
+    spec = importlib.util.find_spec(library)
+    if spec is None or spec.origin is None:
+        raise MidlayerError(f"The built-in tasks read the docstrings of {library}, which is not installed here.")
+    return Path(spec.origin).parent
+
+
+def _shelf(library: str, shelf: str, patterns: tuple[str, ...]) -> Iterator[Entry]:
+    root = _root(library)
+    for path in sorted(path for pattern in patterns for path in _sources(root, pattern)):
+        module = path.relative_to(root).with_suffix("").as_posix()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in others' sources
+            tree = ast.parse(path.read_bytes())
+        for name, docstring in _documented(tree):
+            texts = _sentences(docstring, name)
+            if texts is not None:
+                yield Entry(library, shelf, module, name, *texts)
+
+
+def _sources(root: Path, pattern: str) -> Iterator[Path]:
+    if pattern.endswith(".py"):
+        yield from root.glob(pattern)
+        return
+    for path in (root / pattern).rglob("*.py"):
+        if not _SKIPPED_FOLDERS.intersection(path.relative_to(root).parts):
+            yield path
+
+
+def _documented(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Public functions, classes and their methods, each with its docstring."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            name = f"{prefix}{node.name}"
+            docstring = ast.get_docstring(node)
+            if docstring:
+                yield name, docstring
+            if isinstance(node, ast.ClassDef):
+                yield from _documented(node, f"{name}.")
+
+
+def _paragraphs(docstring: str) -> Iterator[str]:
+    """The paragraphs before the first section of a docstring, those that are not prose as empty strings."""
+    section = _SECTION.search(docstring)
+    for block in re.split(r"\n\s*\n", docstring[: section.start()] if section else docstring):
+        lines = block.splitlines()
+        if len(lines) > 1 and _GOOGLE_SECTION.match(lines[0]):
+            return
+        prose = not block.startswith((" ", "\t")) and not any(map(_NOT_PROSE.search, lines))
+        yield " ".join(block.split()) if prose else ""
+
+
+def _sentences(docstring: str, name: str) -> tuple[str, str] | None:
+    """The first sentence, and the next ones up to about 25 words; ``None`` where either is not plain prose."""
+    found = (sentence for block in _paragraphs(docstring) for sentence in _SENTENCE_END.split(plain(block, name)))
+    summary = next(found, "")
+    if not _usable(summary, low=5, high=20):
+        return None
+    description: list[str] = []
+    words = 0
+    for sentence in found:
+        if words < 12 and words + len(sentence.split()) <= 32 and _usable(sentence, low=5, high=32):
+            description.append(sentence)
+            words += len(sentence.split())
+    text = " ".join(description)
+    return (summary, text) if words >= 8 else None
+
+
+def _usable(sentence: str, *, low: int, high: int) -> bool:
+    """Whether a sentence is prose of ``low`` to ``high`` words: no code, no stock phrase, mostly unmasked."""
+    words = sentence.split()
+    masked = sum(MASK in word for word in words)
+    return (
+        low <= len(words) <= high
+        and sentence[0].isupper()
+        and sentence[-1] in ".!?"
+        and masked * 4 <= len(words)
+        and _UNWANTED.search(sentence) is None
+        and _STOCK.search(sentence) is None
+    )

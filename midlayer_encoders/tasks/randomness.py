@@ -1,0 +1,37 @@
+"""mteb seeds the global generators whenever a task is built or evaluated: a fence around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["isolated_random"]
+
+
+@contextmanager
+def isolated_random() -> Iterator[None]:
+    """Restore the states of ``random``, NumPy's and torch's global generators on leaving the block.
+
+    Example:
+        >>> import random
+        >>> random.seed(0)
+        >>> with isolated_random():
+        ...     random.seed(42)
+        >>> round(random.random(), 4)
+        0.8444
+    """
+    import random
+
+    import numpy as np
+    import torch  # before mteb: it seeds torch only where torch is already there
+
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)

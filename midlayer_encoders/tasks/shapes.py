@@ -1,0 +1,171 @@
+"""The five local tasks: mteb's own evaluations over rows in memory.
+
+Imports mteb, which takes seconds: import this module inside functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from datasets import Dataset, DatasetDict
+from mteb.abstasks import (
+    AbsTask,
+    AbsTaskClassification,
+    AbsTaskClustering,
+    AbsTaskPairClassification,
+    AbsTaskRetrieval,
+    AbsTaskSTS,
+)
+from mteb.abstasks.task_metadata import TaskMetadata
+
+from midlayer_encoders.tasks.data import TaskData, TaskType
+
+if TYPE_CHECKING:
+    from mteb.abstasks.classification import ClassificationMetrics
+    from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
+
+__all__ = ["local_task", "with_listed_labels"]
+
+_MAIN_SCORES: dict[TaskType, str] = {
+    "Classification": "accuracy",
+    "Clustering": "v_measure",
+    "PairClassification": "max_ap",
+    "Reranking": "map_at_1000",
+    "STS": "cosine_spearman",
+}
+
+
+def local_task(data: TaskData) -> AbsTask:
+    """Return a fresh mteb task over ``data``."""
+    return _SHAPES[data.type](data)
+
+
+class _LocalTask(AbsTask):
+    """A task whose rows are in memory; ``load_data`` needs no hub."""
+
+    def __init__(self, data: TaskData) -> None:
+        self.data = data
+        self.metadata = TaskMetadata(
+            name=data.name,
+            description=data.description,
+            type=data.type,
+            dataset={"path": f"local/{data.label}", "revision": data.revision},
+            category="t2c" if data.type in ("Classification", "Clustering") else "t2t",
+            eval_splits=["test"],
+            eval_langs=["eng-Latn"],
+            main_score=_MAIN_SCORES[data.type],
+        )
+        for setting, value in data.settings.items():
+            setattr(self, setting, value)
+        super().__init__()
+
+    def load_data(self, num_proc: int | None = None, **kwargs: Any) -> None:  # noqa: ARG002
+        """Make the datasets that mteb reads."""
+        if not self.data_loaded:
+            self.dataset = self._datasets()
+            self.data_loaded = True
+
+    def unload_data(self) -> None:
+        """Drop the datasets and keep the metadata, which mteb's own version drops with them."""
+        self.dataset = None
+        self.data_loaded = False
+
+    def _datasets(self) -> Any:
+        return DatasetDict({split: Dataset.from_dict(dict(rows)) for split, rows in self.data.splits.items()})
+
+
+class _ListedLabels(AbsTaskClassification):
+    """A classification that decodes its labels in one go.
+
+    mteb reads a lazy column of labels row by row, for every experiment and for each of its metrics: half of its time.
+    Lists give the same draws and the same scores.
+    """
+
+    def _undersample_data(
+        self, dataset: Any, experiment_num: int, idxs: list[int] | None = None
+    ) -> tuple[Any, list[int], list[int]]:
+        return super()._undersample_data(_Listed(dataset, self.label_column_name), experiment_num, idxs)
+
+    def _calculate_scores(self, y_test: Any, y_pred: Any) -> ClassificationMetrics:
+        return super()._calculate_scores(np.asarray(y_test[:]), y_pred)
+
+
+class _Listed:
+    """A dataset as far as the drawing of training rows asks for one, with its labels in a list."""
+
+    def __init__(self, dataset: Any, column: str) -> None:
+        self.dataset = dataset
+        self.columns: dict[str, list[Any]] = {column: dataset[column][:]}
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, column: str) -> list[Any]:
+        return self.columns[column]
+
+    def select(self, indices: list[int]) -> Any:
+        return self.dataset.select(indices)
+
+
+def with_listed_labels(task: AbsTask) -> AbsTask:
+    """Return a task of mteb's own that, if it is a classification, decodes its labels in one go; same scores."""
+    if isinstance(task, AbsTaskClassification) and not isinstance(task, _ListedLabels):
+        task.__class__ = _listed(type(task))
+    return task
+
+
+@cache
+def _listed(task_class: type[AbsTaskClassification]) -> type[AbsTaskClassification]:
+    return type(task_class.__name__, (_ListedLabels, task_class), {})
+
+
+class _Classification(_ListedLabels, _LocalTask):
+    pass
+
+
+class _Clustering(_LocalTask, AbsTaskClustering):
+    max_fraction_of_documents_to_embed = None  # mteb's default keeps 4 %
+
+
+class _PairClassification(_LocalTask, AbsTaskPairClassification):
+    pass
+
+
+class _STS(_LocalTask, AbsTaskSTS):
+    def __init__(self, data: TaskData) -> None:
+        scores = data.splits["test"]["score"]
+        self.min_score, self.max_score = min(scores), max(scores)
+        super().__init__(data)
+
+
+class _Reranking(_LocalTask, AbsTaskRetrieval):
+    def _datasets(self) -> dict[str, dict[str, RetrievalSplitData]]:
+        return {"default": {split: _retrieval(rows) for split, rows in self.data.splits.items()}}
+
+
+def _retrieval(rows: Mapping[str, Sequence[Any]]) -> RetrievalSplitData:
+    """The rows as mteb's retrieval wants them: each distinct passage once, each query with its own candidates."""
+    passages = {text for column in ("positive", "negative") for texts in rows[column] for text in texts}
+    # Equal similarities are ranked by id or position: numbers that do not know which passage is right.
+    ids = {text: f"d{number:09}" for number, text in enumerate(sorted(passages))}
+    queries = [f"q{number}" for number in range(len(rows["query"]))]
+    positives = [sorted({ids[text] for text in texts}) for texts in rows["positive"]]
+    negatives = [sorted({ids[text] for text in texts}) for texts in rows["negative"]]
+    return {
+        "queries": Dataset.from_dict({"id": queries, "text": list(rows["query"])}),
+        "corpus": Dataset.from_dict({"id": list(ids.values()), "title": [""] * len(ids), "text": list(ids)}),
+        "relevant_docs": {query: dict.fromkeys(found, 1) for query, found in zip(queries, positives, strict=True)},
+        "top_ranked": {query: sorted(a + b) for query, a, b in zip(queries, positives, negatives, strict=True)},
+    }
+
+
+_SHAPES: dict[TaskType, type[_LocalTask]] = {
+    "Classification": _Classification,
+    "Clustering": _Clustering,
+    "PairClassification": _PairClassification,
+    "Reranking": _Reranking,
+    "STS": _STS,
+}

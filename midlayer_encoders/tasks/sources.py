@@ -1,0 +1,264 @@
+"""Which tasks are meant by a name, a path or an object, and how each is built anew in any process."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from midlayer_encoders.errors import OptionError, did_you_mean
+from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, builtin_data
+from midlayer_encoders.tasks.data import TaskData
+from midlayer_encoders.tasks.files import files_data
+from midlayer_encoders.tasks.randomness import isolated_random
+from midlayer_encoders.tasks.reading import SUFFIXES, TaskFileError
+
+if TYPE_CHECKING:
+    from mteb.abstasks import AbsTask
+
+__all__ = ["PAPER_TASKS", "TaskSource", "paper_tasks", "resolve_tasks", "task_sources"]
+
+PAPER_TASKS: tuple[str, ...] = (
+    # Classification
+    "AmazonCounterfactualClassification",
+    "AmazonReviewsClassification",
+    "Banking77Classification",
+    "EmotionClassification",
+    "MTOPDomainClassification",
+    "MTOPIntentClassification",
+    "MassiveIntentClassification",
+    "MassiveScenarioClassification",
+    "ToxicConversationsClassification",
+    "TweetSentimentExtractionClassification",
+    # Clustering
+    "ArxivClusteringS2S",
+    "BiorxivClusteringS2S",
+    "MedrxivClusteringS2S",
+    "RedditClustering",
+    "StackExchangeClustering",
+    "TwentyNewsgroupsClustering",
+    # PairClassification
+    "SprintDuplicateQuestions",
+    "TwitterSemEval2015",
+    "TwitterURLCorpus",
+    # Reranking
+    "AskUbuntuDupQuestions",
+    "MindSmallReranking",
+    "SciDocsRR",
+    "StackOverflowDupQuestions",
+    # STS
+    "BIOSSES",
+    "SICK-R",
+    "STS12",
+    "STS13",
+    "STS14",
+    "STS15",
+    "STS16",
+    "STS17",
+    "STSBenchmark",
+)
+"""The 32 tasks of Table 1 of "Layer by Layer" (arXiv:2502.02013), all of them in ``MTEB(eng, v1)``."""
+
+_log = logging.getLogger(__name__)
+
+_PAPER_BENCHMARK = "MTEB(eng, v1)"
+
+
+class TaskSource(Protocol):
+    """Where a task comes from: can be pickled, and builds the same task, fresh, in any process."""
+
+    @property
+    def name(self) -> str:
+        """Name of the task, as in mteb's results."""
+
+    def make(self) -> AbsTask:
+        """Return a fresh task. mteb's clustering tasks give another score when they are evaluated twice."""
+
+
+@dataclass(frozen=True)
+class MtebSource:
+    """A task of mteb's own, with the subsets and splits that a benchmark keeps of it."""
+
+    name: str
+    hf_subsets: tuple[str, ...]
+    eval_splits: tuple[str, ...]
+
+    @classmethod
+    def of(cls, task: AbsTask) -> MtebSource:
+        """Return the source of a task that mteb made."""
+        return cls(task.metadata.name, tuple(task.hf_subsets), tuple(task.eval_splits))
+
+    def make(self) -> AbsTask:
+        """Return a fresh task."""
+        with isolated_random():
+            import mteb
+
+            from midlayer_encoders.tasks.shapes import with_listed_labels
+
+            return with_listed_labels(
+                mteb.get_task(self.name, hf_subsets=self.hf_subsets, eval_splits=self.eval_splits)
+            )
+
+
+@dataclass(frozen=True)
+class BuiltinSource:
+    """A built-in task, by its label."""
+
+    label: str
+
+    @property
+    def name(self) -> str:
+        """Name of the task: label and digest."""
+        return builtin_data(self.label).name
+
+    def make(self) -> AbsTask:
+        """Return a fresh task."""
+        return builtin_data(self.label).make()
+
+
+@dataclass(frozen=True)
+class FilesSource:
+    """A task from files, and the name that it had, with its digest, when it was resolved."""
+
+    path: Path
+    name: str
+
+    def make(self) -> AbsTask:
+        """Return a fresh task, unless the files are no longer those that were resolved."""
+        data = _files_data(self.path, _stamps(self.path))
+        if data.name != self.name:
+            raise TaskFileError(f"{self.path} must not change while it is used, but its rows did. Start again.")
+        return data.make()
+
+
+@dataclass(frozen=True, eq=False)
+class ObjectSource:
+    """A task object that the caller made, perhaps with data of its own."""
+
+    task: AbsTask
+
+    @property
+    def name(self) -> str:
+        """Name of the task."""
+        return self.task.metadata.name
+
+    def make(self) -> AbsTask:
+        """Return a copy that shares the data and starts from the task's seed."""
+        import numpy as np
+
+        from midlayer_encoders.tasks.shapes import with_listed_labels
+
+        task = copy.copy(self.task)
+        task.rng_state, task.np_rng = random.Random(task.seed), np.random.default_rng(task.seed)
+        return with_listed_labels(task)
+
+
+def paper_tasks() -> list[AbsTask]:
+    """Return the 32 tasks of the paper's Table 1, English subset and test split as ``MTEB(eng, v1)`` has them."""
+    return resolve_tasks("paper")
+
+
+def resolve_tasks(names: str | Path | AbsTask | Sequence[str | Path | AbsTask]) -> list[AbsTask]:
+    """Return the tasks that ``names`` mean, as fresh objects; the global random generators are left as they were.
+
+    Args:
+        names: one or several of: ``"paper"``; ``"builtin"``, or the label of a built-in task; the name of an mteb task
+            or benchmark; a path to your own data; a task object. A folder whose name is also mteb's is meant when it
+            is written as a path (``./STS12``).
+
+    Raises:
+        OptionError: for a name that is none of these.
+        TaskFileError: for data that cannot be a task.
+    """
+    return [source.make() for source in task_sources(names)]
+
+
+def task_sources(names: str | Path | AbsTask | Sequence[str | Path | AbsTask]) -> list[TaskSource]:
+    """Return what builds each task that ``names`` mean, each once, for use in other processes.
+
+    Args:
+        names: as in :func:`resolve_tasks`.
+    """
+    several = names if isinstance(names, Sequence) and not isinstance(names, str) else [names]
+    found: dict[str, TaskSource] = {}
+    for source in (source for name in several for source in _sources(name)):
+        if found.setdefault(source.name, source) != source:
+            raise OptionError(
+                f"`tasks` must have different names, because results are found by them, but two different ones are "
+                f"called {source.name!r}."
+            )
+    if not found:
+        raise OptionError("`tasks` must name at least one task, but is empty.")
+    return list(found.values())
+
+
+def _sources(name: str | Path | AbsTask) -> Sequence[TaskSource]:
+    if isinstance(name, Path) or (isinstance(name, str) and _is_path(name)):
+        path = Path(name).expanduser().absolute()
+        if not path.exists():
+            raise OptionError(f"`tasks` must be names or paths that exist, but there is no {path}.")
+        data = _files_data(path, _stamps(path))
+        if data.note:
+            _log.warning("%s: %s", path, data.note)
+        return [FilesSource(path, data.name)]
+    if isinstance(name, str):
+        if name == "builtin":
+            return [BuiltinSource(label) for label in BUILTIN_TASKS]
+        return [BuiltinSource(name)] if name in BUILTIN_TASKS else _mteb_sources(name)
+    if not hasattr(name, "metadata"):
+        raise OptionError(f"`tasks` must be names, paths or mteb's task objects, but got {name!r}.")
+    return [ObjectSource(name)]
+
+
+@lru_cache(maxsize=8)
+def _files_data(path: Path, stamps: tuple[tuple[str, int, int], ...]) -> TaskData:  # noqa: ARG001
+    """The files' data, read again only when a file changed: a sweep makes each task once for every layer."""
+    return files_data(path)
+
+
+def _stamps(path: Path) -> tuple[tuple[str, int, int], ...]:
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
+
+
+def _is_path(name: str) -> bool:
+    """Whether a word is written as a path: with a separator, a suffix of ours, or a leading dot or tilde."""
+    separators = {os.sep, os.altsep or os.sep}
+    return any(s in name for s in separators) or name.startswith(("~", ".")) or name.endswith(SUFFIXES)
+
+
+def _mteb_sources(name: str) -> Sequence[TaskSource]:
+    with isolated_random():
+        import mteb
+        from mteb.get_tasks import TASK_LIST
+
+        tasks = {task.metadata.name for task in TASK_LIST}
+        benchmark_name = _PAPER_BENCHMARK if name == "paper" else name
+        benchmarks = {word: b for b in mteb.get_benchmarks() for word in (b.name, *(b.aliases or ()))}
+        if name in tasks:
+            return [MtebSource.of(mteb.get_task(name))]
+        if benchmark_name in benchmarks:
+            members = [
+                task
+                for task in benchmarks[benchmark_name].tasks
+                if name != "paper" or task.metadata.name in PAPER_TASKS
+            ]
+            return [MtebSource.of(task) for task in members]
+    if Path(name).exists():
+        return _sources(Path(name))
+    known = {word.lower(): word for word in ("paper", "builtin", *BUILTIN_TASKS, *benchmarks, *tasks)}
+    raise OptionError(
+        f"`tasks` must be 'paper', 'builtin', the name of an mteb task or benchmark, or a path to your own data, "
+        f"but got {name!r}.{_in_their_case(did_you_mean(name, known), known)}"
+    )
+
+
+def _in_their_case(hint: str, known: dict[str, str]) -> str:
+    """A hint found among lower-case words, with the word as it is written."""
+    return next((hint.replace(repr(low), repr(word)) for low, word in known.items() if repr(low) in hint), hint)

@@ -1,0 +1,98 @@
+"""The baseline beside every curve: TF-IDF vectors, scored by the same mteb evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from midlayer_encoders.tasks.randomness import isolated_random
+
+if TYPE_CHECKING:
+    import torch
+    from mteb.abstasks import AbsTask
+    from mteb.types import Array
+    from torch.utils.data import DataLoader
+
+__all__ = ["TfidfEncoder", "task_texts", "tfidf_scores"]
+
+
+class TfidfEncoder:
+    """An mteb encoder of TF-IDF vectors: L2-normed, float32, over the commonest 4096 words of ``texts``.
+
+    Args:
+        texts: what the vocabulary and the document frequencies are counted on.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        from mteb.models.model_meta import ModelMeta, ScoringFunction
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        self._vectorizer = TfidfVectorizer(max_features=4096, sublinear_tf=True).fit(texts)
+        self.mteb_model_meta = ModelMeta.create_empty(
+            overwrites={
+                "name": "midlayer-encoders/tfidf",
+                "revision": "1",
+                "similarity_fn_name": ScoringFunction.COSINE,
+                "modalities": ["text"],
+            }
+        )
+
+    def encode(self, inputs: DataLoader[Any], **kwargs: Any) -> Array:  # noqa: ARG002
+        """Return one row for each text, shape ``(N, D)``."""
+        texts = [text for batch in inputs for text in batch["text"]]
+        return self._vectorizer.transform(texts).toarray().astype("float32")  # type: ignore[no-any-return]
+
+    def similarity(self, one: Array, other: Array) -> torch.Tensor:
+        """Return the cosine of every row with every row."""
+        from mteb.similarity_functions import cos_sim
+
+        return cos_sim(one, other)
+
+    def similarity_pairwise(self, one: Array, other: Array) -> Array:
+        """Return the cosine of each row with the same row of the other."""
+        from mteb.similarity_functions import pairwise_cos_sim
+
+        return pairwise_cos_sim(one, other)
+
+
+def tfidf_scores(task: AbsTask) -> float:
+    """Return the main score of TF-IDF on ``task``, from 0 to 1, by mteb's own evaluation; ``task`` is left as it was.
+
+    The vocabulary is counted on the texts of the task itself, its training texts included.
+    """
+    import mteb
+
+    from midlayer_encoders.tasks.sources import ObjectSource
+
+    task = ObjectSource(task).make()
+
+    with isolated_random():
+        result = mteb.evaluate(
+            TfidfEncoder(task_texts(task)), task, cache=None, show_progress_bar=False, overwrite_strategy="always"
+        )
+    return float(result[0].get_score())
+
+
+def task_texts(task: AbsTask) -> list[str]:
+    """Return the distinct texts of a task, in the order in which they stand in its data."""
+    if not task.data_loaded:
+        task.load_data()
+    columns = {"title", *task._get_content_columns()}  # a passage's title is joined to its text
+    return list(dict.fromkeys(_strings(task.dataset, columns)))
+
+
+def _strings(data: Any, columns: set[str]) -> Iterator[str]:
+    """Every string under the wanted columns of datasets nested in subsets and splits."""
+    if isinstance(data, str):
+        yield from filter(None, [data])
+    elif hasattr(data, "column_names") and isinstance(data.column_names, list):
+        for column in data.column_names:
+            if column in columns:
+                yield from _strings(data[column][:], columns)
+    elif isinstance(data, list):
+        for item in data:
+            yield from _strings(item, columns)
+    elif isinstance(data, dict):
+        for name, item in data.items():
+            if name not in ("relevant_docs", "top_ranked"):
+                yield from _strings(item, columns)

@@ -1,0 +1,48 @@
+"""Real weights on real data: what the package gives is what was measured by other means."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders._types import Norm
+from midlayer_encoders.demo import built_in_model
+from midlayer_encoders.errors import ModelNotFoundError
+
+# STSBenchmark test, Spearman of the cosine x 100, float32, mean pooling, 128 tokens: measured with hooks on the whole model.
+EXPECTED: dict[Norm, dict[int, float]] = {
+    "final": {0: 39.8, 5: 51.1, 10: 48.4, 16: 48.3, 24: 48.6},
+    "none": {0: 37.6, 5: 33.8, 10: 49.5, 16: 13.6, 24: 16.4},
+}
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a folder of SmolLM2-135M read from its GGUF file once; it loads in a second afterwards."""
+    try:
+        folder, file = built_in_model()
+    except ModelNotFoundError as reason:
+        pytest.skip(str(reason))
+    pytest.importorskip("gguf", reason="gguf reads the built-in weights")
+    path = tmp_path_factory.mktemp("smollm2")
+    LayerEncoder(folder, -1, gguf_file=file, device="cpu").save_pretrained(str(path))
+    return str(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", EXPECTED)
+def test_sts_benchmark_by_layer(norm: Norm, smollm2: str, shared_data: Path) -> None:
+    rows = [json.loads(line) for line in (shared_data / "tasks/STSBenchmark/test.jsonl").read_text().splitlines()]
+    texts = [row["sentence1"] for row in rows] + [row["sentence2"] for row in rows]
+    scores = {}
+    for layer in EXPECTED[norm]:
+        vectors = LayerEncoder(smollm2, layer, norm=norm, max_length=128, device="cpu").encode(texts)
+        unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        cosines = (unit[: len(rows)] * unit[len(rows) :]).sum(axis=1)
+        scores[layer] = 100 * spearmanr(cosines, [row["score"] for row in rows]).statistic
+    assert scores == pytest.approx(EXPECTED[norm], abs=0.3)

@@ -1,0 +1,90 @@
+"""The page in a real browser, where one is installed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html import escape, unescape
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from midlayer_encoders.report import report_html
+from tests.report.made_frames import full_frame, metrics_frame, scores_frame
+
+WIDTHS = (375, 1100)
+HOSTILE = "<img src=x onerror='parent.hacked = 1'><script>parent.hacked = 1</script>"
+LONG = "an/extremely-long-model-name-without-any-break-" + "x" * 200
+
+# A window is never narrower than 500 pixels in headless Chromium, a frame inside it is.
+SCRIPT = """
+const seen = [];
+window.addEventListener("load", () => {
+  for (const frame of document.querySelectorAll("iframe")) {
+    const page = frame.contentDocument, root = page.documentElement;
+    const shown = name => [...page.querySelectorAll(name)].some(one => one.getBoundingClientRect().width > 0);
+    seen.push({
+      name: frame.name, width: root.clientWidth, content: root.scrollWidth, height: root.scrollHeight,
+      ground: getComputedStyle(page.body).backgroundColor, wide: shown(".wide"), narrow: shown(".narrow"),
+      smallest: Math.min(...[...page.querySelectorAll("text")].map(one => one.getBoundingClientRect().height).filter(h => h)),
+    });
+  }
+  const out = document.createElement("pre");
+  out.id = "seen";
+  out.textContent = JSON.stringify({pages: seen, hacked: window.hacked ?? 0});
+  document.body.append(out);
+});
+"""
+
+
+def looked_at(pages: dict[str, str], folder: Path, *, dark: bool) -> tuple[dict[str, Any], int]:
+    """Return what Chromium measures of each page at each width, and whether a script in one of them ran."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("no Chromium here to render the page; install `chromium`")
+    frames = "".join(
+        f'<iframe name="{name} {width}" width="{width}" height="800" style="border:0" srcdoc="{escape(text)}"></iframe>'
+        for name, text in pages.items()
+        for width in WIDTHS
+    )
+    outer = folder / "outer.html"
+    outer.write_text(f'<!DOCTYPE html><meta charset="utf-8"><body>{frames}<script>{SCRIPT}</script>', encoding="utf-8")
+    options = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    options += "--disable-component-update --disable-sync --hide-scrollbars --virtual-time-budget=5000 --dump-dom"
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    command = [browser, *options.split(), scheme, f"--user-data-dir={folder / 'profile'}", outer.as_uri()]
+    dom = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    held = re.search(r'<pre id="seen">(.*?)</pre>', dom, flags=re.DOTALL)
+    assert held is not None, dom[-500:]
+    seen = json.loads(unescape(held[1]))
+    return {page["name"]: page for page in seen["pages"]}, seen["hacked"]
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_pages_fit_a_phone_and_a_desk_in_both_themes(tmp_path: Path, dark: bool) -> None:
+    hostile = pl.concat([scores_frame(12, model=HOSTILE), metrics_frame(12, datasets=[HOSTILE, LONG], model=HOSTILE)])
+    long = {"how": {"Model": LONG}, "export": {"Shell": f"midlayer export {LONG}"}, "notes": [LONG]}
+    pages = {"full": report_html(full_frame(), title="T", how={"Seed": "0"}, baselines={"DocstringSTS": 0.9})}
+    # The dark changes colours only, so the widest and the strangest pages are looked at once.
+    pages |= (
+        {}
+        if dark
+        else {
+            "many": report_html(scores_frame(33, tasks=64), title=LONG, **long),  # type: ignore[arg-type]
+            "hostile": report_html(hostile.with_columns(revision=pl.lit(LONG)), title=HOSTILE, how={HOSTILE: HOSTILE}),
+        }
+    )
+    seen, hacked = looked_at(pages, tmp_path, dark=dark)
+    assert hacked == 0
+    assert len(seen) == len(pages) * len(WIDTHS)
+    for name, page in seen.items():
+        width = int(name.split()[-1])
+        assert page["content"] <= width, f"{name}: {page['content']} pixels of content"
+        assert page["height"] > 1500
+        assert (page["narrow"], page["wide"]) == ((True, False) if width < 500 else (False, True))
+        assert page["smallest"] >= 9, f"{name}: letters {page['smallest']} pixels high"
+        assert page["ground"] == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")

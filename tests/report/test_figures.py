@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+from PIL import Image
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.report import plot_heatmap, plot_metrics, plot_scores, summary, write_metrics_figure
+from tests.report.made_frames import METRICS, metrics_frame, rows_frame, scores_frame
+
+
+@pytest.mark.parametrize("names", [("curvature",), ("curvature", "lidar"), tuple(METRICS)])
+def test_a_panel_for_each_metric_with_its_values(names: tuple[str, ...]) -> None:
+    frame = metrics_frame(6, names=names)
+    figure = plot_metrics(frame)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == list(names)
+    for axes, name in zip(figure.axes, names, strict=True):
+        assert list(axes.lines[0].get_ydata()) == frame.filter(pl.col("name") == name)["value"].to_list()
+        assert list(axes.get_xticks()) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_series_have_colours_and_a_key() -> None:
+    figure = plot_metrics(metrics_frame(6, names=["lidar"], datasets=[f"texts {k}" for k in range(7)]))
+    lines = figure.axes[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 7
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"texts {k}" for k in range(7)]
+
+
+def test_models_of_different_depth_share_relative_depth() -> None:
+    both = [metrics_frame(depth, names=["lidar"], model=f"m{depth}") for depth in (6, 24)]
+    axes = plot_metrics(pl.concat(both)).axes[0]
+    assert axes.get_xlabel() == "depth (layer / number of layers)"
+    assert [max(line.get_xdata()) for line in axes.lines] == [1.0, 1.0]
+
+
+def test_values_that_are_not_finite_leave_a_gap(tmp_path: Path) -> None:
+    rows = [("m", "r", k, k / 2, "metric", "t", "lidar", v) for k, v in enumerate([1.0, math.inf, 2.0])]
+    figure = plot_metrics(rows_frame(rows))
+    assert math.isnan(figure.axes[0].lines[0].get_ydata()[1])
+    figure.savefig(tmp_path / "gap.png")
+
+
+def test_scores_show_the_average_and_every_task() -> None:
+    frame = scores_frame(12)
+    found, figure = summary(frame), plot_scores(frame)
+    assert found.average is not None
+    assert list(figure.axes[0].lines[0].get_ydata()) == list(found.average.points.values())
+    assert [axes.get_title(loc="left").split("\n")[0] for axes in figure.axes[1:]] == [
+        task.name for task in found.tasks
+    ]
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert texts[0] == f"layer {found.average.best_layer}: {found.average.best:.1f}"
+    assert texts[2] == f"+{found.average.gain:.1f}"
+
+
+@pytest.mark.parametrize(
+    ("frame", "title"),
+    [
+        (scores_frame(6, tasks=1, layers=[3]), "at layer 3"),
+        (rows_frame([("m", "r", k, float(k), "score", "A", "f1", 0.1 + k) for k in (0, 1)]), "the last layer is best"),
+        (scores_frame(6).filter((pl.col("layer") == 1) ^ (pl.col("dataset") == "DocstringSTS")), "no average"),
+    ],
+)
+def test_unusual_scores_are_drawn(frame: pl.DataFrame, title: str, tmp_path: Path) -> None:
+    figure = plot_scores(frame)
+    assert title in figure.axes[0].get_title(loc="left")
+    figure.savefig(tmp_path / "scores.png", dpi=50)
+    plot_heatmap(frame).savefig(tmp_path / "heat.png", dpi=50)
+
+
+def test_the_heat_map_holds_points_below_each_best() -> None:
+    frame = scores_frame(4, tasks=2).filter(~((pl.col("layer") == 1) & (pl.col("dataset") == "LibraryClassification")))
+    figure, found = plot_heatmap(frame), summary(frame)
+    values = figure.axes[0].images[0].get_array()
+    assert values is not None
+    assert values.shape == (3, 5)
+    assert bool(values.mask[:2, 1].all())
+    assert values[2].tolist() == pytest.approx(
+        [found.tasks[1].best - point for point in found.tasks[1].points.values()]
+    )
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == [
+        "average",
+        *(task.name for task in found.tasks),
+    ]
+
+
+def test_the_figure_of_the_metrics_is_a_picture(tmp_path: Path) -> None:
+    where = write_metrics_figure(metrics_frame(6, names=["lidar", "dime"]), tmp_path / "new" / "metrics.png")
+    with Image.open(where) as image:
+        assert image.format == "PNG"
+        assert image.width > 600
+
+
+def test_frames_without_what_is_plotted_are_refused() -> None:
+    with pytest.raises(OptionError, match="rows of kind 'metric' to plot metrics, but got none"):
+        plot_metrics(scores_frame(2))
+    with pytest.raises(OptionError, match="rows of kind 'score' to plot scores, but got none"):
+        plot_scores(metrics_frame(2))
+    with pytest.raises(OptionError, match="rows of kind 'score' to plot layers by tasks, but got none"):
+        plot_heatmap(metrics_frame(2))
+
+
+def test_import_brings_in_no_matplotlib_and_plotting_no_pyplot() -> None:
+    code = (
+        "import sys, midlayer_encoders.report as report; assert 'matplotlib' not in sys.modules;"
+        "import polars as pl; rows = [('m', 'r', k, float(k), 'metric', 't', 'lidar', 1.0) for k in (0, 1)];"
+        "report.plot_metrics(pl.DataFrame(rows, schema=report.FRAME_SCHEMA, orient='row'));"
+        "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.tasks import (
+    BUILTIN_TASKS,
+    STS_GRADES,
+    TASK_TYPES,
+    builtin,
+    builtin_tasks,
+    task_texts,
+    tfidf_scores,
+)
+from midlayer_encoders.tasks.builtin import builtin_data
+from midlayer_encoders.tasks.docstrings import SHELVES, _root, entries, versions
+
+
+def test_one_task_of_each_type_over_one_pool_of_short_texts() -> None:
+    tasks = builtin_tasks()
+    assert [task.metadata.type for task in tasks] == list(TASK_TYPES)
+    pool = {text for task in tasks for text in task_texts(task)}
+    assert 700 <= len(pool) <= 1000
+    assert max(len(text.split()) for text in pool) <= 40
+    assert sum(len(text.split()) for text in pool) / len(pool) < 16
+
+
+def test_rows_are_the_same_in_any_process_even_without_docstrings() -> None:
+    labels = "from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, builtin_data"
+    code = f"{labels}; print(*(builtin_data(label).name for label in BUILTIN_TASKS))"
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    run = subprocess.run(
+        [sys.executable, "-OO", "-c", code], capture_output=True, env=environment, check=True, text=True
+    )
+    assert run.stdout.split() == [builtin_data(label).name for label in BUILTIN_TASKS]
+
+
+def test_the_revision_records_the_versions() -> None:
+    for task in builtin_tasks():
+        revision = task.metadata.dataset["revision"]
+        assert all(f"{name}-{version}" in revision for name, version in versions().items())
+
+
+def test_an_object_s_texts_are_on_one_side_of_the_classification() -> None:
+    splits = builtin_data("DocstringLibraryClassification").splits
+    sides = {text: split for split, rows in splits.items() for text in rows["text"]}
+    for entry in entries():
+        assert sides.get(entry.summary) == sides.get(entry.description)
+    for rows in splits.values():
+        assert len(set(Counter(rows["label"]).values())) == 1
+        assert len(set(rows["label"])) == len(SHELVES)
+
+
+def test_wrong_descriptions_are_of_the_same_subject() -> None:
+    subjects = {entry.description: (entry.library, entry.shelf) for entry in entries()}
+    owners = {entry.summary: entry for entry in entries()}
+    rows = builtin_data("DocstringDescriptionReranking").splits["test"]
+    for query, positive, negative in zip(rows["query"], rows["positive"], rows["negative"], strict=True):
+        assert positive == [owners[query].description]
+        assert len(set(negative) - set(positive)) == 9
+        assert {subjects[text] for text in negative} == {(owners[query].library, owners[query].shelf)}
+
+
+def test_pairs_are_half_of_one_object() -> None:
+    own = {entry.summary: entry.description for entry in entries()}
+    rows = builtin_data("DocstringSameObjectPairs").splits["test"]
+    pairs = zip(rows["sentence1"], rows["sentence2"], rows["labels"], strict=True)
+    assert all((own[summary] == description) == label for summary, description, label in pairs)
+    assert sum(rows["labels"]) * 2 == len(rows["labels"])
+
+
+def test_grades_count_what_two_objects_share() -> None:
+    summaries = {entry.summary: entry for entry in entries()}
+    descriptions = {entry.description: entry for entry in entries()}
+    rows = builtin_data("DocstringNearnessSTS").splits["test"]
+    for summary, description, score in zip(rows["sentence1"], rows["sentence2"], rows["score"], strict=True):
+        one, other = summaries[summary], descriptions[description]
+        if score < 4:
+            assert one != other
+            assert (one.library == other.library) == (score >= 1)
+            assert ((one.library, one.shelf) == (other.library, other.shelf)) == (score >= 2)
+            assert ((one.library, one.module) == (other.library, other.module)) == (score >= 3)
+        else:
+            assert one == other
+    assert min(Counter(rows["score"]).values()) > 300
+    description = builtin_tasks()[-1].metadata.description
+    assert all(f"{grade} = {meaning}" in description for grade, meaning in enumerate(STS_GRADES))
+
+
+def test_tfidf_is_neither_at_chance_nor_saturated() -> None:
+    # Chance: one library of six; nothing; half of the pairs; the mean of 1 / rank among ten; nothing.
+    chance = {"Classification": 1 / 6, "Clustering": 0.1, "PairClassification": 0.5, "Reranking": 0.293, "STS": 0.0}
+    for task in builtin_tasks():
+        assert chance[task.metadata.type] + 0.1 < tfidf_scores(task) < 0.8
+
+
+def test_missing_sources_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtin, "entries", tuple)
+    with pytest.raises(
+        MidlayerError, match=r"need 10 in numpy \(core\), but found 0\. Install numpy with its \.py files"
+    ):
+        builtin._pool.__wrapped__()
+    with pytest.raises(MidlayerError, match="docstrings of no_such_library, which is not installed"):
+        _root("no_such_library")

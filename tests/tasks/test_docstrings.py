@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from midlayer_encoders.tasks.docstrings import SHELVES, _sentences, entries, plain, versions
+
+MARKUP = re.compile(r":\w+:`|`|\*\*|::|^\.\. |>>>|\[\d+\]_|</?\w+>|\]\(")
+GIVEAWAYS = re.compile(
+    r"\b(numpy|scipy|sklearn|scikit|torch|pytorch|transformers|hugging ?face|python|ndarray|tensors?|estimators?|cuda"
+    r"|asyncio|urllib|trainer|user guide|deprecated)\b|\w_\w|(?-i:[a-z][A-Z])",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Fit the :ref:`ridge model <ridge>` with **care**.", "Fit the ridge model with care."),
+        ("Use :func:`~scipy.stats.norm` or ``rng.normal``.", "Use something or something."),
+        ("Wraps a [`GenerationConfig`] (see [the guide](http://x.y)).", "Wraps a something (see the guide)."),
+        ("A NumPy ndarray, array_like or Tensor.", "A something array, array or array."),
+        ("Any estimator of scikit-learn's.", "Any model of something."),
+        ("An NP-hard problem, e.g. 0.5 of it [1]_.", "An NP-hard problem, e.g. 0.5 of it."),
+        (
+            "Set *all* of `__dict__` in CPython, as PEP 563 and np do.",
+            "Set all of something in something, as something and something do.",
+        ),
+        ("A `link <http://a.b>`_ to asyncio on CUDA.", "A link to something on GPU."),
+    ],
+)
+def test_plain_strips_markup_and_masks_names(text: str, expected: str) -> None:
+    assert plain(text) == expected
+
+
+def test_the_object_s_own_name_is_masked_only_where_it_is_code() -> None:
+    assert plain("`filter` will filter a signal.", "signal.filter") == "something will filter a signal."
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    [
+        "Too short.",
+        "Return the mean of all the values.",
+        "Return the mean of all the values.\n\nSee also the user guide for more details about the mean of values.",
+        "Return the mean of all the values.\n\nParameters\n----------\nx : array\n    What the mean is taken of, in any shape.",
+        "Return the mean of all the values.\n\nArgs:\n    x: What the mean is taken of, in any shape and of any type.",
+        "Return the mean of all the values.\n\n.. math:: x\n\n    >>> mean([1, 2, 3, 4])\n    the mean of these values",
+        "mean(x, axis) -> y\n\nReturn the mean of all the values. This is what a mean is, in any shape and type.",
+    ],
+)
+def test_docstrings_without_two_passages_of_prose_are_left_out(docstring: str) -> None:
+    assert _sentences(docstring, "mean") is None
+
+
+def test_the_description_is_what_follows_the_first_sentence() -> None:
+    docstring = (
+        "Return the mean of all the values. It is the sum of them, over their number.\n\nOutliers move it far."
+        "\n\nParameters\n----------\nx : array\n    Values."
+    )
+    assert _sentences(docstring, "mean") == (
+        "Return the mean of all the values.",
+        "It is the sum of them, over their number.",
+    )
+
+
+def test_entries_are_plain_and_give_no_library_away() -> None:
+    texts = [text for entry in entries() for text in (entry.summary, entry.description)]
+    assert [text for text in texts if MARKUP.search(text)] == []
+    assert [text for text in texts if GIVEAWAYS.search(text)] == []
+
+
+def test_entries_are_distinct() -> None:
+    texts = [re.sub(r"\W", "", text).lower() for entry in entries() for text in (entry.summary, entry.description)]
+    assert len(set(texts)) == len(texts)
+    assert len({(entry.library, entry.module, entry.name) for entry in entries()}) == len(entries())
+
+
+def test_every_shelf_has_enough() -> None:
+    counts = {(library, shelf): 0 for library in SHELVES for shelf in SHELVES[library]}
+    for entry in entries():
+        counts[entry.library, entry.shelf] += 1
+    assert min(counts.values()) >= 15
+    assert set(versions()) == {*SHELVES, "python"} - {"stdlib"}

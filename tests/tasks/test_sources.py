@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import pickle
+import random
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.tasks import (
+    BUILTIN_TASKS,
+    PAPER_TASKS,
+    TaskSource,
+    paper_tasks,
+    resolve_tasks,
+    task_label,
+    task_sources,
+    tfidf_scores,
+)
+from midlayer_encoders.tasks.sources import _is_path
+from tests.tasks.rows import ROWS, write
+
+
+def made_name(source: TaskSource) -> str:
+    """Return the name of the task that ``source`` makes, and see that no generator moves, even when mteb is imported."""
+    random.seed(3)
+    np.random.seed(3)
+    task = source.make()
+    assert (random.random(), np.random.rand()) == (random.Random(3).random(), np.random.RandomState(3).rand())
+    return task.metadata.name
+
+
+def test_importing_the_room_imports_neither_mteb_nor_torch() -> None:
+    code = "import sys, midlayer_encoders.tasks; sys.exit('mteb' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_paper_tasks_are_the_32_of_table_1() -> None:
+    tasks = paper_tasks()
+    assert sorted(task.metadata.name for task in tasks) == sorted(PAPER_TASKS)
+    counts = {"Classification": 10, "Clustering": 6, "PairClassification": 3, "Reranking": 4, "STS": 9}
+    assert {kind: sum(task.metadata.type == kind for task in tasks) for kind in counts} == counts
+    assert len(tasks) == sum(counts.values()) == 32
+    assert all(list(task.eval_splits) == ["test"] for task in tasks)
+    assert {subset for task in tasks for subset in task.hf_subsets} == {"default", "en", "en-en"}
+
+
+def test_paper_tasks_are_those_of_the_reference_results(shared_data: Path) -> None:
+    import lzma
+
+    import polars as pl
+
+    with lzma.open(shared_data.parent / "reference" / "mteb_layer_scores.csv.xz") as file:
+        reference = dict(pl.read_csv(file.read()).select("task", "task_type").unique().rows())
+    del reference["ArXivHierarchicalClusteringP2P"]  # in the results, not in the paper's table
+    assert {task.metadata.name: task.metadata.type for task in paper_tasks()} == reference
+
+
+def test_tasks_are_fresh_objects() -> None:
+    for first, second in zip(resolve_tasks(["STS12", "paper"]), resolve_tasks(["STS12", "paper"]), strict=True):
+        assert first is not second
+        assert first.metadata.name == second.metadata.name
+
+
+def test_benchmark_by_name_and_by_alias() -> None:
+    assert [task.metadata.name for task in resolve_tasks("MTEB(eng, v2)")] == [
+        task.metadata.name for task in resolve_tasks(["MTEB(eng)"])
+    ]
+
+
+def test_one_task_named_twice_is_one_task() -> None:
+    assert len(task_sources(["STS12", "STS12", "paper"])) == 32
+
+
+def test_two_tasks_of_one_name_are_refused() -> None:
+    with pytest.raises(OptionError, match="different ones are called 'STS17'"):
+        task_sources(["paper", "STS17"])  # all languages, and English alone
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("sts12", "Did you mean 'STS12'"),
+        ("BankingClassification", "Did you mean 'Banking77Classification'"),
+        ("MTEB(eng, v11)", r"Did you mean 'MTEB\(eng, v1\)'"),
+        ("papers", "Did you mean 'paper'"),
+        ("built-in", "Did you mean 'builtin'"),
+        ("xyzzyplugh", r"but got 'xyzzyplugh'\.$"),
+    ],
+)
+def test_unknown_names_are_refused_with_the_nearest_known_one(name: str, hint: str) -> None:
+    with pytest.raises(OptionError, match=f"`tasks` must be .*{hint}"):
+        task_sources(name)
+
+
+def test_nothing_and_missing_paths_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="at least one task"):
+        task_sources([])
+    with pytest.raises(OptionError, match="must be names, paths or mteb's task objects, but got 5"):
+        task_sources([5])  # type: ignore[list-item]
+    for missing in (tmp_path / "none.csv", str(tmp_path / "none"), "./none", "none.csv", "~/none-of-this"):
+        with pytest.raises(OptionError, match=r"paths that exist, but there is no .*none"):
+            task_sources(missing)
+
+
+def test_a_bare_name_is_mteb_s_before_it_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("STS12", "mine"):
+        write(tmp_path / folder / "test.jsonl", ROWS["STS"])
+    monkeypatch.chdir(tmp_path)
+    names = [source.name for source in task_sources(["STS12", "./STS12", "mine", Path("mine")])]
+    assert [task_label(name) for name in names] == ["STS12", "STS12", "mine"]
+    assert names[0] == "STS12"
+
+
+def test_no_name_of_mteb_s_looks_like_a_path() -> None:
+    import mteb
+    from mteb.get_tasks import TASK_LIST
+
+    names = [task.metadata.name for task in TASK_LIST] + [benchmark.name for benchmark in mteb.get_benchmarks()]
+    assert not any(map(_is_path, names))
+
+
+def test_generators_are_left_alone(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl", ROWS["Clustering"])
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    task = resolve_tasks(["paper", path, *resolve_tasks("STS12")][1:])[0]
+    tfidf_scores(task)
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
+
+
+def test_an_object_is_copied_with_its_data_and_its_seed(tmp_path: Path) -> None:
+    (task,) = resolve_tasks(write(tmp_path / "mine.jsonl", ROWS["Clustering"]))
+    task.load_data()
+    (source,) = task_sources(task)
+    copies = [source.make() for _ in range(2)]
+    assert all(copy is not task and copy.dataset is task.dataset for copy in copies)
+    # One clustering object evaluated twice gives two scores; copies give one.
+    assert len({tfidf_scores(copy) for copy in copies} | {tfidf_scores(task), tfidf_scores(task)}) == 1
+
+
+def test_sources_build_their_tasks_in_other_processes(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl", ROWS["STS"])
+    sources = task_sources([path, "STS12", resolve_tasks("STS13")[0]])
+    assert [source.name for source in pickle.loads(pickle.dumps(sources))] == [source.name for source in sources]
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        assert [pool.submit(made_name, source).result() for source in sources] == [source.name for source in sources]
+
+
+def test_builtin_means_all_five_and_a_label_means_one() -> None:
+    sources = task_sources("builtin")
+    assert [task_label(source.name) for source in sources] == list(BUILTIN_TASKS)
+    assert task_sources("DocstringNearnessSTS") == sources[-1:]
+    assert made_name(sources[0]) == sources[0].name
