@@ -1,0 +1,184 @@
+"""Metrics of every layer over a list of texts: one forward pass for the texts and one for each view of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from midlayer_encoders._types import Layer, Norm, Pooling
+from midlayer_encoders.anatomy import find_anatomy, resolve_layers
+from midlayer_encoders.augment import augment
+from midlayer_encoders.capture import LayerReader, plan_batches
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.metrics import LayerMetric, LiDAR, make_metrics
+
+if TYPE_CHECKING:
+    from midlayer_encoders.encoder import LayerEncoder
+
+__all__ = ["count_tokens", "layer_reader", "measure", "metric_frame", "num_passes", "plan", "update_metrics"]
+
+Advance = Callable[[int], None]
+"""Told how many texts more were passed through the model."""
+
+
+def measure(
+    encoder: LayerEncoder,
+    texts: Sequence[str],
+    *,
+    metrics: str | Sequence[str] = "paper",
+    layers: Sequence[Layer] | str = "all",
+    norm: Norm = "none",
+    pooling: Pooling = "mean",
+    views: int = 16,
+    seed: int = 0,
+    dataset: str = "texts",
+    token_budget: int = 4096,
+    advance: Advance | None = None,
+) -> pl.DataFrame:
+    """Return the tidy frame of the metrics of every layer.
+
+    Token metrics read the raw states, as the paper's do; the others one vector for each text, of which ``norm`` and
+    ``pooling`` say how it is made. Invariance metrics share their views: LiDAR's sixteen passes serve InfoNCE and DiME.
+
+    Args:
+        encoder: with the whole model, ``LayerEncoder(model, layer=-1)``, or cut after the last layer of interest.
+        texts: what to pass through it.
+        metrics: ``"paper"``, ``"all"``, one name or several.
+        layers: ``"all"`` or some.
+        norm: of the pooled vectors; ``"none"`` is the paper's.
+        pooling: how token states become one vector.
+        views: of each text for LiDAR; InfoNCE and DiME take the first two.
+        seed: of the views.
+        dataset: what the frame calls the texts.
+        token_budget: tokens in a batch.
+        advance: told after each batch how many texts it held.
+    """
+    if not texts:
+        raise OptionError("`texts` must hold at least one text, but got none.")
+    reader = layer_reader(encoder, layers=layers, norm=norm, pooling=pooling)
+    made = _make(metrics, reader.layers, views)
+    for view, passed in enumerate(_passes(texts, made, seed), start=-1):
+        batches = plan(encoder, passed, token_budget=token_budget)
+        for positions in update_metrics(reader, made, passed, batches, view=view):
+            if advance is not None:
+                advance(len(positions))
+    return metric_frame(encoder, made, dataset=dataset)
+
+
+def num_passes(metrics: str | Sequence[str], *, views: int = 16) -> int:
+    """Return how many forward passes over the texts these metrics take, with so many views for LiDAR.
+
+    Example:
+        >>> num_passes("paper"), num_passes(["infonce"]), num_passes("curvature")
+        (17, 3, 1)
+    """
+    return 1 + _num_views(_make(metrics, [0], views))
+
+
+def _make(metrics: str | Sequence[str], layers: Sequence[int], views: int) -> dict[str, LayerMetric]:
+    made = make_metrics(metrics, layers)
+    return {name: LiDAR(layers, views=views) if isinstance(metric, LiDAR) else metric for name, metric in made.items()}
+
+
+def _num_views(metrics: dict[str, LayerMetric]) -> int:
+    return max((int(getattr(metric, "views", 0)) for metric in metrics.values() if metric.kind == "views"), default=0)
+
+
+def _passes(texts: Sequence[str], metrics: dict[str, LayerMetric], seed: int) -> Iterator[Sequence[str]]:
+    """Yield the texts, then each view of them."""
+    yield texts
+    if views := _num_views(metrics):
+        yield from augment(texts, views=views, seed=seed)
+
+
+def layer_reader(
+    encoder: LayerEncoder,
+    *,
+    layers: Sequence[Layer] | str,
+    norm: Norm = "final",
+    pooling: Pooling = "mean",
+    prompt: str = "",
+) -> LayerReader:
+    """Return what reads the layers of an encoder's model, of texts after ``prompt``, from one pass a batch."""
+    model: Any = encoder[0].model
+    anatomy = find_anatomy(model)
+    wanted = resolve_layers(layers, anatomy.num_layers, name=str(encoder.model_card_data.base_model))
+
+    def preprocess(inputs: list[Any]) -> dict[str, Any]:
+        features = encoder.preprocess(inputs, prompt=prompt or None)
+        names = ("input_ids", "attention_mask", "token_type_ids", "pixel_values", "input_values", "input_features")
+        return {key: features[key].to(encoder.device) for key in names if key in features}
+
+    encoder.eval()
+    return LayerReader(model, preprocess, anatomy, wanted, norm, pooling)
+
+
+def count_tokens(encoder: LayerEncoder, texts: Sequence[str]) -> list[int]:
+    """Return the number of tokens of each text, after it is cut off at the encoder's longest."""
+    counted = encoder.tokenizer(list(texts), truncation=True, max_length=encoder.max_seq_length, verbose=False)
+    return [len(ids) for ids in counted["input_ids"]]
+
+
+def plan(encoder: LayerEncoder, texts: Sequence[Any], *, token_budget: int = 4096, prompt: str = "") -> list[list[int]]:
+    """Return batches over the whole list; images and sounds count as one token each."""
+    if texts and isinstance(texts[0], str):
+        return plan_batches(count_tokens(encoder, [prompt + text for text in texts]), token_budget=token_budget)
+    return plan_batches([1] * len(texts), token_budget=token_budget, max_texts=32)
+
+
+def update_metrics(
+    reader: LayerReader,
+    metrics: dict[str, LayerMetric],
+    texts: Sequence[str],
+    batches: Sequence[Sequence[int]],
+    *,
+    view: int = -1,
+) -> Iterator[list[int]]:
+    """Pass the texts through the model once and update what wants them; yield the positions of each batch.
+
+    Args:
+        reader: reads the layers.
+        metrics: by name; updated in place.
+        texts: the whole list, or one view of it.
+        batches: positions in it.
+        view: number of the view from ``0``; ``-1`` for the texts themselves.
+    """
+    of_tokens = [metric for metric in metrics.values() if metric.kind == "tokens"] if view < 0 else []
+    of_vectors = [metric for metric in metrics.values() if metric.kind == ("pooled" if view < 0 else "views")]
+
+    def tokens(layer: int, states: Tensor, mask: Tensor, _: list[int]) -> None:
+        for metric in of_tokens:
+            metric.update(layer, states, mask)
+
+    for positions, vectors in reader.embed(texts, batches, tokens=tokens if of_tokens else None):
+        index = torch.tensor(positions)
+        extra = {"index": index} if view < 0 else {"index": index, "view": view}
+        for layer, rows in zip(reader.layers, vectors, strict=True):
+            for metric in of_vectors:
+                metric.update(layer, rows, **extra)
+        yield positions
+
+
+def metric_frame(encoder: LayerEncoder, metrics: dict[str, LayerMetric], *, dataset: str) -> pl.DataFrame:
+    """Return the tidy frame of computed metrics; what a first layer cannot have (a change to it) is left out."""
+    spec = encoder.spec
+    rows = [
+        {
+            "model": spec.model,
+            "revision": spec.revision or "default",
+            "layer": layer,
+            "depth": layer / spec.num_layers,
+            "kind": "metric",
+            "dataset": dataset,
+            "name": name,
+            "value": value,
+        }
+        for name, metric in metrics.items()
+        for layer, value in zip(metric.layers, metric.compute().tolist(), strict=True)
+        if value == value  # NaN: the first layer of a comparison with the one before
+    ]
+    return pl.DataFrame(rows)

@@ -1,0 +1,112 @@
+"""Alpha-ReQ: how fast the spectrum of the texts' covariance decays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.metrics._layer_metric import check_at_least
+from midlayer_encoders.metrics._moment_metric import Moments, row_moments
+from midlayer_encoders.metrics._precision import result_dtype
+from midlayer_encoders.metrics._row_metric import RowMetric
+from midlayer_encoders.spectra import Method, eigenvalues
+
+__all__ = ["AlphaReQ", "alpha_req"]
+
+
+def alpha_req(
+    embeddings: Tensor,
+    *,
+    first: int = 3,
+    last: int = 100,
+    weighted: bool = True,
+    center: bool = True,
+    method: Method = "exact",
+) -> Tensor:
+    r"""Return the exponent of the power law that the eigenvalues of the covariance follow.
+
+    .. math::
+        \lambda_i \propto i^{-\alpha}: \quad
+        (\alpha, c) = \arg\min \sum_{i=\text{first}}^{\text{last}} w_i\, (\log \lambda_i - c + \alpha \log i)^2
+
+    with weights :math:`w_i = 1 / i`, which stand for the growing density of ranks on a log axis (Stringer et al., 2019;
+    Agrawal et al., 2022), or all equal.
+
+    Args:
+        embeddings: one row per text, shape ``(N, D)``.
+        first: first rank of the fit, from 1; the few largest eigenvalues seldom follow the law.
+        last: last rank of the fit, included; fewer where the covariance has fewer eigenvalues above rounding.
+        weighted: weigh rank i by 1 / i.
+        center: subtract the mean of the rows.
+        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`; the fast way loses the small ones.
+
+    Returns:
+        Scalar, ``>= 0``: ``0`` for a flat spectrum, ``1`` at the edge of smooth codes, large for few directions. NaN
+        where the rows hold NaN or infinity.
+
+    Raises:
+        TooFewTextsError: the covariance has fewer than two eigenvalues in the range of the fit.
+
+    Example:
+        >>> alpha_req(torch.diag(torch.arange(1.0, 9.0) ** -0.5), center=False)  # eigenvalues 1, 1/2, ..., 1/8
+        tensor(1.0000)
+    """
+    _check_range(first, last)
+    moments = row_moments(embeddings, center=center, unit=False)
+    return _slope(moments, first, last, weighted, method).to(result_dtype(embeddings))
+
+
+def _slope(moments: Moments, first: int, last: int, weighted: bool, method: Method) -> Tensor:
+    if not torch.isfinite(moments.matrix).all():
+        return moments.matrix.new_tensor(torch.nan)
+    values = eigenvalues(moments.matrix, method=method)
+    rounding = values[0] * len(values) * torch.finfo(values.dtype).eps
+    values = values[values > rounding][first - 1 : last]
+    check_at_least(2, len(values), f"Eigenvalues above rounding from rank {first} to {last}")
+    rank = torch.arange(first, first + len(values), dtype=values.dtype, device=values.device)
+    weight = 1 / rank if weighted else torch.ones_like(rank)
+    x, y = -rank.log(), values.log()
+    x, y = (side - (weight * side).sum() / weight.sum() for side in (x, y))
+    return (weight * x * y).sum() / (weight * x * x).sum()
+
+
+def _check_range(first: int, last: int) -> None:
+    if not 1 <= first < last:
+        raise OptionError(f"`first` and `last` must be ranks with 1 <= first < last, but got {first} and {last}.")
+
+
+class AlphaReQ(RowMetric):
+    """:func:`alpha_req` of all texts, per layer; exact, see :class:`RowMetric` for what is kept.
+
+    Args:
+        layers: layer numbers that ``update`` will name.
+        first: first rank of the fit, from 1.
+        last: last rank of the fit, included.
+        weighted: weigh rank i by 1 / i.
+        center: subtract the mean of the rows.
+        method: how eigenvalues are found.
+        torchmetrics_options: torchmetrics' own.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        *,
+        first: int = 3,
+        last: int = 100,
+        weighted: bool = True,
+        center: bool = True,
+        method: Method = "exact",
+        **torchmetrics_options: Any,
+    ) -> None:
+        super().__init__(layers, **torchmetrics_options)
+        _check_range(first, last)
+        self.first, self.last, self.weighted = first, last, weighted
+        self.center, self.method = center, method
+
+    def _of(self, moments: Moments) -> Tensor:
+        return _slope(moments, self.first, self.last, self.weighted, self.method)

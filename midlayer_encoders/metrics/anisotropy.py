@@ -1,0 +1,90 @@
+"""Anisotropy: how much all texts point the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.metrics._moment_metric import Moments, row_moments
+from midlayer_encoders.metrics._precision import result_dtype
+from midlayer_encoders.metrics._row_metric import RowMetric
+from midlayer_encoders.spectra import Method, eigenvalues
+
+__all__ = ["Anisotropy", "AnisotropyForm", "anisotropy"]
+
+AnisotropyForm: TypeAlias = Literal["cosine", "spectral"]
+"""Mean cosine of two different texts, or the first principal component's share of the variance."""
+
+
+def anisotropy(embeddings: Tensor, *, form: AnisotropyForm = "cosine", method: Method = "auto") -> Tensor:
+    r"""Return the mean cosine over all pairs of different texts, or the largest share of variance in one direction.
+
+    .. math::
+        \frac{1}{N(N-1)} \sum_{i \ne j} \cos(z_i, z_j)
+        = \frac{\lVert \sum_i u_i \rVert^2 - \sum_i \lVert u_i \rVert^2}{N(N-1)}, \qquad u_i = z_i / \lVert z_i \rVert
+
+    (Ethayarajh, 2019, over all pairs instead of a sample), or with ``form="spectral"``
+    :math:`\lambda_1 / \sum_i \lambda_i` of the covariance (Razzhigaev et al., 2024).
+
+    Args:
+        embeddings: one row per text, shape ``(N, D)``, two texts or more.
+        form: ``"cosine"`` or ``"spectral"``.
+        method: how eigenvalues are found, for ``"spectral"``.
+
+    Returns:
+        Scalar. Cosine: between ``-1 / (N - 1)`` and ``1``, ``0`` for directions at random; a zero vector has cosine 0
+        with all others. Spectral: between ``1 / min(N - 1, D)`` and ``1``; ``0`` for texts that are all the same. NaN
+        where the rows hold NaN or infinity.
+
+    Example:
+        >>> anisotropy(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]))
+        tensor(0.3333)
+    """
+    check_choice("form", form, get_args(AnisotropyForm))
+    if len(embeddings) < 2:
+        raise OptionError(f"`embeddings` must be two or more rows, but got {len(embeddings)}: one text has no pair.")
+    moments = row_moments(embeddings, center=form == "spectral", unit=form == "cosine")
+    return _anisotropy(moments, form, method).to(result_dtype(embeddings))
+
+
+def _anisotropy(moments: Moments, form: AnisotropyForm, method: Method) -> Tensor:
+    if form == "cosine":
+        pairs = moments.count * (moments.count - 1)
+        return (moments.total.square().sum() - moments.matrix.diagonal().sum()) / pairs
+    if not torch.isfinite(moments.matrix).all():
+        return moments.matrix.new_tensor(torch.nan)
+    values = eigenvalues(moments.matrix, method=method)
+    return values[0] / values.sum().clamp(min=torch.finfo(values.dtype).tiny)
+
+
+class Anisotropy(RowMetric):
+    """:func:`anisotropy` of all texts, per layer; exact, see :class:`RowMetric` for what is kept.
+
+    Args:
+        layers: layer numbers that ``update`` will name.
+        form: ``"cosine"`` or ``"spectral"``.
+        method: how eigenvalues are found, for ``"spectral"``.
+        torchmetrics_options: torchmetrics' own.
+    """
+
+    least = 2
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        *,
+        form: AnisotropyForm = "cosine",
+        method: Method = "auto",
+        **torchmetrics_options: Any,
+    ) -> None:
+        super().__init__(layers, **torchmetrics_options)
+        check_choice("form", form, get_args(AnisotropyForm))
+        self.form, self.method = form, method
+        self.center, self.unit = form == "spectral", form == "cosine"
+
+    def _of(self, moments: Moments) -> Tensor:
+        return _anisotropy(moments, self.form, self.method)

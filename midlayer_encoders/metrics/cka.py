@@ -1,0 +1,107 @@
+"""CKA: how alike two sets of vectors of the same texts are, up to rotation and scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.metrics._precision import full_precision, lengths, precise, result_dtype, tiny_length
+from midlayer_encoders.metrics._sample_metric import PairMetric
+
+__all__ = ["CKA", "cka"]
+
+
+def cka(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tensor:
+    r"""Return the linear centred kernel alignment of two layers' or models' vectors of the same texts.
+
+    .. math::
+        \frac{\operatorname{HSIC}(K, L)}{\sqrt{\operatorname{HSIC}(K, K) \operatorname{HSIC}(L, L)}}, \qquad
+        K = X X^\top, \; L = Y Y^\top, \; \operatorname{HSIC}(K, L) = \operatorname{tr}(K H L H)
+
+    (Kornblith et al., 2019), or with the unbiased estimate of HSIC (Nguyen et al., 2021), which does not rise towards 1
+    when there are fewer texts than dimensions.
+
+    Args:
+        first: one row per text, shape ``(N, D)``, two texts or more; four for ``unbiased``.
+        second: rows of the same texts, shape ``(N, D')``.
+        unbiased: use the unbiased estimate.
+
+    Returns:
+        Scalar, between ``0`` and ``1`` (unbiased: at most ``1``, may be below ``0``); ``0`` where either set is
+        constant. NaN where the rows hold NaN or infinity.
+
+    Example:
+        >>> rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+        >>> cka(rows, 3 * rows.flip(1) + 5)
+        tensor(1.)
+    """
+    least = 4 if unbiased else 2
+    if first.ndim != 2 or second.ndim != 2 or len(first) != len(second) or len(first) < least:
+        raise OptionError(
+            f"`first` and `second` must be (N, D) and (N, D') with N of {least} or more, "
+            f"but got {tuple(first.shape)} and {tuple(second.shape)}."
+        )
+    grams = _centred_gram(precise(first)), _centred_gram(precise(second))
+    hsic = _unbiased_hsic if unbiased else _hsic
+    cross, own = hsic(*grams), hsic(grams[0], grams[0]) * hsic(grams[1], grams[1])
+    # NaN compares unequal to 0 and stays NaN.
+    return torch.where(own == 0, 0.0, cross / own.sqrt()).to(result_dtype(first))
+
+
+def _centred_gram(rows: Tensor) -> Tensor:
+    constant = tiny_length(rows)
+    rows = rows - rows.mean(dim=0)
+    rows = torch.where((lengths(rows) <= constant).unsqueeze(-1), 0.0, rows)
+    with full_precision(rows.device):
+        gram = rows @ rows.mT
+    # Only the ratio matters: scaled so that the sums of squares neither overflow nor vanish.
+    trace = gram.trace()
+    return gram / torch.where(trace == 0, 1.0, trace)
+
+
+def _hsic(first: Tensor, second: Tensor) -> Tensor:
+    return (first * second).sum()
+
+
+def _unbiased_hsic(first: Tensor, second: Tensor) -> Tensor:
+    """Return HSIC without the bias of the diagonal (Song et al., 2012, equation 5), up to a factor that cancels."""
+    n = len(first)
+    first, second = (gram - torch.diag(gram.diagonal()) for gram in (first, second))
+    sums = first.sum() * second.sum() / ((n - 1) * (n - 2))
+    crossed = 2 * (first.sum(dim=0) * second.sum(dim=0)).sum() / (n - 2)
+    return (first * second).sum() + sums - crossed
+
+
+class CKA(PairMetric):
+    """:func:`cka` between each layer's vectors and those of the layer before, or of one fixed layer.
+
+    On at most ``max_samples`` texts, drawn by a seeded hash of their index. For two models, call :func:`cka`.
+
+    Args:
+        layers: layer numbers that ``update`` will name.
+        against: ``"previous"``, where the first layer's value is NaN, or a layer number that all are compared with.
+        unbiased: use the unbiased estimate.
+        max_samples: most texts that are kept.
+        seed: which sample is drawn when there are more.
+        torchmetrics_options: torchmetrics' own.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        *,
+        against: int | Literal["previous"] = "previous",
+        unbiased: bool = False,
+        max_samples: int = 1000,
+        seed: int = 0,
+        **torchmetrics_options: Any,
+    ) -> None:
+        super().__init__(layers, against=against, max_samples=max_samples, seed=seed, **torchmetrics_options)
+        self.unbiased, self.least = unbiased, 4 if unbiased else 2
+
+    def _between(self, first: Tensor, second: Tensor) -> Tensor:
+        return cka(first, second, unbiased=self.unbiased)

@@ -1,0 +1,133 @@
+"""DiME: how much more the two views of a text agree than those of different texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.metrics._precision import full_precision, precise, result_dtype, unit_rows
+from midlayer_encoders.metrics._sample_metric import ViewMetric
+from midlayer_encoders.spectra import Method, spectral_entropy
+
+__all__ = ["DiME", "dime"]
+
+
+def dime(
+    first: Tensor,
+    second: Tensor,
+    *,
+    alpha: float = 1.0,
+    permutations: int = 10,
+    seed: int = 0,
+    unit: bool = True,
+    method: Method = "auto",
+) -> Tensor:
+    r"""Return the difference of matrix entropies of two views of each text, in nats.
+
+    .. math::
+        \mathbb{E}_\Pi\, S_\alpha(K_x \circ \Pi K_y \Pi^\top) - S_\alpha(K_x \circ K_y)
+
+    with :math:`K_x = X X^\top`, :math:`\circ` the elementwise product and :math:`\Pi` a random permutation of texts. It
+    is a kernel measure of the views' dependence. (Skean et al., 2023.)
+
+    Args:
+        first: one view of each text, shape ``(N, D)``, two texts or more.
+        second: another view of the same texts, shape ``(N, D')``.
+        alpha: order of the entropy, ``> 0``; with ``2`` no eigenvalues are needed.
+        permutations: how many random permutations the mean is over.
+        seed: of the permutations.
+        unit: scale vectors to unit length, so that each kernel has a diagonal of ones, as matrix entropy supposes.
+        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
+
+    Returns:
+        Scalar, at most ``log(N)``; 0 where the views tell nothing of each other, and below where a permutation fits
+        better than the truth. NaN where the views hold NaN or infinity.
+
+    Example:
+        >>> dime(torch.ones(4, 2), torch.eye(4))  # one view is the same for every text
+        tensor(0.)
+    """
+    _check_options(alpha, permutations)
+    if first.ndim != 2 or second.ndim != 2 or len(first) != len(second) or len(first) < 2:
+        raise OptionError(
+            f"`first` and `second` must both be (N, D) with N of 2 or more, "
+            f"but got {tuple(first.shape)} and {tuple(second.shape)}."
+        )
+    kernels = _kernel(first, unit), _kernel(second, unit)
+    if not torch.isfinite(kernels[0].sum() + kernels[1].sum()):
+        return torch.tensor(torch.nan, dtype=result_dtype(first), device=first.device)
+    orders = _orders(len(first), permutations, seed).to(first.device)
+    shuffled = kernels[1][orders[:, :, None], orders[:, None, :]]
+    entropies = spectral_entropy(kernels[0] * shuffled, alpha=alpha, method=method)
+    return (entropies[1:].mean() - entropies[0]).to(result_dtype(first))
+
+
+def _kernel(rows: Tensor, unit: bool) -> Tensor:
+    rows = unit_rows(precise(rows)) if unit else precise(rows)
+    with full_precision(rows.device):
+        return rows @ rows.mT
+
+
+def _orders(count: int, permutations: int, seed: int) -> Tensor:
+    """Return the identity and then random permutations, shape ``(1 + permutations, count)``."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack(
+        [torch.arange(count)] + [torch.randperm(count, generator=generator) for _ in range(permutations)]
+    )
+
+
+def _check_options(alpha: float, permutations: int) -> None:
+    if not alpha > 0:
+        raise OptionError(f"`alpha` must be greater than 0, but got {alpha}.")
+    if permutations < 1:
+        raise OptionError(f"`permutations` must be 1 or more, but got {permutations}.")
+
+
+class DiME(ViewMetric):
+    """:func:`dime` of views 0 and 1 of each text, per layer.
+
+    On at most ``max_samples`` texts, drawn by a seeded hash of their index. ``permutations + 1`` spectra of that size
+    are found per layer: the most costly of the metrics.
+
+    Args:
+        layers: layer numbers that ``update`` will name.
+        alpha: order of the entropy, ``> 0``.
+        permutations: how many random permutations the mean is over.
+        unit: scale vectors to unit length.
+        method: how eigenvalues are found.
+        max_samples: most texts that are kept.
+        seed: of the permutations, and which sample is drawn when there are more texts.
+        torchmetrics_options: torchmetrics' own.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        *,
+        alpha: float = 1.0,
+        permutations: int = 10,
+        unit: bool = True,
+        method: Method = "auto",
+        max_samples: int = 1000,
+        seed: int = 0,
+        **torchmetrics_options: Any,
+    ) -> None:
+        super().__init__(layers, max_samples=max_samples, seed=seed, **torchmetrics_options)
+        _check_options(alpha, permutations)
+        self.alpha, self.permutations, self.unit, self.method = alpha, permutations, unit, method
+
+    def _value(self, layer: int) -> Tensor:
+        (first, second), _ = self._sample(layer)
+        return dime(
+            first,
+            second,
+            alpha=self.alpha,
+            permutations=self.permutations,
+            seed=self.seed,
+            unit=self.unit,
+            method=self.method,
+        )

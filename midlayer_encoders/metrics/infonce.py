@@ -1,0 +1,114 @@
+"""InfoNCE: how well a text's two views find each other among all others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.metrics._precision import full_precision, precise, result_dtype, unit_rows
+from midlayer_encoders.metrics._sample_metric import ViewMetric
+
+__all__ = ["InfoNCE", "InfoNCEForm", "infonce"]
+
+InfoNCEForm: TypeAlias = Literal["simclr", "one_way", "bound"]
+"""Among all 2N views; from the first view among the N second ones; or ``log N`` minus the latter."""
+
+
+def infonce(first: Tensor, second: Tensor, *, temperature: float = 0.1, form: InfoNCEForm = "simclr") -> Tensor:
+    r"""Return the InfoNCE loss of two views of each text, in nats.
+
+    .. math::
+        -\frac{1}{2N} \sum_{i=1}^{2N} \log
+        \frac{\exp(\cos(u_i, u_{i'}) / \tau)}{\sum_{j \ne i} \exp(\cos(u_i, u_j) / \tau)}
+
+    over the 2N views u of both sides, i' being the other view of i's text (``"simclr"``), or one way,
+
+    .. math::
+        -\frac{1}{N} \sum_{i=1}^{N} \log
+        \frac{\exp(\cos(x_i, y_i) / \tau)}{\sum_{j=1}^{N} \exp(\cos(x_i, y_j) / \tau)}
+
+    Args:
+        first: one view of each text, shape ``(N, D)``, two texts or more.
+        second: another view of the same texts, shape ``(N, D)``.
+        temperature: :math:`\tau`, ``> 0``.
+        form: ``"simclr"``, ``"one_way"``, or ``"bound"``: log N minus the one-way loss, a lower bound on the mutual
+            information of the views.
+
+    Returns:
+        Scalar, ``>= 0`` as a loss; at chance ``log(2N - 1)`` or one way ``log(N)``. The bound is at most ``log(N)``. A
+        zero vector has cosine 0 with all others. NaN where the views hold NaN or infinity.
+
+    Example:
+        >>> infonce(torch.ones(4, 3), torch.ones(4, 3))  # at chance, log 7
+        tensor(1.9459)
+    """
+    _check_options(temperature, form)
+    if first.shape != second.shape or first.ndim != 2 or len(first) < 2:
+        raise OptionError(
+            f"`first` and `second` must both be (N, D) with N of 2 or more, "
+            f"but got {tuple(first.shape)} and {tuple(second.shape)}."
+        )
+    x, y = unit_rows(precise(first)), unit_rows(precise(second))
+    loss = _simclr(x, y, temperature) if form == "simclr" else _one_way(x, y, temperature)
+    return (math.log(len(x)) - loss if form == "bound" else loss).to(result_dtype(first))
+
+
+def _simclr(x: Tensor, y: Tensor, temperature: float) -> Tensor:
+    views = torch.cat([x, y])
+    with full_precision(x.device):
+        cosine = views @ views.mT
+    cosine.fill_diagonal_(-torch.inf)
+    partner = torch.arange(len(views), device=x.device).roll(len(x))
+    return cross_entropy(cosine / temperature, partner)
+
+
+def _one_way(x: Tensor, y: Tensor, temperature: float) -> Tensor:
+    with full_precision(x.device):
+        cosine = x @ y.mT
+    return cross_entropy(cosine / temperature, torch.arange(len(x), device=x.device))
+
+
+def _check_options(temperature: float, form: str) -> None:
+    if not temperature > 0:
+        raise OptionError(f"`temperature` must be greater than 0, but got {temperature}.")
+    check_choice("form", form, get_args(InfoNCEForm))
+
+
+class InfoNCE(ViewMetric):
+    """:func:`infonce` of views 0 and 1 of each text, per layer.
+
+    On at most ``max_samples`` texts, drawn by a seeded hash of their index: the loss grows with the number of texts, so
+    compare values of equal ``num_samples``.
+
+    Args:
+        layers: layer numbers that ``update`` will name.
+        temperature: divides the cosines, ``> 0``.
+        form: ``"simclr"``, ``"one_way"`` or ``"bound"``.
+        max_samples: most texts that are kept.
+        seed: which sample is drawn when there are more.
+        torchmetrics_options: torchmetrics' own.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        *,
+        temperature: float = 0.1,
+        form: InfoNCEForm = "simclr",
+        max_samples: int = 1000,
+        seed: int = 0,
+        **torchmetrics_options: Any,
+    ) -> None:
+        super().__init__(layers, max_samples=max_samples, seed=seed, **torchmetrics_options)
+        _check_options(temperature, form)
+        self.temperature, self.form = temperature, form
+
+    def _value(self, layer: int) -> Tensor:
+        (first, second), _ = self._sample(layer)
+        return infonce(first, second, temperature=self.temperature, form=self.form)

@@ -1,0 +1,121 @@
+"""Intrinsic dimension by TwoNN: how many dimensions the texts' neighbourhoods have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.metrics._layer_metric import check_at_least
+from midlayer_encoders.metrics._precision import lengths, precise, result_dtype
+from midlayer_encoders.metrics._sample_metric import PooledSampleMetric
+
+__all__ = ["IntrinsicDimension", "TwoNNForm", "intrinsic_dimension"]
+
+TwoNNForm: TypeAlias = Literal["fit", "mle"]
+"""A line through the origin fitted to the empirical distribution, or the maximum-likelihood estimate."""
+
+
+def intrinsic_dimension(embeddings: Tensor, *, form: TwoNNForm = "fit", discard: float = 0.1) -> Tensor:
+    r"""Return the intrinsic dimension of the texts from the distances to their two nearest neighbours (TwoNN).
+
+    With :math:`\mu_i = r_{i2} / r_{i1}` in ascending order and :math:`n` of the :math:`N` ratios kept,
+
+    .. math::
+        d = \arg\min_d \sum_{i \le n} \Bigl(-\log\bigl(1 - \tfrac{i}{N}\bigr) - d \log \mu_i\Bigr)^2
+        \qquad \text{or} \qquad d = \frac{n - 1}{\sum_{i \le n} \log \mu_i + (N - n) \log \mu_n}
+
+    (Facco et al., 2017: the fit, without the largest tenth of the ratios. The other is the maximum likelihood of the
+    same law when the ratios left out are known only to be larger, without its bias.)
+
+    Args:
+        embeddings: one row per text, shape ``(N, D)``. Rows that are the same count once: they are one point.
+        form: ``"fit"`` or ``"mle"``.
+        discard: share of the largest ratios that are left out, in ``[0, 1)``.
+
+    Returns:
+        Scalar, ``> 0``. NaN where the rows hold
+        NaN or infinity.
+
+    Raises:
+        TooFewTextsError: fewer than three different rows, or none whose two neighbours differ in distance.
+
+    Example:
+        >>> intrinsic_dimension(torch.tensor([[0.0], [1.0], [3.0], [7.0]]), form="mle", discard=0.0)
+        tensor(1.1527)
+    """
+    _check_options(form, discard)
+    points = precise(embeddings)
+    if not torch.isfinite(points.sum()):
+        return torch.tensor(torch.nan, dtype=result_dtype(embeddings), device=points.device)
+    points = torch.unique(points, dim=0)
+    check_at_least(3, len(points), "Different rows of `embeddings`")
+    logs = _log_ratios(points).sort().values
+    kept = max(2, int(len(logs) * (1 - discard)))
+    check_at_least(1, int((logs[:kept] > 0).sum()), "Rows whose two nearest neighbours differ in distance")
+    return (_fit(logs, kept) if form == "fit" else _likeliest(logs, kept)).to(result_dtype(embeddings))
+
+
+def _log_ratios(points: Tensor) -> Tensor:
+    """Return the logarithm of each point's second over first neighbour distance, shape ``(N,)``."""
+    # Distances by products round off near neighbours far from the origin, so those of a few candidates are taken again.
+    points = points - points.mean(dim=0)
+    rough = torch.cdist(points, points)
+    rough.fill_diagonal_(torch.inf)
+    near = rough.topk(min(8, len(points) - 1), largest=False).indices
+    exact = lengths(points[near] - points.unsqueeze(1)).sort(dim=-1).values
+    return exact[:, 1].log() - exact[:, 0].log()
+
+
+def _fit(logs: Tensor, kept: int) -> Tensor:
+    kept = min(kept, len(logs) - 1)  # the empirical distribution is 1 at the largest ratio, where the logarithm ends
+    share = torch.arange(1, kept + 1, dtype=logs.dtype, device=logs.device) / len(logs)
+    return (-torch.log1p(-share) * logs[:kept]).sum() / logs[:kept].square().sum()
+
+
+def _likeliest(logs: Tensor, kept: int) -> Tensor:
+    return (kept - 1) / (logs[:kept].sum() + (len(logs) - kept) * logs[kept - 1])
+
+
+def _check_options(form: str, discard: float) -> None:
+    check_choice("form", form, get_args(TwoNNForm))
+    if not 0 <= discard < 1:
+        raise OptionError(f"`discard` must be in [0, 1), but got {discard}.")
+
+
+class IntrinsicDimension(PooledSampleMetric):
+    """:func:`intrinsic_dimension` of one vector per text, per layer.
+
+    On at most ``max_samples`` texts, drawn by a seeded hash of their index: the estimate depends on their number.
+
+    Args:
+        layers: layer numbers that ``update`` will name.
+        form: ``"fit"`` or ``"mle"``.
+        discard: share of the largest ratios that are left out.
+        max_samples: most texts that are kept.
+        seed: which sample is drawn when there are more.
+        torchmetrics_options: torchmetrics' own.
+    """
+
+    least = 3
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        *,
+        form: TwoNNForm = "fit",
+        discard: float = 0.1,
+        max_samples: int = 1000,
+        seed: int = 0,
+        **torchmetrics_options: Any,
+    ) -> None:
+        super().__init__(layers, max_samples=max_samples, seed=seed, **torchmetrics_options)
+        _check_options(form, discard)
+        self.form, self.discard = form, discard
+
+    def _value(self, layer: int) -> Tensor:
+        (embeddings,), _ = self._sample(layer)
+        return intrinsic_dimension(embeddings, form=self.form, discard=self.discard)

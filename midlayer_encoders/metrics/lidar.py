@@ -1,0 +1,110 @@
+"""LiDAR: over how many directions texts differ, measured against how much a text's own views do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.metrics._gram import smaller_gram
+from midlayer_encoders.metrics._precision import full_precision, precise, result_dtype
+from midlayer_encoders.metrics._sample_metric import ViewMetric
+from midlayer_encoders.spectra import Method, spectral_entropy
+
+__all__ = ["LiDAR", "lidar"]
+
+
+def lidar(views: Tensor, *, delta: float = 1e-4, exponential: bool = False, method: Method = "auto") -> Tensor:
+    r"""Return the entropy of the spectrum of linear discriminant analysis with each text as a class, in nats.
+
+    .. math::
+        S_1\bigl(S_w^{-1/2} S_b S_w^{-1/2}\bigr), \quad
+        S_b = \frac{1}{N-1} \sum_i (\mu_i - \mu)(\mu_i - \mu)^\top, \quad
+        S_w = \frac{1}{N(V-1)} \sum_{i,v} (x_{iv} - \mu_i)(x_{iv} - \mu_i)^\top + \delta I
+
+    with :math:`\mu_i` the mean of text i's views and :math:`\mu` the mean of those. (Thilak et al., 2024.)
+
+    Args:
+        views: V views of N texts, shape ``(V, N, D)``, two or more of each.
+        delta: added to the within-text scatter, ``> 0``; in the units of the vectors, squared.
+        exponential: return exp of the entropy, between 1 and ``min(N - 1, D)``, as the original paper does.
+        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
+
+    Returns:
+        Scalar, between ``0`` and ``log(min(N - 1, D))``; ``0`` where all texts have the same mean. NaN where the views
+        hold NaN or infinity.
+
+    Example:
+        >>> lidar(torch.eye(4).expand(2, 4, 4))  # four orthogonal texts span three dimensions: log 3
+        tensor(1.0986)
+    """
+    _check_delta(delta)
+    if views.ndim != 3 or min(views.shape[:2]) < 2:
+        raise OptionError(
+            f"`views` must be (V, N, D) with two or more views and texts, but got {tuple(views.shape)}: "
+            "the scatter within a text needs two views, that between texts two texts."
+        )
+    entropy = _entropy(precise(views), delta, method)
+    return (entropy.exp() if exponential else entropy).to(result_dtype(views))
+
+
+def _entropy(views: Tensor, delta: float, method: Method) -> Tensor:
+    if not torch.isfinite(views.sum()):
+        return views.new_tensor(torch.nan)
+    means = views.mean(dim=0)
+    between = (means - means.mean(dim=0)) / (views.shape[1] - 1) ** 0.5
+    within = (views - means).flatten(0, 1) / (views.shape[1] * (views.shape[0] - 1)) ** 0.5
+    with full_precision(views.device):
+        scatter = within.mT @ within
+        scatter.diagonal().add_(delta)
+        # With S_w = C C', the spectrum of C^-1 S_b C^-T is that of S_w^-1/2 S_b S_w^-1/2.
+        factor = torch.linalg.cholesky(scatter)
+        whitened = torch.linalg.solve_triangular(factor, between.mT, upper=False).mT
+    return spectral_entropy(smaller_gram(whitened), method=method)
+
+
+def _check_delta(delta: float) -> None:
+    if not delta > 0:
+        raise OptionError(f"`delta` must be greater than 0, or the scatter has no inverse, but got {delta}.")
+
+
+class LiDAR(ViewMetric):
+    """:func:`lidar` of all views of each text, per layer.
+
+    On at most ``max_samples`` texts, drawn by a seeded hash of their index; their vectors are kept, ``views`` of each.
+
+    Args:
+        layers: layer numbers that ``update`` will name.
+        views: number of views of each text.
+        delta: added to the within-text scatter.
+        exponential: return exp of the entropy.
+        method: how eigenvalues are found.
+        max_samples: most texts that are kept; half of what the other sample metrics keep, as there are many views.
+        seed: which sample is drawn when there are more.
+        torchmetrics_options: torchmetrics' own.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        *,
+        views: int = 16,
+        delta: float = 1e-4,
+        exponential: bool = False,
+        method: Method = "auto",
+        max_samples: int = 500,
+        seed: int = 0,
+        **torchmetrics_options: Any,
+    ) -> None:
+        super().__init__(layers, max_samples=max_samples, seed=seed, **torchmetrics_options)
+        _check_delta(delta)
+        if views < 2:
+            raise OptionError(f"`views` must be 2 or more, but got {views}.")
+        self.views, self.delta, self.exponential, self.method = views, delta, exponential, method
+
+    def _value(self, layer: int) -> Tensor:
+        views, _ = self._sample(layer)
+        return lidar(views, delta=self.delta, exponential=self.exponential, method=self.method)

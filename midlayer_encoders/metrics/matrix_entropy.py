@@ -1,0 +1,163 @@
+"""Matrix-based entropy of a set of rows, its normalisations, and the entropy of all tokens of a corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.metrics._gram import token_gram
+from midlayer_encoders.metrics._layer_metric import Kind
+from midlayer_encoders.metrics._moment_metric import MomentMetric, Moments
+from midlayer_encoders.metrics._precision import precise, result_dtype
+from midlayer_encoders.metrics._token_metric import all_real, check_tokens, parts
+from midlayer_encoders.spectra import Method, spectral_entropy
+
+__all__ = ["MatrixEntropy", "Normalization", "check_entropy_options", "entropy_of_gram", "matrix_entropy"]
+
+Normalization: TypeAlias = Literal["raw", "maxEntropy", "logN", "logD", "logNlogD"]
+"""What the entropy is divided by: 1, min(log N, log D), log N, log D, or log N log D."""
+
+
+def matrix_entropy(
+    states: Tensor,
+    alpha: float = 1.0,
+    *,
+    mask: Tensor | None = None,
+    normalization: Normalization = "raw",
+    method: Method = "auto",
+) -> Tensor:
+    r"""Return the matrix-based Rényi entropy of each set of states, in nats.
+
+    .. math::
+        S_\alpha(Z) = \frac{1}{1-\alpha} \log \sum_i p_i^\alpha, \qquad
+        p_i = \lambda_i(Z Z^\top) / \operatorname{tr}(Z Z^\top)
+
+    Args:
+        states: rows to compare, shape ``(*, N, D)``.
+        alpha: order, ``> 0``; ``1`` is the limit :math:`-\sum_i p_i \log p_i`; ``2`` needs no eigenvalues.
+        mask: which rows are real, shape ``(*, N)``, bool; ``None`` for all.
+        normalization: ``"raw"``, or divided by ``"maxEntropy"`` (the smaller of log N and log D), ``"logN"``,
+            ``"logD"``, or ``"logNlogD"`` (their product); N counts real rows.
+        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
+
+    Returns:
+        Shape ``(*)``, between ``0`` and ``log(min(N, D))`` when raw. ``0`` for a single row, and for rows that are all
+        zero. NaN where the rows hold NaN or infinity.
+
+    Example:
+        >>> matrix_entropy(torch.eye(4))
+        tensor(1.3863)
+    """
+    check_entropy_options(alpha, normalization)
+    mask = all_real(states) if mask is None else mask
+    gram, sizes = token_gram(states, mask, center=False, unit=False)
+    count, width = mask.sum(dim=-1), states.shape[-1]
+    entropy = entropy_of_gram(gram, sizes, count, width, alpha=alpha, normalization=normalization, method=method)
+    return entropy.to(result_dtype(states))
+
+
+def entropy_of_gram(
+    gram: Tensor,
+    sizes: Tensor | None,
+    count: Tensor,
+    width: int,
+    *,
+    alpha: float,
+    normalization: Normalization,
+    method: Method,
+) -> Tensor:
+    """Return the normalised entropy of Gram or moment matrices, shape ``(*)``; NaN where a matrix is not finite.
+
+    Args:
+        gram: shape ``(*, n, n)``.
+        sizes: leading corners that count, shape ``(*)``.
+        count: number of rows N behind each matrix, shape ``(*)``.
+        width: their dimension D.
+        alpha: order of the entropy.
+        normalization: what it is divided by.
+        method: how eigenvalues are found.
+    """
+    # An eigenvalue solver fails on NaN as a whole batch; one bad text must not take the others with it. What is not
+    # finite in a row is not finite on the diagonal.
+    finite = torch.isfinite(gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1))
+    gram = torch.where(finite[..., None, None], gram, 0.0)
+    entropy = spectral_entropy(gram, sizes, alpha=alpha, method=method)
+    scale = _scale(count.to(entropy), width, normalization)
+    # One row, or one dimension, has entropy 0 and nothing to divide it by.
+    entropy = torch.where(scale > 0, entropy / scale, 0.0)
+    return torch.where(finite, entropy, torch.nan)
+
+
+def _scale(count: Tensor, width: int, normalization: Normalization) -> Tensor:
+    log_n = count.clamp(min=1).log()
+    log_d = torch.full_like(log_n, width).log()
+    if normalization == "raw":
+        return torch.ones_like(log_n)
+    if normalization == "maxEntropy":
+        return torch.minimum(log_n, log_d)
+    return {"logN": log_n, "logD": log_d, "logNlogD": log_n * log_d}[normalization]
+
+
+def check_entropy_options(alpha: float, normalization: str) -> None:
+    """Raise an :class:`OptionError` for an order or a normalisation that does not exist."""
+    if not alpha > 0:
+        raise OptionError(f"`alpha` must be greater than 0 (1 is the von Neumann entropy), but got {alpha}.")
+    check_choice("normalization", normalization, get_args(Normalization))
+
+
+class MatrixEntropy(MomentMetric):
+    """Matrix entropy, per layer, of the tokens of all texts taken as one set of rows.
+
+    Where :class:`PromptEntropy` looks at one text at a time and :class:`DatasetEntropy` at one vector per text, this
+    looks at every token of the corpus. Keeps one D x D matrix per layer in float64; no token states.
+
+    Args:
+        layers: layer numbers that ``update`` will name.
+        alpha: order of the entropy, ``> 0``.
+        normalization: see :func:`matrix_entropy`; N is the number of tokens of all texts.
+        method: how eigenvalues are found.
+        torchmetrics_options: torchmetrics' own.
+
+    Example:
+        >>> metric = MatrixEntropy(layers=[0])
+        >>> metric.update(0, torch.eye(4)[None], torch.ones(1, 4, dtype=torch.bool))
+        >>> metric.compute()
+        tensor([1.3863], dtype=torch.float64)
+    """
+
+    kind: ClassVar[Kind] = "tokens"
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        *,
+        alpha: float = 1.0,
+        normalization: Normalization = "raw",
+        method: Method = "auto",
+        **torchmetrics_options: Any,
+    ) -> None:
+        super().__init__(layers, **torchmetrics_options)
+        check_entropy_options(alpha, normalization)
+        self.alpha, self.normalization, self.method = alpha, normalization, method
+
+    def update(self, layer: int, states: Tensor, mask: Tensor) -> None:
+        """Add one layer's token states of a batch: ``(B, T, D)`` and their mask ``(B, T)``."""
+        check_tokens(states, mask)
+        self._position(layer)
+        for some, real in parts(states, mask, states.shape[1] * states.shape[2]):
+            self._fold(layer, precise(torch.where(real.unsqueeze(-1), some, 0.0)).flatten(0, 1), real.sum())
+
+    def _of(self, moments: Moments) -> Tensor:
+        return entropy_of_gram(
+            moments.matrix,
+            None,
+            moments.count,
+            moments.width,
+            alpha=self.alpha,
+            normalization=self.normalization,
+            method=self.method,
+        )

@@ -1,0 +1,101 @@
+"""Neighbour overlap: how many of a text's nearest texts stay the same from one layer to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.metrics._precision import full_precision, precise, result_dtype, unit_rows
+from midlayer_encoders.metrics._sample_metric import PairMetric
+
+__all__ = ["Distance", "NeighbourOverlap", "neighbour_overlap"]
+
+Distance: TypeAlias = Literal["cosine", "euclidean"]
+
+
+def neighbour_overlap(first: Tensor, second: Tensor, *, k: int = 10, distance: Distance = "cosine") -> Tensor:
+    r"""Return the mean share of each text's k nearest texts that two sets of vectors have in common.
+
+    .. math::
+        \frac{1}{N k} \sum_i \bigl| \mathcal{N}_k^X(i) \cap \mathcal{N}_k^Y(i) \bigr|
+
+    (Doimo et al., 2020.) Of texts at the same distance, the earlier counts as nearer.
+
+    Args:
+        first: one row per text, shape ``(N, D)``, more than ``k`` texts.
+        second: rows of the same texts, shape ``(N, D')``.
+        k: number of neighbours, 1 or more.
+        distance: ``"cosine"``, in which a zero vector has cosine 0 with all others, or ``"euclidean"``.
+
+    Returns:
+        Scalar, between ``0`` and ``1``; ``k / (N - 1)`` for vectors that have nothing to do with each other. NaN where
+        the rows hold NaN or infinity.
+
+    Example:
+        >>> rows = torch.eye(4) + torch.arange(4.0)
+        >>> neighbour_overlap(rows, 2 * rows, k=1)
+        tensor(1.)
+    """
+    _check_options(k, distance)
+    if first.ndim != 2 or second.ndim != 2 or len(first) != len(second) or len(first) <= k:
+        raise OptionError(
+            f"`first` and `second` must be (N, D) and (N, D') with N greater than `k` = {k}, "
+            f"but got {tuple(first.shape)} and {tuple(second.shape)}."
+        )
+    near = _neighbours(precise(first), k, distance) & _neighbours(precise(second), k, distance)
+    share = near.sum().double() / (len(first) * k)
+    return torch.where(torch.isfinite(first.sum() + second.sum()), share, torch.nan).to(result_dtype(first))
+
+
+def _neighbours(rows: Tensor, k: int, distance: Distance) -> Tensor:
+    """Return whether text j is among the k nearest of text i, shape ``(N, N)``, bool."""
+    rows = unit_rows(rows) if distance == "cosine" else rows - rows.mean(dim=0)
+    with full_precision(rows.device):
+        far = -(rows @ rows.mT) if distance == "cosine" else torch.cdist(rows, rows)
+    far.fill_diagonal_(torch.inf)
+    order = far.argsort(dim=-1, stable=True)[:, :k]
+    return torch.zeros_like(far, dtype=torch.bool).scatter_(1, order, True)
+
+
+def _check_options(k: int, distance: str) -> None:
+    if k < 1:
+        raise OptionError(f"`k` must be 1 or more, but got {k}.")
+    check_choice("distance", distance, get_args(Distance))
+
+
+class NeighbourOverlap(PairMetric):
+    """:func:`neighbour_overlap` between each layer's vectors and those of the layer before, or of one fixed layer.
+
+    On at most ``max_samples`` texts, drawn by a seeded hash of their index: the value depends on their number.
+
+    Args:
+        layers: layer numbers that ``update`` will name.
+        against: ``"previous"``, where the first layer's value is NaN, or a layer number that all are compared with.
+        k: number of neighbours; there must be more texts.
+        distance: ``"cosine"`` or ``"euclidean"``.
+        max_samples: most texts that are kept.
+        seed: which sample is drawn when there are more.
+        torchmetrics_options: torchmetrics' own.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        *,
+        against: int | Literal["previous"] = "previous",
+        k: int = 10,
+        distance: Distance = "cosine",
+        max_samples: int = 1000,
+        seed: int = 0,
+        **torchmetrics_options: Any,
+    ) -> None:
+        super().__init__(layers, against=against, max_samples=max_samples, seed=seed, **torchmetrics_options)
+        _check_options(k, distance)
+        self.k, self.distance, self.least = k, distance, k + 1
+
+    def _between(self, first: Tensor, second: Tensor) -> Tensor:
+        return neighbour_overlap(first, second, k=self.k, distance=self.distance)

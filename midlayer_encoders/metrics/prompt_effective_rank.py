@@ -1,0 +1,78 @@
+"""Effective rank of the tokens of one text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from midlayer_encoders.metrics._token_metric import TokenMetric
+from midlayer_encoders.metrics.effective_rank import effective_rank, rank_of_tokens
+from midlayer_encoders.spectra import Method
+
+__all__ = ["PromptEffectiveRank", "prompt_effective_rank"]
+
+
+def prompt_effective_rank(
+    states: Tensor,
+    mask: Tensor | None = None,
+    *,
+    center: bool = False,
+    unit: bool = False,
+    method: Method = "exact",
+) -> Tensor:
+    r"""Return the effective rank of each text's tokens.
+
+    .. math::
+        \operatorname{EffRank}(Z), \qquad Z = \text{the token states of one text}
+
+    as in :func:`effective_rank`.
+
+    Args:
+        states: token states, shape ``(*, T, D)``.
+        mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all.
+        center: subtract the mean of the text's tokens.
+        unit: scale tokens to unit length, after centring.
+        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
+
+    Returns:
+        Shape ``(*)``, between ``1`` and ``min(T, D)``; ``0`` where all tokens are zero, NaN where they hold NaN or
+        infinity.
+
+    Example:
+        >>> import torch
+        >>> prompt_effective_rank(torch.eye(3)[None].repeat(2, 1, 1))
+        tensor([3., 3.])
+    """
+    return effective_rank(states, mask=mask, center=center, unit=unit, method=method)
+
+
+class PromptEffectiveRank(TokenMetric):
+    """Mean over texts of :func:`prompt_effective_rank`, per layer.
+
+    Texts of fewer than two tokens are left out and counted in ``skipped``.
+
+    Args:
+        layers: layer numbers that ``update`` will name.
+        center: subtract the mean of the text's tokens.
+        unit: scale tokens to unit length, after centring.
+        method: how eigenvalues are found.
+        torchmetrics_options: torchmetrics' own.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        *,
+        center: bool = False,
+        unit: bool = False,
+        method: Method = "exact",
+        **torchmetrics_options: Any,
+    ) -> None:
+        super().__init__(layers, **torchmetrics_options)
+        self.center, self.unit, self.method = center, unit, method
+
+    def _per_text(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        rank = rank_of_tokens(states, mask, center=self.center, unit=self.unit, method=self.method)
+        return rank, mask.sum(dim=-1) >= 2

@@ -1,0 +1,123 @@
+"""Prompt entropy: how many directions the tokens of one text spread over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from midlayer_encoders.metrics._gram import token_gram
+from midlayer_encoders.metrics._kernels import kernels_run
+from midlayer_encoders.metrics._precision import result_dtype
+from midlayer_encoders.metrics._token_metric import TokenMetric, all_real
+from midlayer_encoders.metrics.matrix_entropy import Normalization, check_entropy_options, entropy_of_gram
+from midlayer_encoders.spectra import Method
+
+__all__ = ["PromptEntropy", "prompt_entropy"]
+
+
+def prompt_entropy(
+    states: Tensor,
+    mask: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    normalization: Normalization = "raw",
+    center: bool = True,
+    unit: bool = True,
+    method: Method = "auto",
+) -> Tensor:
+    r"""Return the matrix entropy of each text's tokens, in nats, after centring them and scaling them to unit length.
+
+    .. math::
+        S_\alpha(\hat Z), \qquad \hat z_t = \frac{z_t - \bar z}{\lVert z_t - \bar z \rVert}
+
+    with :math:`S_\alpha` of :func:`matrix_entropy`. Centring and scaling follow Wei et al. (2024), as the paper does.
+
+    Args:
+        states: token states, shape ``(*, T, D)``.
+        mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all. Padding may stand anywhere.
+        alpha: order, ``> 0``.
+        normalization: see :func:`matrix_entropy`; N is the number of real tokens.
+        center: subtract the mean of the text's tokens.
+        unit: scale each token to unit length. Without ``center`` and ``unit`` the entropy is of the raw states.
+        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
+
+    Returns:
+        Shape ``(*)``, between ``0`` and ``log(min(T - 1, D))`` when raw and centred. ``0`` for fewer than two tokens
+        and for tokens that are all the same. NaN where the states hold NaN or infinity.
+
+    Example:
+        >>> import torch
+        >>> prompt_entropy(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]))
+        tensor(0.6931)
+    """
+    check_entropy_options(alpha, normalization)
+    mask = all_real(states) if mask is None else mask
+    entropy = _entropies(states, mask, center, unit, alpha=alpha, normalization=normalization, method=method)
+    return entropy.to(result_dtype(states))
+
+
+def _entropies(
+    states: Tensor,
+    mask: Tensor,
+    center: bool,
+    unit: bool,
+    *,
+    alpha: float,
+    normalization: Normalization,
+    method: Method,
+) -> Tensor:
+    # A low order makes the rounding of small eigenvalues count.
+    gram, sizes = token_gram(states.double() if alpha < 1 else states, mask, center=center, unit=unit)
+    count, width = mask.sum(dim=-1), states.shape[-1]
+    return entropy_of_gram(gram, sizes, count, width, alpha=alpha, normalization=normalization, method=method)
+
+
+class PromptEntropy(TokenMetric):
+    """Mean over texts of :func:`prompt_entropy`, per layer.
+
+    Texts of fewer than two tokens are left out and counted in ``skipped``.
+
+    Args:
+        layers: layer numbers that ``update`` will name.
+        alpha: order of the entropy, ``> 0``.
+        normalization: ``"raw"``, ``"maxEntropy"``, ``"logN"``, ``"logD"`` or ``"logNlogD"``.
+        center: subtract the mean of the text's tokens.
+        unit: scale each token to unit length.
+        method: how eigenvalues are found.
+        torchmetrics_options: torchmetrics' own.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        *,
+        alpha: float = 1.0,
+        normalization: Normalization = "raw",
+        center: bool = True,
+        unit: bool = True,
+        method: Method = "auto",
+        **torchmetrics_options: Any,
+    ) -> None:
+        super().__init__(layers, **torchmetrics_options)
+        check_entropy_options(alpha, normalization)
+        self.alpha, self.normalization, self.method = alpha, normalization, method
+        self.center, self.unit = center, unit
+
+    def _numbers(self, states: Tensor) -> int:
+        tokens, width = states.shape[1:]
+        in_place = self.alpha >= 1 and tokens <= width and kernels_run(states)
+        return tokens * (tokens if in_place else width)
+
+    def _per_text(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        entropy = _entropies(
+            states,
+            mask,
+            self.center,
+            self.unit,
+            alpha=self.alpha,
+            normalization=self.normalization,
+            method=self.method,
+        )
+        return entropy, mask.sum(dim=-1) >= 2

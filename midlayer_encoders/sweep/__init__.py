@@ -1,0 +1,8 @@
+"""Every layer of a model on MTEB from one forward pass over each text, and metrics beside the scores."""
+
+from __future__ import annotations
+
+from midlayer_encoders.sweep.result import SweepResult
+from midlayer_encoders.sweep.run import Progress, sweep
+
+__all__ = ["Progress", "SweepResult", "sweep"]

@@ -1,0 +1,111 @@
+"""One layer on one task, scored by mteb in any process; layers side by side in workers."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import joblib
+import mteb
+from mteb.cache import ResultCache
+
+from midlayer_encoders.store import EmbeddingStore
+from midlayer_encoders.sweep.view import Embedder, LayerView, Prompts
+from midlayer_encoders.tasks import TaskSource, isolated_random
+
+__all__ = ["Job", "Score", "run_job", "run_jobs"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One layer on one task; can be sent to another process."""
+
+    task: TaskSource
+    layer: int
+    store: EmbeddingStore
+    name: str
+    revision: str
+    prompts: Prompts
+    modalities: tuple[str, ...]
+    cache: Path
+
+
+@dataclass(frozen=True)
+class Score:
+    """What came of a job: the main score, or the error in words."""
+
+    task: str
+    layer: int
+    metric: str = ""
+    value: float = float("nan")
+    seconds: float = 0.0
+    error: str | None = None
+
+
+def run_job(job: Job, embedder: Embedder | None = None) -> Score:
+    """Return the score of one layer on a fresh task object; an error is returned, not raised.
+
+    mteb keeps its own result file, and returns what is in it when it is there already.
+    """
+    view = LayerView(
+        job.store,
+        job.layer,
+        name=job.name,
+        revision=job.revision,
+        prompts=job.prompts,
+        modalities=job.modalities,
+        ensure=embedder,
+    )
+    start = time.perf_counter()
+    try:
+        with isolated_random(), _quiet():
+            cache = ResultCache(job.cache)
+            task = job.task.make()
+            mteb.evaluate(view, task, cache=cache, show_progress_bar=False, co2_tracker=False)
+            # What its file holds, rounded as mteb rounds, so that a resumed run has the same numbers.
+            results = mteb.evaluate(view, task, cache=cache, overwrite_strategy="only-cache", show_progress_bar=False)
+    except Exception as error:  # whatever a task does wrong is that task's failure, and the others go on
+        return Score(job.task.name, job.layer, error=f"{type(error).__name__}: {error}")
+    value, seconds = float(results[0].get_score()), time.perf_counter() - start
+    return Score(job.task.name, job.layer, task.metadata.main_score, value, seconds)
+
+
+def run_jobs(jobs: Sequence[Job], *, workers: int) -> Iterator[Score]:
+    """Yield the scores of many jobs as they come, from worker processes of one thread each when there are several."""
+    if workers <= 1 or len(jobs) <= 1:
+        yield from map(run_job, jobs)
+        return
+    with joblib.parallel_config(backend="loky", n_jobs=min(workers, len(jobs)), inner_max_num_threads=1):
+        yield from joblib.Parallel(return_as="generator_unordered")(joblib.delayed(_in_worker)(job) for job in jobs)
+
+
+def _in_worker(job: Job) -> Score:
+    import torch
+
+    torch.set_num_threads(1)
+    job.store.refresh()
+    return run_job(job)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep mteb's and datasets' notices and bars out of the way of ours."""
+    import datasets
+
+    level = logging.getLogger("mteb").level
+    logging.getLogger("mteb").setLevel(logging.ERROR)
+    bars = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.getLogger("mteb").setLevel(level)
+        if not bars:
+            datasets.enable_progress_bars()

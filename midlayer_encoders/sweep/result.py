@@ -1,0 +1,113 @@
+"""What a sweep found: the frame, the best layer, figures, the page; kept in a folder and read back from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.report import plot_scores, summary, write_report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from midlayer_encoders.report import Summary
+
+__all__ = ["Notes", "SweepResult"]
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What stands beside the frame: how it was measured, what each layer costs, and what went wrong."""
+
+    title: str
+    model: str
+    how: dict[str, str]
+    parameters: dict[int, int] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+    baselines: dict[str, float] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+    export_options: str = ""
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """Scores and metrics of every layer.
+
+    Attributes:
+        frame: tidy: ``model, revision, layer, depth, kind, dataset, name, value``.
+        folder: where the frame, mteb's result files, the embeddings and the page lie.
+        notes: how it was measured.
+    """
+
+    frame: pl.DataFrame
+    folder: Path
+    notes: Notes
+
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """Tasks that failed, and why."""
+        return self.notes.failures
+
+    def summary(self) -> Summary:
+        """Return mean scores by layer, the best layer, the last, and the gain between them."""
+        return summary(self.frame)
+
+    def best(self) -> int:
+        """Return the layer with the highest mean score over the tasks."""
+        if self.frame.filter(pl.col("kind") == "score").is_empty():
+            reasons = "; ".join(f"{task}: {error}" for task, error in self.failures.items())
+            raise OptionError(f"There is no score to choose a layer by. {reasons or 'No task was asked for.'}")
+        average = self.summary().average
+        if average is None:
+            raise OptionError("No layer was scored on every task, so none is the best: see `failures`, or sweep again.")
+        return int(average.best_layer)
+
+    def plot(self) -> Figure:
+        """Return the figure of scores by depth."""
+        return plot_scores(self.frame)
+
+    def to_html(self, path: Path | str | None = None) -> Path:
+        """Write the self-contained page and return where it lies; by default ``report.html`` in the folder."""
+        notes = self.notes
+        scored = not self.frame.filter(pl.col("kind") == "score").is_empty()
+        export = _export(notes, self.best()) if scored else None
+        remarks = [*notes.remarks, *(f"{task} failed: {error}" for task, error in notes.failures.items())]
+        return write_report(
+            self.frame, path or self.folder / "report.html", title=notes.title, how=notes.how,
+            parameters=notes.parameters or None, seconds=notes.seconds or None, export=export, notes=remarks,
+            baselines=notes.baselines or None,
+        )  # fmt: skip
+
+    def save(self) -> None:
+        """Write frame (parquet and CSV) and notes into the folder."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.frame.write_parquet(self.folder / "frame.parquet")
+        self.frame.write_csv(self.folder / "frame.csv")
+        (self.folder / "sweep.json").write_text(json.dumps(asdict(self.notes), indent=2), encoding="utf8")
+
+    @classmethod
+    def load(cls, folder: Path | str) -> SweepResult:
+        """Return the result that :meth:`save` wrote into a folder."""
+        folder = Path(folder)
+        if not (folder / "frame.parquet").is_file() or not (folder / "sweep.json").is_file():
+            raise OptionError(
+                f"`folder` must be the --out of a sweep, but {folder} holds no frame.parquet and sweep.json."
+            )
+        kept: dict[str, Any] = json.loads((folder / "sweep.json").read_text(encoding="utf8"))
+        for name in ("parameters", "seconds"):
+            kept[name] = {int(layer): value for layer, value in kept[name].items()}
+        return cls(pl.read_parquet(folder / "frame.parquet"), folder, Notes(**kept))
+
+
+def _export(notes: Notes, layer: int) -> dict[str, str]:
+    return {
+        "Python": f'LayerEncoder("{notes.model}", layer={layer}).save_pretrained("layer-{layer}")',
+        "shell": f"midlayer export {notes.model} --layer {layer}{notes.export_options} --out layer-{layer}",
+    }

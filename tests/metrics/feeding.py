@@ -1,0 +1,90 @@
+"""A small corpus at every layer, and one way to feed it to any metric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from midlayer_encoders.metrics import METRICS, LayerMetric
+
+OPTIONS: dict[str, dict[str, object]] = {
+    "alpha_req": {"first": 1},
+    "lidar": {"views": 3},
+    "neighbour_overlap": {"k": 3},
+}
+"""What suits a small corpus, where the default does not."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Token states ``(L, N, T, D)``, their mask ``(N, T)``, their means ``(L, N, D)``, and views ``(L, V, N, D)``."""
+
+    states: Tensor
+    mask: Tensor
+    pooled: Tensor
+    views: Tensor
+
+    @property
+    def texts(self) -> list[list[Tensor]]:
+        """The tokens of each text without padding, per layer."""
+        return [[text[real] for text, real in zip(layer, self.mask, strict=True)] for layer in self.states]
+
+    def to(self, dtype: torch.dtype) -> Corpus:
+        states, pooled, views = (tensor.to(dtype) for tensor in (self.states, self.pooled, self.views))
+        return replace(self, states=states, pooled=pooled, views=views)
+
+    def padded(self, left: int, right: int) -> Corpus:
+        """Return the same texts with more padding, full of numbers that must not count."""
+
+        def pad(tensor: Tensor, value: float, axis: int) -> Tensor:
+            def filled(n: int) -> Tensor:
+                return torch.full((*tensor.shape[:axis], n, *tensor.shape[axis + 1 :]), value, dtype=tensor.dtype)
+
+            return torch.cat([filled(left), tensor, filled(right)], dim=axis)
+
+        return replace(self, states=pad(self.states, 1e3, 2), mask=pad(self.mask, False, 1))
+
+
+def corpus(
+    *, texts: int = 13, layers: int = 3, tokens: int = 7, width: int = 5, views: int = 3, seed: int = 0
+) -> Corpus:
+    """Return random texts of mixed length, padded on the right, whose later layers grow out of the earlier ones."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(layers, texts, tokens, width, generator=generator, dtype=torch.float64)
+    lengths = torch.randint(3, tokens + 1, (texts,), generator=generator)
+    base = torch.randn(1, 1, texts, width, generator=generator, dtype=torch.float64)
+    jitter = torch.randn(layers, views, texts, width, generator=generator, dtype=torch.float64)
+    mask = torch.arange(tokens) < lengths[:, None]
+    states = noise.cumsum(dim=0).float().double()
+    pooled = torch.where(mask[..., None], states, 0.0).sum(dim=2) / lengths[:, None]
+    return Corpus(states, mask, pooled, (base + 0.5 * jitter).float().double())
+
+
+def make(name: str, layers: Iterable[int], **options: object) -> LayerMetric:
+    """Return a metric of the registry with options that suit a small corpus."""
+    build: Callable[..., LayerMetric] = METRICS[name]
+    return build(list(layers), **{**OPTIONS.get(name, {}), **options})
+
+
+def feed(metric: LayerMetric, texts: Corpus, batches: Iterable[Tensor], *, offset: int = 0) -> LayerMetric:
+    """Update a metric with the texts of each batch, layer by layer, and return it."""
+    for batch in batches:
+        for row, layer in enumerate(metric.layers):
+            if metric.kind == "tokens":
+                metric.update(layer, texts.states[row, batch], texts.mask[batch])
+            elif metric.kind == "pooled":
+                metric.update(layer, texts.pooled[row, batch], index=batch + offset)
+            else:
+                for view in range(texts.views.shape[1]):
+                    metric.update(layer, texts.views[row, view, batch], view=view, index=batch + offset)
+    return metric
+
+
+def value(name: str, texts: Corpus, batches: Iterable[Tensor] | None = None, **options: object) -> Tensor:
+    """Return what a metric makes of a corpus, whole or in batches."""
+    layers = range(len(texts.states))
+    whole = [torch.arange(len(texts.mask))]
+    return feed(make(name, layers, **options), texts, whole if batches is None else batches).compute()

@@ -1,0 +1,188 @@
+"""What every metric of the registry must do, whatever it measures."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+from midlayer_encoders.errors import LayerIndexError, MidlayerError, NotFiniteError, OptionError
+from midlayer_encoders.metrics import METRICS, PAPER_METRICS, TooFewTextsError, make_metrics
+from tests.metrics.feeding import corpus, feed, make, value
+
+TOKENS = [name for name, metric in METRICS.items() if metric.kind == "tokens"]
+ROWS = ["dataset_entropy", "effective_rank", "anisotropy", "alpha_req", "logdet_entropy"]
+SAMPLES = ["infonce", "lidar", "dime", "intrinsic_dimension", "cka", "neighbour_overlap"]
+FIRST_IS_NAN = ["block_influence", "cka", "neighbour_overlap"]
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_one_finite_float64_value_per_layer(name: str) -> None:
+    values = value(name, corpus(seed=2))
+    assert values.shape == (3,)
+    assert values.dtype == torch.float64
+    assert torch.isfinite(values).tolist() == [name not in FIRST_IS_NAN, True, True]
+    assert len(set(values[1:].tolist())) == 2, "layers with different states have different values"
+    assert make(name, [0, 1]).needs_previous == (name in FIRST_IS_NAN)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_one_layer_is_a_vector_of_one(name: str) -> None:
+    metric = feed(make(name, [7]), corpus(layers=1), [torch.arange(13)])
+    assert metric.compute().shape == metric.compute().shape == (1,)
+    assert metric.compute().isnan().item() == (name in FIRST_IS_NAN)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_batch_split_and_order_do_not_matter(name: str) -> None:
+    texts = corpus()
+    shuffled = torch.randperm(13, generator=torch.Generator().manual_seed(1)).split(4)
+    expected = value(name, texts)
+    if name in SAMPLES:
+        assert torch.equal(value(name, texts, shuffled)[1:], expected[1:]), "sorted by index: equal to the bit"
+    torch.testing.assert_close(value(name, texts, shuffled), expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("padding", [(4, 0), (0, 4), (2, 3)])
+@pytest.mark.parametrize("name", TOKENS)
+def test_padding_does_not_matter(name: str, padding: tuple[int, int], dtype: torch.dtype) -> None:
+    texts = corpus().to(dtype)
+    batches = torch.arange(13).split(5)
+    expected = value(name, texts, batches)
+    torch.testing.assert_close(
+        value(name, texts.padded(*padding), batches), expected, rtol=1e-6, atol=1e-6, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("name", sorted(set(TOKENS) - {"matrix_entropy"}))
+def test_a_batch_is_the_mean_of_its_texts_alone(name: str) -> None:
+    texts = corpus()
+    alone = [value(name, texts, [torch.tensor([text])]) for text in range(13)]
+    torch.testing.assert_close(value(name, texts), torch.stack(alone).mean(dim=0), equal_nan=True)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.03), (torch.float16, 0.004)])
+@pytest.mark.parametrize("name", METRICS)
+def test_half_precision_costs_only_the_rounding_of_its_input(name: str, dtype: torch.dtype, tolerance: float) -> None:
+    texts = corpus(texts=40, width=16, tokens=9)
+    half = value(name, texts.to(dtype))
+    same = value(name, texts.to(dtype).to(torch.float32))
+    torch.testing.assert_close(half, same, rtol=1e-9, atol=1e-9, equal_nan=True)
+    if name != "neighbour_overlap":  # a count: one neighbour at a tie moves it by 1 / (N k)
+        expected = value(name, texts)
+        torch.testing.assert_close(half, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", METRICS)
+def test_nan_and_infinity_are_named_with_their_layer(name: str, bad: float) -> None:
+    texts = corpus()
+    texts.states[1, 4, 1, 2] = bad
+    texts.pooled[1, 4, 2] = bad
+    texts.views[1, 1, 4, 2] = bad
+    metric = feed(make(name, [10, 20, 30]), texts, torch.arange(13).split(4))
+    with pytest.raises(NotFiniteError, match=r"of layer (20|30) is .* hold NaN or infinity"):
+        metric.compute()
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_nan_in_the_padding_does_not_count(name: str) -> None:
+    texts = corpus()
+    expected = value(name, texts)
+    texts.states[:, ~texts.mask] = torch.nan
+    torch.testing.assert_close(value(name, texts), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_zero_vectors_and_the_same_text_twice_have_a_value(name: str) -> None:
+    texts = corpus()
+    texts.mask[3] = texts.mask[2]
+    for tensor in (texts.states, texts.pooled, texts.views.transpose(1, 2)):
+        tensor[:, 3] = tensor[:, 2]
+        tensor[:, 5] = 0.0
+    assert torch.isfinite(value(name, texts)[1:]).all()
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_no_text_is_an_error_not_a_number(name: str) -> None:
+    with pytest.warns(UserWarning, match="before the ``update``"), pytest.raises(TooFewTextsError, match="layer"):
+        make(name, [0, 1]).compute()
+
+
+@pytest.mark.parametrize("name", ["infonce", "lidar", "dime", "anisotropy", "cka", "neighbour_overlap", "alpha_req"])
+def test_one_text_is_an_error_where_texts_are_compared(name: str) -> None:
+    metric = feed(make(name, range(3)), corpus(texts=1), [torch.arange(1)])
+    with pytest.raises(TooFewTextsError, match="must be at least"):
+        metric.compute()
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_unknown_layer_and_wrong_shapes_are_refused(name: str) -> None:
+    texts, metric = corpus(), make(name, [1, 2])
+    with pytest.raises(LayerIndexError, match=r"one of the metric's layers \[1, 2\], but got 3"):
+        metric._position(3)
+    wrong = {
+        "tokens": lambda: metric.update(1, texts.states[0], texts.mask.int()),
+        "pooled": lambda: metric.update(1, texts.pooled[0], index=torch.arange(1)),
+        "views": lambda: metric.update(1, texts.views[0, 0], view=0, index=torch.arange(1)),
+    }
+    with pytest.raises(OptionError, match="must be"):
+        wrong[metric.kind]()
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_reset_pickle_and_forward(name: str) -> None:
+    texts = corpus()
+    metric = feed(make(name, range(3)), texts, [torch.arange(13)])
+    expected = metric.compute()
+    copy = pickle.loads(pickle.dumps(metric))
+    torch.testing.assert_close(copy.compute(), expected, rtol=0, atol=0, equal_nan=True)
+    metric.reset()
+    torch.testing.assert_close(
+        feed(metric, texts, [torch.arange(13)]).compute(), expected, rtol=0, atol=0, equal_nan=True
+    )
+    with pytest.raises(MidlayerError, match="update"):
+        metric(0, texts.states[0], texts.mask)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_autocast_around_a_metric_changes_nothing(name: str) -> None:
+    texts = corpus().to(torch.float32)
+    expected = value(name, texts)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(value(name, texts), expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("layers", [[], [1, 1]])
+def test_layers_must_be_different(layers: list[int]) -> None:
+    with pytest.raises(OptionError, match="different layer numbers"):
+        make("curvature", layers)
+
+
+def test_make_metrics_knows_all_paper_and_names() -> None:
+    assert list(make_metrics("all", [0, 1])) == list(METRICS)
+    assert tuple(make_metrics("paper", [0, 1])) == PAPER_METRICS
+    assert len(PAPER_METRICS) == 7
+    assert list(make_metrics("lidar", [0])) == ["lidar"]
+    assert make_metrics(["curvature"], [0, 4])["curvature"].layers == (0, 4)
+
+
+@pytest.mark.parametrize("names", ["curvatur", ["lidar", "curvatur"]])
+def test_make_metrics_asks_did_you_mean(names: str | list[str]) -> None:
+    with pytest.raises(OptionError, match="Did you mean 'curvature'"):
+        make_metrics(names, [0])
+
+
+def test_make_metrics_wants_a_name() -> None:
+    with pytest.raises(OptionError, match="but got none"):
+        make_metrics([], [0])
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_name_of_metric_function_and_file_are_one(name: str) -> None:
+    from midlayer_encoders import metrics
+
+    assert METRICS[name].__name__.lower() == name.replace("_", "")
+    assert METRICS[name].__module__ == getattr(metrics, name).__module__ == f"midlayer_encoders.metrics.{name}"

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.metrics import NeighbourOverlap, neighbour_overlap
+from tests.metrics.feeding import corpus, value
+from tests.metrics.oracles import cosine, random_rotation, random_rows
+
+
+def overlap_read_aloud(first: Tensor, second: Tensor, k: int, distance: str) -> Tensor:
+    """The share of each text's k nearest that both sets agree on, on average."""
+
+    def nearest(rows: Tensor, i: int) -> set[int]:
+        def far(j: int) -> float:
+            return -cosine(rows[i], rows[j]) if distance == "cosine" else float((rows[i] - rows[j]).norm())
+
+        return set(sorted((j for j in range(len(rows)) if j != i), key=far)[:k])
+
+    shares = [len(nearest(first, i) & nearest(second, i)) / k for i in range(len(first))]
+    return torch.tensor(sum(shares) / len(shares), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_function_and_class_match_the_definition(k: int, distance: str) -> None:
+    texts = corpus(texts=20)
+    options = {"k": k, "distance": distance}
+    pairs = [(texts.pooled[0], texts.pooled[1]), (texts.pooled[1], texts.pooled[2])]
+    expected = torch.stack([overlap_read_aloud(*pair, **options) for pair in pairs])  # type: ignore[arg-type]
+    values = torch.stack([neighbour_overlap(*pair, **options) for pair in pairs])  # type: ignore[arg-type]
+    torch.testing.assert_close(values, expected)
+    by_class = value("neighbour_overlap", texts, torch.arange(20).split(7), **options)
+    assert by_class[0].isnan()
+    torch.testing.assert_close(by_class[1:], expected)
+
+
+def test_known_values() -> None:
+    rows = random_rows(12, 4)
+    assert neighbour_overlap(rows, rows) == 1.0
+    assert neighbour_overlap(rows, random_rows(12, 7, 1), k=11) == 1.0
+    clusters = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+    assert neighbour_overlap(clusters, clusters[[0, 2, 1, 3]], k=1) == 0.0
+
+
+def test_unrelated_vectors_overlap_at_chance() -> None:
+    overlap = neighbour_overlap(random_rows(400, 10), random_rows(400, 10, 1), k=10)
+    assert float(overlap) == pytest.approx(10 / 399, abs=0.01)
+
+
+def test_scale_rotation_and_the_choice_of_distance() -> None:
+    first, second = random_rows(15, 4), random_rows(15, 4) + random_rows(15, 4, 1)
+    stretched = first * torch.arange(1.0, 16.0)[:, None]
+    moved = 3 * first @ random_rotation(4)
+    assert neighbour_overlap(moved, second, k=3) == neighbour_overlap(first, second, k=3)
+    assert neighbour_overlap(stretched, first, k=3) == 1.0
+    assert neighbour_overlap(stretched, first, k=3, distance="euclidean") < 1.0
+    assert neighbour_overlap(first + 50, first, k=3, distance="euclidean") == 1.0
+
+
+def test_texts_at_the_same_distance_are_taken_in_order() -> None:
+    same = torch.ones(8, 3)
+    assert neighbour_overlap(same, same, k=2) == 1.0
+
+
+def test_wrong_input_is_refused() -> None:
+    with pytest.raises(OptionError, match="N greater than `k` = 10"):
+        neighbour_overlap(torch.ones(10, 3), torch.ones(10, 3))
+    with pytest.raises(OptionError, match="`k` must be 1 or more"):
+        NeighbourOverlap([0], k=0)
+    with pytest.raises(OptionError, match="Did you mean 'cosine'"):
+        NeighbourOverlap([0], distance="cosin")  # type: ignore[arg-type]

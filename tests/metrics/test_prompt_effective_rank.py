@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from midlayer_encoders.metrics import PromptEffectiveRank, prompt_effective_rank
+from tests.metrics.feeding import corpus, value
+from tests.metrics.oracles import centred_unit
+from tests.metrics.test_effective_rank import rank_read_aloud
+
+
+@pytest.mark.parametrize("width", [3, 12])
+def test_function_and_class_match_the_definition(width: int) -> None:
+    texts = corpus(width=width)
+    expected = torch.stack([torch.stack([rank_read_aloud(text) for text in layer]) for layer in texts.texts])
+    torch.testing.assert_close(prompt_effective_rank(texts.states, texts.mask.expand(3, -1, -1)), expected)
+    torch.testing.assert_close(value("prompt_effective_rank", texts), expected.mean(dim=1))
+
+
+def test_centred_and_scaled_tokens() -> None:
+    texts = corpus(width=12)
+    expected = [rank_read_aloud(centred_unit(text)) for text in texts.texts[0]]
+    values = value("prompt_effective_rank", texts, center=True, unit=True)
+    torch.testing.assert_close(values[0], torch.stack(expected).mean())
+
+
+def test_texts_under_two_tokens_are_skipped_and_counted() -> None:
+    metric = PromptEffectiveRank([0])
+    metric.update(0, torch.eye(3).expand(2, 3, 3), torch.tensor([[True] * 3, [True, False, False]]))
+    assert metric.skipped.tolist() == [1]
+    torch.testing.assert_close(metric.compute(), torch.tensor([3.0], dtype=torch.float64))

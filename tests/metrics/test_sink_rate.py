@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from midlayer_encoders.metrics import SinkRate, sink_rate
+from tests.metrics.feeding import corpus, value
+from tests.metrics.oracles import random_rotation, random_rows
+
+
+def sink_read_aloud(path: Tensor) -> Tensor:
+    """The first token's squared length over the sum of all."""
+    squares = [float(token @ token) for token in path]
+    return torch.tensor(squares[0] / sum(squares), dtype=torch.float64)
+
+
+def test_function_and_class_match_the_definition() -> None:
+    texts = corpus()
+    expected = torch.stack([torch.stack([sink_read_aloud(text) for text in layer]) for layer in texts.texts])
+    torch.testing.assert_close(sink_rate(texts.states, texts.mask.expand(3, -1, -1)), expected)
+    torch.testing.assert_close(value("sink_rate", texts), expected.mean(dim=1))
+
+
+def test_known_values() -> None:
+    assert sink_rate(torch.ones(8, 3)) == pytest.approx(1 / 8)
+    massive = torch.ones(8, 3)
+    massive[0] = 1e18
+    assert sink_rate(massive) == 1.0
+    assert sink_rate(torch.ones(1, 3)) == 1.0
+    assert sink_rate(torch.tensor([[0.0], [2.0]])) == 0.0
+
+
+def test_the_first_real_token_is_the_first() -> None:
+    path = random_rows(6, 4)
+    mask = torch.tensor([False, False, True, True, True, False])
+    torch.testing.assert_close(sink_rate(path, mask), sink_read_aloud(path[2:5]))
+
+
+def test_scale_and_rotation_do_not_matter() -> None:
+    path = random_rows(6, 4)
+    torch.testing.assert_close(sink_rate(3 * path @ random_rotation(4)), sink_rate(path))
+
+
+def test_empty_and_zero_texts_are_skipped_and_counted() -> None:
+    states = torch.ones(3, 4, 2)
+    states[1] = 0.0
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    mask[2] = False
+    assert sink_rate(states, mask).isnan().tolist() == [False, True, True]
+    metric = SinkRate([0])
+    metric.update(0, states, mask)
+    assert metric.skipped.tolist() == [2]
+    assert metric.compute().tolist() == [0.25]

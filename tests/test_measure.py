@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.augment import augment
+from midlayer_encoders.cli import app
+from midlayer_encoders.errors import LayerIndexError, OptionError
+from midlayer_encoders.measure import measure, num_passes
+from midlayer_encoders.metrics import METRICS, curvature, dataset_entropy, infonce, prompt_entropy
+from tests.families import DEPTH
+
+Folder = Callable[[str], str]
+TEXTS = [
+    f"{start} and then number {n} {end}" for n in range(6) for start, end in (("first", "fox"), ("a dog", "barks!"))
+]
+
+
+def values(frame: pl.DataFrame, name: str) -> torch.Tensor:
+    return torch.tensor(frame.filter(pl.col("name") == name).sort("layer")["value"].to_list(), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ["Llama", "BERT", "Mamba"])
+def test_measured_metrics_are_the_functions_of_each_layers_own_encoder(name: str, tiny_folder: Folder) -> None:
+    whole = LayerEncoder(tiny_folder(name), -1, device="cpu")
+    wanted = ["prompt_entropy", "curvature", "dataset_entropy", "infonce"]
+    frame = measure(whole, TEXTS, metrics=wanted, token_budget=100, dataset="mine")
+    assert set(frame["dataset"]) == {"mine"}
+    views = augment(TEXTS, views=2, seed=0)
+    for layer in range(DEPTH + 1):
+        encoder = LayerEncoder(tiny_folder(name), layer, norm="none", device="cpu")
+        states = [torch.as_tensor(t) for t in encoder.encode(TEXTS, output_value="token_embeddings")]
+        masks = [torch.ones(1, len(t), dtype=torch.bool) for t in states]
+        for metric, function in (("prompt_entropy", prompt_entropy), ("curvature", curvature)):
+            alone = torch.stack([function(s[None], m).double().squeeze() for s, m in zip(states, masks, strict=True)])
+            torch.testing.assert_close(values(frame, metric)[layer], alone.mean(), rtol=1e-4, atol=1e-5)
+        pooled = torch.from_numpy(encoder.encode(TEXTS))
+        torch.testing.assert_close(
+            values(frame, "dataset_entropy")[layer], dataset_entropy(pooled).double(), rtol=1e-4, atol=1e-5
+        )
+        pair = [torch.from_numpy(encoder.encode(view)) for view in views]
+        torch.testing.assert_close(values(frame, "infonce")[layer], infonce(*pair).double(), rtol=1e-4, atol=1e-4)
+
+
+def test_every_metric_is_measured_and_depends_neither_on_batches_nor_order(tiny_folder: Folder) -> None:
+    whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    frame = measure(whole, TEXTS, metrics="all")
+    assert set(frame["name"]) == set(METRICS)
+    assert frame.columns == ["model", "revision", "layer", "depth", "kind", "dataset", "name", "value"]
+    other = measure(whole, TEXTS, metrics="all", token_budget=40)
+    for name in METRICS:
+        torch.testing.assert_close(
+            values(other, name), values(frame, name), rtol=2e-3, atol=1e-4, msg=lambda m: f"{name}: {m}"
+        )
+
+
+def test_passes_are_counted_and_told(tiny_folder: Folder) -> None:
+    told: list[int] = []
+    whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    measure(whole, TEXTS, metrics=["infonce", "curvature"], layers=[1, -1], advance=told.append)
+    assert sum(told) == len(TEXTS) * num_passes(["infonce", "curvature"]) == len(TEXTS) * 3
+
+
+def test_wrong_input(tiny_folder: Folder) -> None:
+    whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    with pytest.raises(OptionError, match="at least one text"):
+        measure(whole, [])
+    with pytest.raises(OptionError, match="Did you mean 'curvature'"):
+        measure(whole, TEXTS, metrics="curvatur")
+    with pytest.raises(LayerIndexError, match=r"in \[0, 4\]"):
+        measure(whole, TEXTS, layers=[9])
+
+
+def test_the_command_writes_frame_and_figure(tiny_folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("\n".join(TEXTS))
+    command = ["metrics", tiny_folder("Llama"), "--texts", str(tmp_path / "t.txt"), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(
+        app, [*command, "--layers", "0,0.5,-1", "--metrics", "curvature,prompt_entropy", "--device", "cpu"]
+    )
+    assert result.exit_code == 0, result.output
+    frame = pl.read_parquet(tmp_path / "out/metrics.parquet")
+    assert frame.equals(pl.read_csv(tmp_path / "out/metrics.csv").cast(frame.schema))
+    assert sorted(set(frame["layer"])) == [0, 2, 4]
+    assert (tmp_path / "out/metrics.png").stat().st_size > 1000
+    assert "curvature" in result.output
