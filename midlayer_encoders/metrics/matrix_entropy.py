@@ -84,8 +84,8 @@ def entropy_of_gram(
     # An eigenvalue solver fails on NaN as a whole batch; one bad text must not take the others with it. What is not
     # finite in a row is not finite on the diagonal.
     finite = torch.isfinite(gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1))
-    gram = torch.where(finite[..., None, None], gram, 0.0)
-    entropy = spectral_entropy(gram, sizes, alpha=alpha, method=method)
+    gram = gram.masked_fill(~finite[..., None, None], 0.0)
+    entropy = spectral_entropy(gram, sizes, alpha=alpha, method=method, check=False)  # nothing waits for a GPU
     scale = _scale(count.to(entropy), width, normalization)
     # One row, or one dimension, has entropy 0 and nothing to divide it by.
     entropy = torch.where(scale > 0, entropy / scale, 0.0)
