@@ -211,11 +211,13 @@ class LayerReader:
     @torch.inference_mode()
     def _read(self, texts: Sequence[Any], batch: list[int], tokens: TokenReceive | None) -> Tensor:
         inputs = self.preprocess([texts[position] for position in batch])
+        real = inputs.get("attention_mask")
+        real = real.bool() if isinstance(real, Tensor) else None
         final = [self.model.get_submodule(path) for path in self.anatomy.final] if self.norm == "final" else []
         made: dict[int, Tensor] = {}
 
         def receive(layer: int, _: str, states: Tensor) -> None:
-            mask = _mask(inputs, states)
+            mask = _mask(real, states)
             if tokens is not None:
                 tokens(layer, states, mask, batch)
             for module in final:
@@ -236,9 +238,8 @@ class LayerReader:
             )
 
 
-def _mask(inputs: Mapping[str, Any], states: Tensor) -> Tensor:
-    """Return which states are of real tokens; all of them where the model's inputs name none."""
-    mask = inputs.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.shape == states.shape[:2]:
-        return mask.to(states.device).bool()
+def _mask(real: Tensor | None, states: Tensor) -> Tensor:
+    """Return which states are of real tokens; all of them where the model's inputs do not say."""
+    if real is not None and real.shape == states.shape[:2]:
+        return real.to(states.device)
     return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)

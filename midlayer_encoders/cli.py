@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,12 +18,16 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from midlayer_encoders.encoder import LayerEncoder
+    from midlayer_encoders.sweep import Progress as SweepProgress
+    from midlayer_encoders.sweep import SweepResult
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-Model = Annotated[str, typer.Argument(help="Folder or name on the hub of a transformers model.")]
+Model = Annotated[
+    str, typer.Argument(help="Folder or name on the hub of a transformers model, or built-in (SmolLM2-135M).")
+]
 LayerText = Annotated[str, typer.Option("--layer", help="17, -1 (the last), or 0.7 (a fraction of the depth).")]
 NormText = Annotated[
     str, typer.Option("--norm", help="final: the model's own final norm is applied; none: raw states.")
@@ -86,13 +91,14 @@ def export(
         )
     from midlayer_encoders.encoder import LayerEncoder
 
+    model, gguf_file = _resolved(model, gguf_file)
     encoder = LayerEncoder(
         model, parse_layer(layer), norm=norm, pooling=pooling, revision=revision, dtype=dtype, device="cpu",  # type: ignore[arg-type]
         max_length=max_length, bidirectional=bidirectional, adapters=adapter or (), gguf_file=gguf_file,
     )  # fmt: skip
     encoder.save_pretrained(str(out))
     parameters = sum(parameter.numel() for parameter in encoder.parameters())
-    console = Console()
+    console = _console()
     console.print(
         f"Layer {encoder.layer} of {encoder.num_layers}, {parameters / 1e6:.1f}M parameters, is in {out}. Load it with:"
     )
@@ -123,7 +129,7 @@ def metrics(
     from midlayer_encoders.report import write_metrics_figure
     from midlayer_encoders.texts import read_texts, wikitext_paragraphs
 
-    wanted = names if names in ("all", "paper") else names.split(",")
+    wanted = _names(names)
     passes = num_passes(wanted)  # a wrong name is said before the model is loaded
     lines = read_texts(texts, field=field)
     encoder = _whole_model(
@@ -151,12 +157,20 @@ def _whole_model(model: str, *, gguf_file: str | None, **options: Any) -> LayerE
     _quieten()
     from midlayer_encoders.encoder import LayerEncoder
 
-    if model == "built-in":
-        from midlayer_encoders.demo import built_in_model
-
-        model, gguf_file = built_in_model()
+    folder, gguf_file = _resolved(model, gguf_file)
     with _console().status(f"Loading {model}"):
-        return LayerEncoder(model, -1, gguf_file=gguf_file, **options)
+        encoder = LayerEncoder(folder, -1, gguf_file=gguf_file, **options)
+    encoder.source = model
+    return encoder
+
+
+def _resolved(model: str, gguf_file: str | None) -> tuple[str, str | None]:
+    """Return the folder and file that a model's name on the command line stands for."""
+    if model != "built-in":
+        return model, gguf_file
+    from midlayer_encoders.demo import built_in_model
+
+    return built_in_model()
 
 
 def parse_layers(text: str) -> str | list[int | float]:
@@ -219,33 +233,163 @@ def _quieten() -> None:
 
 
 @app.command()
-def demo() -> None:
-    """Cut the built-in model (SmolLM2-135M) at three depths and compare size, speed and quality, offline."""
-    _quieten()
+def sweep(
+    model: Model,
+    tasks: Annotated[
+        str, typer.Option(help="Names of mteb tasks or benchmarks, paper, builtin, or paths, with commas.")
+    ],
+    layers: Annotated[str, typer.Option(help="all, or layers with commas: 0,6,0.5,-1.")] = "all",
+    names: Annotated[str, typer.Option("--metrics", help="none, paper, all, or names with commas.")] = "paper",
+    out: Annotated[Path | None, typer.Option(help="Folder for frame, results and page.")] = None,
+    store: Annotated[Path | None, typer.Option(help="Folder of embeddings, which sweeps may share.")] = None,
+    half: Annotated[bool, typer.Option(help="Keep the embeddings in float16: half the room.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Processes that score layers; all cores by default.")] = None,
+    norm: NormText = "final",
+    pooling: PoolingText = "mean",
+    revision: Revision = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    max_length: MaxLength = None,
+    gguf_file: GgufFile = None,
+    devices: Annotated[int, typer.Option(help="Processes on this machine that share the embedding.")] = 1,
+    num_nodes: Annotated[int, typer.Option(help="Machines that share it (torchrun or SLURM start them).")] = 1,
+) -> None:
+    """Score every layer of a model on mteb tasks from one forward pass over each text."""
+    from midlayer_encoders.tasks import task_sources
+
+    task_sources(tasks.split(","))  # a wrong name is said before the model is loaded
+    options = {"revision": revision, "dtype": dtype, "device": device, "max_length": max_length}
+    encoder = _whole_model(model, gguf_file=gguf_file, **options)
+    _sweep(
+        encoder, tasks.split(","), layers=parse_layers(layers), metrics=_names(names), out=out, store=store,
+        store_dtype="float16" if half else "float32", workers=workers, norm=norm, pooling=pooling, devices=devices,
+        num_nodes=num_nodes,
+    )  # fmt: skip
+
+
+def _names(text: str) -> str | list[str]:
+    return [] if text == "none" else text if text in ("all", "paper") else text.split(",")
+
+
+def _sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
+    """Run a sweep with its bars, print the table and where the page lies; exit with 1 where a task failed."""
+    from midlayer_encoders import sweep as sweeping
+
+    with _progress() as progress:
+        result = sweeping.sweep(encoder, tasks, progress=_bars(progress), **options)
+    page = result.to_html()
+    _print_scores(result)
+    for task, error in result.failures.items():
+        _console().print(f"[bold red]{task} failed[/], {error}", highlight=False)
+    _console().print(f"The report: {page}", soft_wrap=True)
+    if result.failures:
+        raise typer.Exit(1)
+
+
+def _bars(progress: Progress) -> SweepProgress:
+    from midlayer_encoders.sweep import Progress as SweepProgress
+
+    class Bars(SweepProgress):
+        """Three bars, each shown when there is something to do."""
+
+        def __init__(self) -> None:
+            titles = {"embedding": "texts embedded", "evaluating": "layers scored", "measuring": "texts measured"}
+            self._bars = {name: progress.add_task(title, total=0, visible=False) for name, title in titles.items()}
+
+        def _move(self, name: str, done: int, more: int) -> None:
+            bar = self._bars[name]
+            total = (progress.tasks[bar].total or 0) + more
+            progress.update(bar, advance=done, total=total, visible=total > 0)
+
+        def embedding(self, done: int, more: int) -> None:
+            self._move("embedding", done, more)
+
+        def evaluating(self, done: int, more: int) -> None:
+            self._move("evaluating", done, more)
+
+        def measuring(self, done: int, more: int) -> None:
+            self._move("measuring", done, more)
+
+    return Bars()
+
+
+def _print_scores(result: SweepResult) -> None:
+    """Print a row for each layer, a column for each task, and what the best layer gains over the last."""
+    import polars as pl
     from rich.table import Table
 
-    from midlayer_encoders.demo import built_in_model, demo_pairs, run_depth
-    from midlayer_encoders.encoder import LayerEncoder
+    from midlayer_encoders.tasks import task_label
 
-    folder, file = built_in_model()
-    pairs, depths = demo_pairs(), (0.2, 0.5, 1.0)
-    with _progress() as progress:
-        bar = progress.add_task("SmolLM2-135M at three depths", total=len(depths))
-        results = []
-        for depth in depths:
-            results.append(run_depth(LayerEncoder(folder, depth, gguf_file=file, device="cpu"), pairs))
-            progress.advance(bar)
-    whole = results[-1]
-    table = Table(title=f"SmolLM2-135M, {len(pairs)} pairs of sentences")
-    for title in ("layer", "parameters", "texts/s", "speed-up", "Spearman x 100"):
+    scores = result.frame.filter(pl.col("kind") == "score")
+    if scores.is_empty():
+        return
+    found = result.summary()
+    table = Table(title=result.notes.title)
+    labels = (re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", task_label(curve.name)) for curve in found.tasks)
+    for title in ("layer", *labels, "mean"):
         table.add_column(title, justify="right")
-    for result in results:
-        table.add_row(
-            f"{result.layer}" + (" (last)" if result is whole else ""), f"{result.parameters / 1e6:.1f}M",
-            f"{result.texts_per_second:.0f}", f"{result.texts_per_second / whole.texts_per_second:.1f}x",
-            f"{100 * result.spearman:.1f}",
-        )  # fmt: skip
+    curves = [*found.tasks, *([found.average] if found.average else [])]
+    for layer in sorted(scores["layer"].unique().to_list()):
+        cells = (curve.points.get(layer) for curve in curves)
+        best = found.average is not None and layer == found.average.best_layer
+        row = ("" if value is None else f"{value:.1f}" for value in cells)
+        table.add_row(str(layer), *row, style="bold green" if best else None)
+    if result.notes.baselines:
+        shown = [100 * result.notes.baselines.get(curve.name, float("nan")) for curve in found.tasks]
+        table.add_section()
+        table.add_row("TF-IDF", *(f"{value:.1f}" for value in shown), f"{sum(shown) / len(shown):.1f}")
     _console().print(table)
+    if found.average is not None:
+        average = found.average
+        _console().print(
+            f"Best layer: {average.best_layer} of {found.num_layers}, {average.best:.1f} points, "
+            f"{average.gain:+.1f} over the last layer."
+        )
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="The --out of a sweep.")]) -> None:
+    """Write the page of a sweep again from its frame."""
+    from midlayer_encoders.sweep.result import SweepResult
+
+    _console().print(f"The report: {SweepResult.load(folder).to_html()}", soft_wrap=True)
+
+
+@app.command()
+def cache(
+    root: Annotated[Path, typer.Argument(help="A folder of embeddings: --store, or embeddings inside --out.")],
+    remove: Annotated[list[str] | None, typer.Option(help="Key of a store to remove; repeatable.")] = None,
+    unused_days: Annotated[int | None, typer.Option(help="Remove stores not used for so many days.")] = None,
+    keep_gb: Annotated[float | None, typer.Option(help="Remove the longest unused until so much is left.")] = None,
+    dry_run: Annotated[bool, typer.Option(help="Say what would be removed, and remove nothing.")] = False,
+) -> None:
+    """List the stores of embeddings in a folder, and remove what is not wanted."""
+    from datetime import timedelta
+
+    from rich.table import Table
+
+    from midlayer_encoders.store import list_stores, prune
+
+    if remove or unused_days is not None or keep_gb is not None:
+        gone = prune(
+            root, keys=remove or None, unused_for=None if unused_days is None else timedelta(days=unused_days),
+            keep_bytes=None if keep_gb is None else int(keep_gb * 1e9), dry_run=dry_run,
+        )  # fmt: skip
+        _console().print(f"{'Would remove' if dry_run else 'Removed'} {len(gone)} stores.")
+    table = Table()
+    for title in ("key", "model", "texts", "layers", "MB", "last used"):
+        table.add_column(title)
+    for info in list_stores(root):
+        cells = (info.key, str(info.description.get("model", "")), str(info.texts), str(len(info.layers)))
+        table.add_row(*cells, f"{info.bytes / 1e6:.1f}", f"{info.last_used:%Y-%m-%d %H:%M}")
+    _console().print(table)
+
+
+@app.command()
+def demo(out: Annotated[Path, typer.Option(help="Folder for what it finds.")] = Path("midlayer-results/demo")) -> None:
+    """Score all 31 layers of the built-in model (SmolLM2-135M) on the five built-in tasks, offline, with a report."""
+    encoder = _whole_model("built-in", gguf_file=None, device="cpu")
+    _sweep(encoder, ["builtin"], metrics="paper", metric_texts=64, views=4, out=out)
 
 
 if __name__ == "__main__":

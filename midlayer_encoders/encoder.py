@@ -96,12 +96,13 @@ class LayerEncoder(SentenceTransformer):
             trust_remote_code=trust_remote_code,
             model_card_data=_CardData(local_files_only=True),
         )
+        self.source = model
         self.layer = cut.layer
         self.num_layers = cut.anatomy.num_layers
         self.norm: Norm = norm
         self.pooling: Pooling = pooling
         self._given = {
-            "model": base_name(model),
+            "model": base_name(model, gguf_file),
             "revision": revision,
             "bidirectional": bidirectional,
             "adapters": tuple(base_name(adapter) for adapter in adapters),

@@ -48,8 +48,8 @@ def _checksum(tensor: Tensor) -> int:
     return int(total)
 
 
-def base_name(model: str) -> str:
-    """Return a model's name on the hub, or ``local/`` and the name of its folder: where it lies does not change it.
+def base_name(model: str, gguf_file: str | None = None) -> str:
+    """Return a model's name on the hub, or ``local/`` and the name of its folder or GGUF file, wherever it lies.
 
     Example:
         >>> base_name("EleutherAI/pythia-410m"), base_name("/")
@@ -58,6 +58,8 @@ def base_name(model: str) -> str:
     folder = Path(model).expanduser()
     if not folder.is_dir():
         return model
+    if gguf_file is not None:
+        return f"local/{Path(gguf_file).stem}"
     return "local/" + (re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name) or "model")
 
 

@@ -33,7 +33,7 @@ def measure(
     layers: Sequence[Layer] | str = "all",
     norm: Norm = "none",
     pooling: Pooling = "mean",
-    views: int = 16,
+    views: int | Sequence[Sequence[str]] = 16,
     seed: int = 0,
     dataset: str = "texts",
     token_budget: int = 4096,
@@ -51,7 +51,8 @@ def measure(
         layers: ``"all"`` or some.
         norm: of the pooled vectors; ``"none"`` is the paper's.
         pooling: how token states become one vector.
-        views: of each text for LiDAR; InfoNCE and DiME take the first two.
+        views: number of views of each text for LiDAR (InfoNCE and DiME take the first two), or the views themselves,
+            V lists of N texts.
         seed: of the views.
         dataset: what the frame calls the texts.
         token_budget: tokens in a batch.
@@ -60,8 +61,9 @@ def measure(
     if not texts:
         raise OptionError("`texts` must hold at least one text, but got none.")
     reader = layer_reader(encoder, layers=layers, norm=norm, pooling=pooling)
-    made = _make(metrics, reader.layers, views)
-    for view, passed in enumerate(_passes(texts, made, seed), start=-1):
+    made = _make(metrics, reader.layers, views if isinstance(views, int) else len(views))
+    passes = _passes(texts, _num_views(made), seed) if isinstance(views, int) else (texts, *views[: _num_views(made)])
+    for view, passed in enumerate(passes, start=-1):
         batches = plan(encoder, passed, token_budget=token_budget)
         for positions in update_metrics(reader, made, passed, batches, view=view):
             if advance is not None:
@@ -88,10 +90,10 @@ def _num_views(metrics: dict[str, LayerMetric]) -> int:
     return max((int(getattr(metric, "views", 0)) for metric in metrics.values() if metric.kind == "views"), default=0)
 
 
-def _passes(texts: Sequence[str], metrics: dict[str, LayerMetric], seed: int) -> Iterator[Sequence[str]]:
+def _passes(texts: Sequence[str], views: int, seed: int) -> Iterator[Sequence[str]]:
     """Yield the texts, then each view of them."""
     yield texts
-    if views := _num_views(metrics):
+    if views:
         yield from augment(texts, views=views, seed=seed)
 
 

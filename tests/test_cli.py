@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import itertools
+import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +15,6 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
-from midlayer_encoders.demo import demo_pairs, run_depth
 from tests.tiny_folders import TEXTS
 
 Folder = Callable[[str], str]
@@ -69,10 +71,48 @@ def test_wrong_names_are_attribute_errors() -> None:
         _ = midlayer_encoders.LayerEnkoder  # type: ignore[attr-defined]
 
 
-def test_the_demo_measures_an_encoder(tiny_folder: Folder) -> None:
-    pairs = demo_pairs()
-    assert {grade for _, _, grade in pairs} == {0.0, 1.0, 2.0}
-    result = run_depth(LayerEncoder(tiny_folder("Llama"), 2, device="cpu"), pairs)
-    assert result.layer == 2
-    assert result.texts_per_second > 0
-    assert -1 <= result.spearman <= 1
+def test_sweep_report_and_cache(tiny_folder: Folder, tmp_path: Path) -> None:
+    rows = [
+        {"sentence1": text, "sentence2": other, "score": n} for n, (text, other) in enumerate(itertools.pairwise(TEXTS))
+    ]
+    (tmp_path / "near.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    out = tmp_path / "out"
+    command = [
+        "sweep",
+        tiny_folder("Llama"),
+        "--tasks",
+        str(tmp_path / "near.jsonl"),
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = CliRunner().invoke(app, [*command, "--metrics", "curvature", "--workers", "1"])
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "Best layer:" in result.output
+    before = (out / "report.html").read_text()
+    (out / "report.html").unlink()
+    assert CliRunner().invoke(app, ["report", str(out)]).exit_code == 0
+    assert (out / "report.html").read_text() == before
+    listed = CliRunner().invoke(app, ["cache", str(out / "embeddings")])
+    assert "Llama" in listed.output
+    CliRunner().invoke(app, ["cache", str(out / "embeddings"), "--keep-gb", "0"])
+    assert "Llama" not in CliRunner().invoke(app, ["cache", str(out / "embeddings")]).output
+
+
+def test_a_failing_task_is_the_exit_code(tiny_folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / "near.jsonl").write_text('{"sentence1": "a b", "sentence2": "b", "score": 1}\n' * 3)
+    command = ["sweep", tiny_folder("Llama"), "--tasks", str(tmp_path / "near.jsonl"), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, [*command, "--device", "cpu", "--metrics", "none"])
+    assert result.exit_code != 0
+
+
+def test_a_wrong_task_is_said_before_the_model_is_loaded(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "midlayer_encoders.cli", "sweep", str(tmp_path), "--tasks", "./nowhere.jsonl"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "nowhere.jsonl" in done.stderr

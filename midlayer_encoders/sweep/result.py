@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -107,7 +108,14 @@ class SweepResult:
 
 
 def _export(notes: Notes, layer: int) -> dict[str, str]:
+    options = "".join(
+        f', {name.replace("-", "_")}="{value}"' for name, value in re.findall(r"--(\S+) (\S+)", notes.export_options)
+    )
+    python = f'LayerEncoder("{notes.model}", layer={layer}{options}).save_pretrained("layer-{layer}")'
+    if notes.model == "built-in":
+        python = "folder, file = midlayer_encoders.demo.built_in_model()\n"
+        python += f'LayerEncoder(folder, layer={layer}, gguf_file=file{options}).save_pretrained("layer-{layer}")'
     return {
-        "Python": f'LayerEncoder("{notes.model}", layer={layer}).save_pretrained("layer-{layer}")',
+        "Python": python,
         "shell": f"midlayer export {notes.model} --layer {layer}{notes.export_options} --out layer-{layer}",
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -124,9 +124,7 @@ def sweep(
     if metrics:
         frames.append(_metric_frame(encoder, sources, metrics, wanted, metric_texts, views, folder, told))
     frame = pl.concat([frame for frame in frames if not frame.is_empty()] or frames[:1])
-    notes = _notes(
-        encoder, spec, sources, scores, wanted, time.perf_counter() - start, baselines, encoder_options, model
-    )
+    notes = _notes(encoder, spec, sources, scores, wanted, time.perf_counter() - start, baselines)
     result = SweepResult(frame, folder, notes)
     if group.rank == 0:
         result.save()
@@ -254,8 +252,6 @@ def _notes(
     layers: Sequence[int],
     seconds: float,
     baselines: bool,
-    options: Mapping[str, Any],
-    model: str | LayerEncoder,
 ) -> Notes:
     failed = {
         score.task: f"layer {score.layer}: {score.error}" for score in reversed(scores) if score.error is not None
@@ -280,10 +276,10 @@ def _notes(
         else []
     )
     remarks = [f"Nearness grades: {STS_GRADES}"] if any("Nearness" in source.name for source in sources) else []
-    extra = f" --gguf-file {options['gguf_file']}" if options.get("gguf_file") else ""
+    extra = f" --gguf-file {spec.gguf_file}" if spec.gguf_file and encoder.source != "built-in" else ""
     return Notes(
         title=f"Every layer of {spec.model}",
-        model=model if isinstance(model, str) else spec.model,
+        model=encoder.source,
         how=how,
         parameters=_parameters(encoder, layers),
         seconds=_pass_seconds(encoder, layers, scores),

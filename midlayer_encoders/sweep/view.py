@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -169,22 +174,53 @@ class Embedder:
     def __call__(self, items: Sequence[Any], keys: Sequence[str], prompt: str) -> None:
         """Embed the items whose keys are not stored.
 
-        Batches are planned over all items, stored or not, so that a resumed run and one shared among processes make
-        the same batches, and so the same vectors.
+        The batches are planned when the items are first asked for, and the plan is kept beside the store, so that a
+        resumed run and one shared among processes make the same batches, and so the same vectors.
         """
         distinct: Mapping[str, Any] = dict(zip(keys, items, strict=True))
         names, texts = list(distinct), list(distinct.values())
         lacking = set(self.store.missing(names))
         if lacking:
-            reader = layer_reader(
-                self.encoder, layers=self.store.layers, norm=self.norm, pooling=self.pooling, prompt=prompt
-            )
-            batches = plan(self.encoder, texts, token_budget=self.token_budget, prompt=prompt)
-            mine = [batch for batch in batches[self.rank :: self.world] if lacking.intersection(batch)]
-            self.advance(0, sum(len(batch) for batch in mine))
-            for positions, vectors in reader.embed(texts, mine):
-                wanted = [n for n, position in enumerate(positions) if position in lacking]
-                self.store.write([names[positions[n]] for n in wanted], vectors[:, wanted].numpy())
-                self.advance(len(positions), 0)
+            self._embed(names, texts, lacking, self._planned(names, texts, lacking, prompt), prompt)
         self.barrier()
         self.store.refresh()
+        if self.world == 1 and (lacking := set(self.store.missing(names))):  # pruned, or damaged, since it was planned
+            self._embed(names, texts, lacking, self._plan(texts, sorted(lacking), prompt), prompt)
+
+    def _plan(self, texts: Sequence[Any], positions: Sequence[int], prompt: str) -> list[list[int]]:
+        batches = plan(self.encoder, [texts[n] for n in positions], token_budget=self.token_budget, prompt=prompt)
+        return [[positions[n] for n in batch] for batch in batches]
+
+    def _planned(self, names: Sequence[str], texts: Sequence[Any], lacking: set[int], prompt: str) -> list[list[int]]:
+        """Return the batches that were planned for these items when they were first asked for, or plan them now."""
+        digest = hashlib.blake2b("".join((*names, str(self.token_budget))).encode(), digest_size=12).hexdigest()
+        path = self.store.folder / "plans" / f"{digest}.json"
+        if not path.exists():
+            made = json.dumps(self._plan(texts, sorted(lacking), prompt))
+            path.parent.mkdir(exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+                file.write(made)
+            with suppress(FileExistsError):  # another process was quicker: its plan holds for all
+                os.link(file.name, path)
+            Path(file.name).unlink()
+        batches: list[list[int]] = json.loads(path.read_text())
+        return batches
+
+    def _embed(
+        self,
+        names: Sequence[str],
+        texts: Sequence[Any],
+        lacking: set[int],
+        batches: Sequence[Sequence[int]],
+        prompt: str,
+    ) -> None:
+        """Pass the batches that lack something, those of this process, through the model and store what was lacking."""
+        reader = layer_reader(
+            self.encoder, layers=self.store.layers, norm=self.norm, pooling=self.pooling, prompt=prompt
+        )
+        mine = [batch for batch in batches[self.rank :: self.world] if lacking.intersection(batch)]
+        self.advance(0, sum(len(batch) for batch in mine))
+        for positions, vectors in reader.embed(texts, mine):
+            wanted = [n for n, position in enumerate(positions) if position in lacking]
+            self.store.write([names[positions[n]] for n in wanted], vectors[:, wanted].numpy())
+            self.advance(len(positions), 0)
