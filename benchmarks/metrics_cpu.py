@@ -147,7 +147,7 @@ def tiny_folder(folder: str) -> str:
 
 def compare(name: str, encoder: Any, texts: list[str], views: int) -> list[str]:
     from midlayer_encoders.augment import augment
-    from midlayer_encoders.measure import measure, num_passes
+    from midlayer_encoders.measuring import measure, num_passes
 
     made = augment(texts, views=views, seed=0)
     encoder.encode(texts[:2], show_progress_bar=False)
@@ -170,7 +170,7 @@ def compare(name: str, encoder: Any, texts: list[str], views: int) -> list[str]:
 
 def main() -> None:
     from midlayer_encoders import LayerEncoder
-    from midlayer_encoders.measure import count_tokens
+    from midlayer_encoders.measuring import count_tokens
     from midlayer_encoders.texts import read_texts, wikitext_paragraphs
 
     parser = argparse.ArgumentParser(description=__doc__)

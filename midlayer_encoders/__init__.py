@@ -9,14 +9,25 @@ if TYPE_CHECKING:
     from midlayer_encoders._types import EncoderSpec
     from midlayer_encoders.encoder import LayerEncoder
     from midlayer_encoders.errors import MidlayerError
+    from midlayer_encoders.measuring import measure
+    from midlayer_encoders.sweeping import SweepResult, sweep
+    from midlayer_encoders.tasks import paper_tasks
 
-__all__ = ["EncoderSpec", "LayerEncoder", "MidlayerError"]
+__all__ = ["EncoderSpec", "LayerEncoder", "MidlayerError", "SweepResult", "measure", "paper_tasks", "sweep"]
 
 __version__ = "0.1.0"
 
 if not TYPE_CHECKING:
     # torch, transformers and sentence-transformers take seconds to import: each name is fetched when it is asked for.
-    _HOMES = {"EncoderSpec": "_types", "LayerEncoder": "encoder", "MidlayerError": "errors"}
+    _HOMES = {
+        "EncoderSpec": "_types",
+        "LayerEncoder": "encoder",
+        "MidlayerError": "errors",
+        "SweepResult": "sweeping",
+        "measure": "measuring",
+        "paper_tasks": "tasks",
+        "sweep": "sweeping",
+    }
 
     def __getattr__(name: str) -> object:
         if name not in _HOMES:

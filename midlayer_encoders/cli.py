@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from midlayer_encoders.encoder import LayerEncoder
-    from midlayer_encoders.sweep import Progress as SweepProgress
-    from midlayer_encoders.sweep import SweepResult
+    from midlayer_encoders.sweeping import Progress as SweepProgress
+    from midlayer_encoders.sweeping import SweepResult
 
 __all__ = ["app", "main"]
 
@@ -125,7 +125,7 @@ def metrics(
     seed: Annotated[int, typer.Option(help="Of the augmented views.")] = 0,
 ) -> None:
     """Measure every layer of a model on your texts: one pass over them, and one for each view."""
-    from midlayer_encoders.measure import count_tokens, measure, num_passes
+    from midlayer_encoders.measuring import count_tokens, measure, num_passes
     from midlayer_encoders.report import write_metrics_figure
     from midlayer_encoders.texts import read_texts, wikitext_paragraphs
 
@@ -273,7 +273,7 @@ def _names(text: str) -> str | list[str]:
 
 def _sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
     """Run a sweep with its bars, print the table and where the page lies; exit with 1 where a task failed."""
-    from midlayer_encoders import sweep as sweeping
+    from midlayer_encoders import sweeping
 
     with _progress() as progress:
         result = sweeping.sweep(encoder, tasks, progress=_bars(progress), **options)
@@ -287,7 +287,7 @@ def _sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
 
 
 def _bars(progress: Progress) -> SweepProgress:
-    from midlayer_encoders.sweep import Progress as SweepProgress
+    from midlayer_encoders.sweeping import Progress as SweepProgress
 
     class Bars(SweepProgress):
         """Three bars, each shown when there is something to do."""
@@ -350,7 +350,7 @@ def _print_scores(result: SweepResult) -> None:
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="The --out of a sweep.")]) -> None:
     """Write the page of a sweep again from its frame."""
-    from midlayer_encoders.sweep.result import SweepResult
+    from midlayer_encoders.sweeping.result import SweepResult
 
     _console().print(f"The report: {SweepResult.load(folder).to_html()}", soft_wrap=True)
 

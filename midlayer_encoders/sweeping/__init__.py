@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midlayer_encoders.sweep.result import SweepResult
-from midlayer_encoders.sweep.run import Progress, sweep
+from midlayer_encoders.sweeping.result import SweepResult
+from midlayer_encoders.sweeping.run import Progress, sweep
 
 __all__ = ["Progress", "SweepResult", "sweep"]

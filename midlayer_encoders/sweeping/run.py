@@ -20,13 +20,13 @@ from midlayer_encoders.anatomy import find_anatomy, resolve_layers
 from midlayer_encoders.capture import capture
 from midlayer_encoders.encoder import LayerEncoder
 from midlayer_encoders.identity import result_name, result_revision
-from midlayer_encoders.measure import measure
+from midlayer_encoders.measuring import measure
 from midlayer_encoders.report import FRAME_SCHEMA
 from midlayer_encoders.store import EmbeddingStore
 from midlayer_encoders.store.embeddings import StoreDtype
-from midlayer_encoders.sweep.jobs import Job, Score, run_job, run_jobs
-from midlayer_encoders.sweep.result import Notes, SweepResult
-from midlayer_encoders.sweep.view import Embedder, Prompts
+from midlayer_encoders.sweeping.jobs import Job, Score, run_job, run_jobs
+from midlayer_encoders.sweeping.result import Notes, SweepResult
+from midlayer_encoders.sweeping.view import Embedder, Prompts
 from midlayer_encoders.tasks import STS_GRADES, TaskSource, task_label, task_sources, task_texts, tfidf_scores
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def _metric_frame(
     told: Progress,
 ) -> pl.DataFrame:
     """Measure the metrics on a sample of the tasks' texts, the same for the same tasks."""
-    from midlayer_encoders.measure import num_passes
+    from midlayer_encoders.measuring import num_passes
     from midlayer_encoders.store import text_key
 
     texts = {text for source in sources for text in task_texts(source.make()) if text.strip()}
@@ -275,7 +275,9 @@ def _notes(
         if baselines and "text" in encoder.modalities
         else []
     )
-    remarks = [f"Nearness grades: {STS_GRADES}"] if any("Nearness" in source.name for source in sources) else []
+    grades = "; ".join(f"{grade}: {words}" for grade, words in enumerate(STS_GRADES))
+    nearness = next((task_label(source.name) for source in sources if "Nearness" in source.name), None)
+    remarks = [f"What the grades of {nearness} mean: {grades}."] if nearness else []
     extra = f" --gguf-file {spec.gguf_file}" if spec.gguf_file and encoder.source != "built-in" else ""
     return Notes(
         title=f"Every layer of {spec.model}",
@@ -312,7 +314,7 @@ def _parameters(encoder: LayerEncoder, layers: Sequence[int]) -> dict[int, int]:
 
 @torch.inference_mode()
 def _pass_seconds(encoder: LayerEncoder, layers: Sequence[int], scores: Sequence[Score]) -> dict[int, float]:
-    """Return the seconds that a batch takes to the best layer and to the last: the fastest of three rounds."""
+    """Return the seconds that a batch takes to the best layer and to the last: the fastest of nine rounds."""
     valid = [score for score in scores if score.error is None]
     if not valid or "text" not in encoder.modalities:
         return {}
@@ -323,7 +325,7 @@ def _pass_seconds(encoder: LayerEncoder, layers: Sequence[int], scores: Sequence
     names: tuple[str, ...] = ("input_ids", "attention_mask")
     inputs = {key: features[key].to(encoder.device) for key in names if key in features}
     best = dict.fromkeys(pair, float("inf"))
-    for _ in range(3):
+    for _ in range(9):
         for layer in pair:
             start = time.perf_counter()
             capture(model, inputs, lambda *_: None, anatomy=find_anatomy(model), layers=[layer])

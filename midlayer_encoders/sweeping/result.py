@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import polars as pl
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report import plot_scores, summary, write_report
+from midlayer_encoders.tasks import task_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,11 +81,20 @@ class SweepResult:
         scored = not self.frame.filter(pl.col("kind") == "score").is_empty()
         export = _export(notes, self.best()) if scored else None
         remarks = [*notes.remarks, *(f"{task} failed: {error}" for task, error in notes.failures.items())]
+        labels = _labels(self.frame["dataset"].unique().to_list())
+        frame = self.frame.with_columns(pl.col("dataset").replace(labels))
+        baselines = {labels.get(task, task): score for task, score in notes.baselines.items()}
         return write_report(
-            self.frame, path or self.folder / "report.html", title=notes.title, how=notes.how,
-            parameters=notes.parameters or None, seconds=notes.seconds or None, export=export, notes=remarks,
-            baselines=notes.baselines or None,
-        )  # fmt: skip
+            frame,
+            path or self.folder / "report.html",
+            title=notes.title,
+            how=notes.how,
+            parameters=notes.parameters or None,
+            seconds=notes.seconds or None,
+            export=export,
+            notes=remarks,
+            baselines=baselines or None,
+        )
 
     def save(self) -> None:
         """Write frame (parquet and CSV) and notes into the folder."""
@@ -105,6 +115,12 @@ class SweepResult:
         for name in ("parameters", "seconds"):
             kept[name] = {int(layer): value for layer, value in kept[name].items()}
         return cls(pl.read_parquet(folder / "frame.parquet"), folder, Notes(**kept))
+
+
+def _labels(names: Sequence[str]) -> dict[str, str]:
+    """Return names of tasks without the digest of their data, where that leaves them apart."""
+    labels = {name: task_label(name) for name in names}
+    return labels if len(set(labels.values())) == len(labels) else {name: name for name in names}
 
 
 def _export(notes: Notes, layer: int) -> dict[str, str]:

@@ -16,7 +16,7 @@ import pytest
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.sweep import Progress, SweepResult, sweep
+from midlayer_encoders.sweeping import Progress, SweepResult, sweep
 from midlayer_encoders.tasks import isolated_random, task_sources
 from tests.families import DEPTH
 
@@ -185,7 +185,7 @@ def test_a_pruned_store_is_filled_again(five: dict[str, Path], tiny_folder: Fold
 _SWEEP = """
 import sys, warnings
 warnings.simplefilter("ignore")
-from midlayer_encoders.sweep import sweep
+from midlayer_encoders.sweeping import sweep
 sweep(sys.argv[1], sys.argv[4:], out=sys.argv[2], store=sys.argv[3], workers=1, baselines=False, token_budget=60, device="cpu")
 """
 
@@ -226,7 +226,7 @@ def test_two_sweeps_share_a_store(five: dict[str, Path], tiny_folder: Folder, tm
 _FABRIC = """
 import sys, warnings
 warnings.simplefilter("ignore")
-from midlayer_encoders.sweep import sweep
+from midlayer_encoders.sweeping import sweep
 if __name__ == "__main__":
     sweep(sys.argv[1], [sys.argv[3]], out=sys.argv[2], workers=1, baselines=False, token_budget=60, devices=2, device="cpu")
 """

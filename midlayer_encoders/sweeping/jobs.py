@@ -15,7 +15,7 @@ import mteb
 from mteb.cache import ResultCache
 
 from midlayer_encoders.store import EmbeddingStore
-from midlayer_encoders.sweep.view import Embedder, LayerView, Prompts
+from midlayer_encoders.sweeping.view import Embedder, LayerView, Prompts
 from midlayer_encoders.tasks import TaskSource, isolated_random
 
 __all__ = ["Job", "Score", "run_job", "run_jobs"]

