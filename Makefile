@@ -16,16 +16,21 @@ export PIP_NO_CACHE_DIR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-slow check format bench clean
+.PHONY: demo test test-slow test-triton check format bench clean
 
 demo: $(VENV)/installed
-	$(BIN)/midlayer demo
+	$(BIN)/midlayer demo --out runs/demo
 
 test: $(VENV)/installed
-	$(BIN)/pytest -n $(WORKERS) -m "not slow"
+	$(BIN)/pytest -n $(WORKERS) -m "not slow and not triton"
 
 test-slow: $(VENV)/installed
 	$(BIN)/pytest -m slow
+
+# The GPU kernels through Triton's interpreter; the wheel is large, so it is installed for this alone.
+test-triton: $(VENV)/installed
+	$(BIN)/pip install --quiet --no-deps "triton>=3.9"
+	TRITON_INTERPRET=1 $(BIN)/pytest -m triton tests/test_spectra.py tests/metrics/test_token_triton.py
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

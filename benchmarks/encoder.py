@@ -129,7 +129,7 @@ def import_seconds() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--write", default=None, help=argparse.SUPPRESS)
     parser.add_argument("--load", default=None, help=argparse.SUPPRESS)

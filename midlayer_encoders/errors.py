@@ -50,11 +50,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the known word nearest to a wrong one, or an empty string.
 
     Example:
-        >>> did_you_mean("maen", ["mean", "last"])
-        " Did you mean 'mean'?"
+        >>> did_you_mean("maen", ["mean", "last"]), did_you_mean("sts13", ["STS13"])
+        (" Did you mean 'mean'?", " Did you mean 'STS13'?")
     """
-    near = get_close_matches(word.lower(), list(known), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    written = {name.lower(): name for name in known}
+    near = get_close_matches(word.lower(), written, n=1)
+    return f" Did you mean {written[near[0]]!r}?" if near else ""
 
 
 def check_choice(argument: str, value: object, known: Iterable[str]) -> None:
