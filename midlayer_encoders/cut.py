@@ -176,7 +176,7 @@ def load_cut(
     resolved = resolve_layer(layer, anatomy.num_layers, name=model)
     cut = plan_cut(anatomy, resolved, norm, model_type=getattr(config, "model_type", ""))
     keep = min(cut.keep, anatomy.num_layers)
-    small = _checked(whole, cut_config(config, anatomy.num_layers, keep), anatomy, keep, trust_remote_code)
+    small = _checked(whole, config, anatomy, keep, trust_remote_code)
     source["dtype"] = dtype if dtype is not None else "auto"
     if adapters:
         loaded = merge_adapters(_read(type(whole), model, config, (), source), adapters)
@@ -241,7 +241,7 @@ def _checked(whole: Any, config: Any, anatomy: Anatomy, keep: int, trust_remote_
     """Return the cut model without weights, or raise unless its blocks are those of the whole model."""
     name = type(whole).__name__
     try:
-        small = _empty(config, trust_remote_code)
+        small = _empty(cut_config(config, anatomy.num_layers, keep), trust_remote_code)
     except MidlayerError:
         raise
     except Exception as reason:  # a config that fewer blocks make invalid fails in its own way

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from midlayer_encoders._types import NORMS, Norm
 from midlayer_encoders.anatomy import find_anatomy
-from midlayer_encoders.cut import load_cut
+from midlayer_encoders.cut import Cut, cut_config, cut_model, load_cut
+from midlayer_encoders.errors import CutError
 from tests.families import DEPTH, FAMILIES, inputs, tiny
 
 
@@ -64,3 +65,49 @@ def test_every_layer_of_every_family_is_exact_before_and_after_save_and_reload(
         model.save_pretrained(tmp_path / "cut")  # type: ignore[operator]
         again = type(model).from_pretrained(tmp_path / "cut").eval()  # type: ignore[attr-defined]
         torch.testing.assert_close(read(again, cut.output, name), expected, msg=lambda m: f"reloaded {layer}: {m}")
+
+
+def test_a_plain_module_is_cut_in_memory() -> None:
+    model = torch.nn.ModuleDict({"steps": torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(5))})
+    anatomy = find_anatomy(model, blocks="steps")
+    cut_model(model, Cut(anatomy, 2, "final", 2, "last_hidden_state"))
+    assert len(model["steps"]) == 2  # type: ignore[arg-type]
+
+
+def test_a_config_that_counts_no_blocks_is_refused() -> None:
+    import transformers as tf
+
+    with pytest.raises(CutError, match="does not say how many blocks"):
+        cut_config(tf.BertConfig(num_hidden_layers=4), 7, 2)
+
+
+def test_a_block_that_is_set_by_the_depth_of_its_model_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.llama import modeling_llama
+
+    made = modeling_llama.LlamaDecoderLayer.__init__
+
+    def by_depth(self: torch.nn.Module, config: object, layer_idx: int) -> None:
+        made(self, config, layer_idx)
+        self.residual_scale = 1.0 / config.num_hidden_layers  # type: ignore[attr-defined]
+
+    tiny("Llama").save_pretrained(tmp_path)  # type: ignore[operator]
+    monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "__init__", by_depth)
+    with pytest.raises(
+        CutError, match=r"Block 1 of LlamaModel is set otherwise in a cut model: `residual_scale` is 0.5"
+    ):
+        load_cut(str(tmp_path), 2)
+    load_cut(str(tmp_path), 4)
+
+
+def test_weights_after_the_layer_are_not_read(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tiny("Llama").save_pretrained(tmp_path)  # type: ignore[operator]
+    weights = load_file(tmp_path / "model.safetensors")
+    poisoned = {key: value * float("nan") if ".2." in key or ".3." in key else value for key, value in weights.items()}
+    save_file(poisoned, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model, cut = load_cut(str(tmp_path), 2)
+    assert read(model, cut.output, "Llama").isfinite().all()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
