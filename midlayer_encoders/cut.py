@@ -103,6 +103,7 @@ def cut_config(config: Any, num_layers: int, keep: int) -> Any:
         fields.pop(name, None)
     made = type(config).from_dict(fields)
     made._name_or_path = getattr(config, "_name_or_path", "")
+    made.dtype = getattr(config, "dtype", None)  # the dictionary holds its name only
     return made
 
 
