@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -170,16 +171,26 @@ def test_a_task_that_fails_is_told_and_the_others_go_on(
     assert len(result.frame) == 2
 
 
-def test_a_pruned_store_is_filled_again(five: dict[str, Path], tiny_folder: Folder, tmp_path: Path) -> None:
-    import shutil
+def pruned(store: Path) -> None:
+    shutil.rmtree(store)
 
-    options: dict[str, Any] = {"workers": 1, "baselines": False, "device": "cpu"}
-    first = sweep(tiny_folder("Llama"), [five["near"]], out=tmp_path / "a", **options)
-    results = sorted((tmp_path / "a/mteb").rglob("near-*.json"))
-    shutil.rmtree(tmp_path / "a/embeddings")
-    for path in results[2:]:
+
+def corrupted(store: Path) -> None:
+    for path in [path for path in store.rglob("*") if path.is_file() and path.suffix != ".json"]:
+        content = path.read_bytes()
+        path.write_bytes(content[:-4] + bytes(255 - byte for byte in content[-4:]))
+
+
+@pytest.mark.parametrize("damage", [pruned, corrupted])
+def test_a_damaged_store_is_filled_again(
+    damage: Callable[[Path], None], five: dict[str, Path], tiny_folder: Folder, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"workers": 1, "baselines": False, "device": "cpu", "out": tmp_path}
+    first = sweep(tiny_folder("Llama"), [five["near"]], **options)
+    damage(tmp_path / "embeddings")
+    for path in sorted((tmp_path / "mteb").rglob("near-*.json"))[2:]:
         path.unlink()
-    assert sweep(tiny_folder("Llama"), [five["near"]], out=tmp_path / "a", **options).frame.equals(first.frame)
+    assert sweep(tiny_folder("Llama"), [five["near"]], **options).frame.equals(first.frame)
 
 
 _SWEEP = """

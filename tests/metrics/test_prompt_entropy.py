@@ -96,3 +96,13 @@ def test_scale_rotation_shift_and_padding_do_not_matter(n: int, d: int, seed: in
     value = prompt_entropy(padded, mask)
     torch.testing.assert_close(value, prompt_entropy(states), rtol=1e-6, atol=1e-6)
     assert -1e-9 <= value <= math.log(max(1, min(n - 1, d))) + 1e-6
+
+
+@pytest.mark.parametrize("width", [3, 12])
+def test_matrices_that_wait_for_the_next_layers_give_the_same(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = corpus(width=width)
+    expected = value("prompt_entropy", texts)
+    monkeypatch.setattr(PromptEntropy, "_waits", lambda *_: True)
+    for together in (1, 10_000, 2**27):  # settled at once, in the middle, and only at the end
+        monkeypatch.setattr(PromptEntropy, "_together", together)
+        torch.testing.assert_close(value("prompt_entropy", texts), expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import pytest
@@ -10,12 +11,14 @@ from torch import Tensor
 
 from midlayer_encoders.metrics import _token_triton as kernels
 from midlayer_encoders.metrics import curvature, prompt_entropy
+from midlayer_encoders.metrics._gram import prepared
 from midlayer_encoders.metrics._kernels import kernels_run
 from midlayer_encoders.metrics.curvature import _turns
 from tests.metrics.oracles import random_rows
 
 HERE = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
+    pytest.mark.triton,
     pytest.mark.skipif(kernels.triton is None or not HERE, reason="needs Triton and a GPU, or its interpreter"),
     pytest.mark.filterwarnings("ignore"),  # the interpreter divides by zero in numpy, which warns
 ]
@@ -33,16 +36,41 @@ def batch(tokens: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("tokens", "width"), [(9, 20), (70, 96)])
+@pytest.mark.parametrize("unit", [True, False])
 @pytest.mark.parametrize("center", [True, False])
-def test_gram(tokens: int, width: int, dtype: torch.dtype, center: bool) -> None:
+def test_gram(tokens: int, width: int, dtype: torch.dtype, center: bool, unit: bool) -> None:
     states, mask = batch(tokens, width, dtype)
-    gram, _ = kernels.centred_gram(states, mask, center=center)
+    gram, sizes = kernels.prepared_gram(states, mask, center=center, unit=unit)
+    assert sizes.tolist() == mask.sum(dim=-1).tolist()
     for text, real, found in zip(states, mask, gram, strict=True):
-        rows = text[real].double()
-        rows = rows - rows.mean(dim=0) if center else rows
+        rows = prepared(text[real].double(), None, center=center, unit=unit) if real.any() else text[:0].double()
         expected = torch.zeros(tokens, tokens, dtype=torch.float64, device=DEVICE)
         expected[: len(rows), : len(rows)] = rows @ rows.T
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5 * width)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5 if unit else 1e-5 * width)
+
+
+@pytest.mark.parametrize("unit", [True, False])
+def test_what_is_only_rounding_is_zero_and_nan_is_kept(unit: bool) -> None:
+    states, mask = batch(9, 20, torch.float32)
+    states[0] = states[0, :1]
+    states[1, 4, 3] = torch.nan
+    states[2, -1] = 0.0
+    gram, _ = kernels.prepared_gram(states, mask, center=True, unit=unit)
+    assert (gram[0] == 0).all()
+    assert gram[1].diagonal().sum().isnan()
+    assert gram[2].isfinite().all()
+    gram, _ = kernels.prepared_gram(states, mask, center=False, unit=unit)
+    assert gram[1].isnan().any(dim=-1).sum() == 9, "a row and a column"
+    assert (gram[2, 4] == 0).all()
+    assert gram[0].diagonal().sum() > 0
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 1500])
+def test_order_of_a_mask_that_is_a_view(tokens: int) -> None:
+    mask = (random_rows(tokens, 6) > 0).to(DEVICE).T[::2]
+    order, sizes = kernels._order(mask)
+    for real, found, size in zip(mask, order, sizes.tolist(), strict=True):
+        assert found[:size].tolist() == real.nonzero().flatten().tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -54,6 +82,14 @@ def test_turns(dtype: torch.dtype, step: int) -> None:
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one[:, : other.shape[1]].double(), other, rtol=1e-5, atol=1e-5)
         assert (one[:, other.shape[1] :] == -1).all()
+
+
+def test_a_line_is_straight_to_the_last_digits() -> None:
+    steps = torch.tensor([1.0, 3.0, 0.5, 100.0, 2.0], device=DEVICE)
+    path = steps.cumsum(0)[None, :, None] * torch.tensor([3.0, 1.0, 2.0], device=DEVICE)
+    assert float(curvature(path)) < 1e-7
+    back = path * torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0], device=DEVICE)[:, None]
+    assert float(curvature(back)) == pytest.approx(math.pi, abs=1e-6)
 
 
 def test_functions_use_the_kernels_and_agree_with_float64() -> None:
