@@ -47,14 +47,12 @@ def token_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> tup
     if states.shape[-2] > states.shape[-1]:
         return smaller_gram(prepared(states, mask, center=center, unit=unit)), None
     if kernels_run(states):
-        from midlayer_encoders.metrics._token_triton import centred_gram
+        from midlayer_encoders.metrics._token_triton import prepared_gram
 
-        gram, mean = centred_gram(states, mask, center=center)
-        mask = mask.sort(dim=-1, descending=True).values
-    else:
-        states, mask = tokens_first(states, mask)
-        rows, mean = _centred(states, mask, center)
-        gram = smaller_gram(rows)
+        return prepared_gram(states, mask, center=center, unit=unit)
+    states, mask = tokens_first(states, mask)
+    rows, mean = _centred(states, mask, center)
+    gram = smaller_gram(rows)
     if center or unit:
         # The lengths stand on the diagonal, and it is quicker to scale T x T numbers than T x D.
         scale = _scale(gram.diagonal(dim1=-2, dim2=-1).sqrt(), lengths(mean), mask, unit)

@@ -18,8 +18,13 @@ def kernels_run(states: Tensor) -> bool:
     if not readable or not _triton_is_here():
         return False
     if states.is_cuda:
-        return torch.version.hip is None and torch.cuda.get_device_capability(states.device) >= (8, 0)
+        return _has_tf32(states.device)
     return os.environ.get("TRITON_INTERPRET") == "1" and states.device.type == "cpu"
+
+
+@cache
+def _has_tf32(device: torch.device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -60,7 +61,11 @@ class LayerMetric(Metric):
 
     def compute(self) -> Tensor:
         """Return one value per layer, shape ``(len(layers),)``, float64."""
-        return torch.stack([self._finite(layer, self._value(layer)) for layer in self.layers])
+        return self._all_finite(self.layers, self._values())
+
+    def _values(self) -> Tensor:
+        """Return the numbers of all layers, shape ``(len(layers),)``, float64."""
+        return torch.stack([self._value(layer).double() for layer in self.layers])
 
     def forward(self, *_: Any, **__: Any) -> None:
         """Refuse: one layer of one batch has no value for every layer."""
@@ -71,13 +76,18 @@ class LayerMetric(Metric):
             raise LayerIndexError(f"`layer` must be one of the metric's layers {list(self.layers)}, but got {layer}.")
         return self.layers.index(layer)
 
+    def _all_finite(self, layers: Sequence[int], values: Tensor) -> Tensor:
+        # One look for all layers, since each one waits for the GPU.
+        for layer, value in zip(layers, values.tolist(), strict=True):
+            if not math.isfinite(value):
+                raise NotFiniteError(
+                    f"{type(self).__name__} of layer {layer} is {value}: its states hold NaN or infinity. "
+                    "Check the model's output at that layer; float16 overflows where bfloat16 or float32 do not."
+                )
+        return values
+
     def _finite(self, layer: int, value: Tensor) -> Tensor:
-        if not torch.isfinite(value):
-            raise NotFiniteError(
-                f"{type(self).__name__} of layer {layer} is {value.item()}: its states hold NaN or infinity. "
-                "Check the model's output at that layer; float16 overflows where bfloat16 or float32 do not."
-            )
-        return value.double()
+        return self._all_finite([layer], value.double()[None])[0]
 
     def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         # torchmetrics squeezes a result of one element to a scalar; one layer is still a vector of one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, check_at_least
 
-__all__ = ["MeanOverTexts", "TokenMetric", "all_real", "check_tokens", "parts"]
+__all__ = ["MeanOverTexts", "TokenMetric", "WaitingTokenMetric", "all_real", "check_tokens", "parts"]
 
 _ELEMENTS = 2**24
 """How many temporary numbers there may be at once (64 MB in float32): a large batch is never copied as a whole."""
@@ -50,8 +51,16 @@ class MeanOverTexts(LayerMetric):
 
     def _value(self, layer: int) -> Tensor:
         row = self._position(layer)
-        check_at_least(1, int(self.count[row]), f"Texts long enough for {type(self).__name__} at layer {layer}")
+        self._check_count(layer, int(self.count[row]))
         return self.total[row] / self.count[row]
+
+    def _values(self) -> Tensor:
+        for layer, count in zip(self.layers, self.count.tolist(), strict=True):
+            self._check_count(layer, count)
+        return self.total / self.count
+
+    def _check_count(self, layer: int, count: int) -> None:
+        check_at_least(1, count, f"Texts long enough for {type(self).__name__} at layer {layer}")
 
 
 class TokenMetric(MeanOverTexts):
@@ -76,7 +85,104 @@ class TokenMetric(MeanOverTexts):
         check_tokens(states, mask)
         row = self._position(layer)
         for some, real in parts(states, mask, self._numbers(states)):
-            self._add(row, *self._per_text(some, real))
+            self._take(row, some, real)
+
+    def _take(self, row: int, states: Tensor, mask: Tensor) -> None:
+        """Add some texts of a layer to its sums."""
+        self._add(row, *self._per_text(states, mask))
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """Texts of one layer whose numbers are still to be found."""
+
+    row: int
+    kind: tuple[torch.device, torch.dtype, torch.Size]
+    ingredients: tuple[Tensor, ...]
+
+
+class WaitingTokenMetric(TokenMetric):
+    """A :class:`TokenMetric` whose last steps are taken for several layers at once, on a GPU.
+
+    The small matrices or the few angles of one layer do not fill a GPU, and every launch costs the same. So the
+    ingredients of the texts' numbers, not their states, wait for those of the next layers
+    (benchmarks/results/metrics_h200.md). The sums are complete once ``compute`` or ``sync`` was called.
+    """
+
+    _together: ClassVar[int]
+    """How many bytes of ingredients may wait."""
+
+    def __init__(self, layers: Sequence[int], **torchmetrics_options: Any) -> None:
+        super().__init__(layers, **torchmetrics_options)
+        self._waiting: list[_Waiting] = []
+
+    @abstractmethod
+    def _ingredients(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        """Return what the texts' numbers are made of, tensors of one row per text that are no views of the states."""
+
+    @abstractmethod
+    def _settled(self, ingredients: tuple[Tensor, ...], width: int) -> tuple[Tensor, Tensor]:
+        """Return each text's number and whether it has one, both ``(B,)``, from ingredients and the states' width."""
+
+    def _per_text(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return self._settled(self._ingredients(states, mask), states.shape[-1])
+
+    def _waits(self, states: Tensor) -> bool:
+        return states.is_cuda
+
+    def _take(self, row: int, states: Tensor, mask: Tensor) -> None:
+        if not self._waits(states):
+            super()._take(row, states, mask)
+            return
+        waiting = _Waiting(row, (states.device, states.dtype, states.shape[1:]), self._ingredients(states, mask))
+        if self._waiting and self._waiting[0].kind != waiting.kind:
+            self._settle()
+        self._waiting.append(waiting)
+        if sum(tensor.nbytes for one in self._waiting for tensor in one.ingredients) >= self._together:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Add what waits to the sums."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        width = waiting[0].kind[-1][-1]
+        texts = torch.tensor([len(one.ingredients[0]) for one in waiting])
+        rows = torch.tensor([one.row for one in waiting]).repeat_interleave(texts)
+        ingredients = tuple(_joined(*one) for one in zip(*(one.ingredients for one in waiting), strict=True))
+        del waiting  # they take as much memory again
+        values, defined = self._settled(ingredients, width)
+        device = self.total.device
+        rows, values, defined = rows.to(device, non_blocking=True), values.to(device), defined.to(device)
+        # Not in place: sums that were made in inference mode may be settled outside.
+        self.total = self.total.index_add(0, rows, torch.where(defined, values, 0.0).double())
+        self.count = self.count.index_add(0, rows, defined.long())
+        self.skipped = self.skipped.index_add(0, rows, (~defined).long())
+
+    def compute(self) -> Tensor:
+        """Return the mean over texts per layer, shape ``(len(layers),)``, float64."""
+        self._settle()
+        return super().compute()
+
+    def sync(self, *args: Any, **kwargs: Any) -> None:
+        """Settle what waits, then share the sums with the other processes."""
+        self._settle()
+        super().sync(*args, **kwargs)
+
+    @property
+    def metric_state(self) -> dict[str, list[Tensor] | Tensor]:
+        """The sums, with what waits."""
+        self._settle()
+        return super().metric_state
+
+    def reset(self) -> None:
+        """Forget all texts."""
+        super().reset()
+        self._waiting = []
+
+
+def _joined(*tensors: Tensor) -> Tensor:
+    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
 
 
 def check_tokens(states: Tensor, mask: Tensor) -> None:

@@ -20,11 +20,28 @@ try:
 except ImportError:  # The module can still be imported, to be read or collected by pytest; nothing in it can run.
     triton = tl = None
 
-__all__ = ["centred_gram", "turns"]
+__all__ = ["prepared_gram", "turns"]
+
+_TINY = 32 * torch.finfo(torch.float32).eps
+"""Under this part of the lengths it was made from, a difference of tokens is rounding."""
 
 
 def _jit(kernel: Any) -> Any:
     return kernel if triton is None else triton.jit(kernel)
+
+
+@_jit
+def _compact(mask, order, sizes, batch_stride, token_stride, T, BLOCK: tl.constexpr):
+    """Write the places of each text's real tokens, in their order, and their number."""
+    b = tl.program_id(0).to(tl.int64)
+    size = tl.zeros((), dtype=tl.int32)
+    for start in range(0, T, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        real = tl.load(mask + b * batch_stride + at * token_stride, mask=at < T, other=0).to(tl.int32)
+        rank = size + tl.cumsum(real, 0) - 1
+        tl.store(order + b * T + rank, at.to(tl.int64), mask=real != 0)
+        size += tl.sum(real, 0)
+    tl.store(sizes + b, size)
 
 
 @_jit
@@ -45,12 +62,25 @@ def _mean(states, order, sizes, means, D, batch_stride, token_stride, T, ROWS: t
 
 
 @_jit
+def _tokens(states, means, token, real, start, D, token_stride, COLS: tl.constexpr, CENTER: tl.constexpr):
+    """Return some columns of tokens, minus the mean; zero where they are not real."""
+    cols = start + tl.arange(0, COLS)
+    inside = real[:, None] & (cols < D)[None, :]
+    block = tl.load(states + token[:, None] * token_stride + cols[None, :], mask=inside, other=0.0).to(tl.float32)
+    if CENTER:
+        mean = tl.load(means + cols, mask=cols < D, other=0.0)
+        block = tl.where(inside, block - mean[None, :], 0.0)
+    return block
+
+
+@_jit
 def _gram(
     states,
     order,
     sizes,
     means,
     gram,
+    squares,
     D,
     batch_stride,
     token_stride,
@@ -59,8 +89,10 @@ def _gram(
     COLS: tl.constexpr,
     CENTER: tl.constexpr,
 ):
-    i, j = tl.program_id(0), tl.program_id(1)
-    b = tl.program_id(2).to(tl.int64)
+    # One axis, since the others end at 65535; the tiles of a text are neighbours, to share the cache.
+    tiles = tl.cdiv(T, ROWS)
+    i, j = tl.program_id(0) // tiles % tiles, tl.program_id(0) % tiles
+    b = (tl.program_id(0) // (tiles * tiles)).to(tl.int64)
     if j > i:
         return
     size = tl.load(sizes + b)
@@ -69,24 +101,70 @@ def _gram(
     acc = tl.zeros((ROWS, ROWS), dtype=tl.float32)
     if i * ROWS < size:
         states += b * batch_stride
+        means += b * D
         token_i = tl.load(order + b * T + at_i, mask=at_i < size, other=0)
         token_j = tl.load(order + b * T + at_j, mask=at_j < size, other=0)
+        # Three products on tensor cores, as exact as one in float32.
         for start in range(0, D, COLS):
-            cols = start + tl.arange(0, COLS)
-            in_i = (at_i < size)[:, None] & (cols < D)[None, :]
-            in_j = (at_j < size)[:, None] & (cols < D)[None, :]
-            x = tl.load(states + token_i[:, None] * token_stride + cols[None, :], mask=in_i, other=0.0).to(tl.float32)
-            y = tl.load(states + token_j[:, None] * token_stride + cols[None, :], mask=in_j, other=0.0).to(tl.float32)
-            if CENTER:
-                mean = tl.load(means + b * D + cols, mask=cols < D, other=0.0)[None, :]
-                x = tl.where(in_i, x - mean, 0.0)
-                y = tl.where(in_j, y - mean, 0.0)
-            # Three products on tensor cores, as exact as one in float32.
+            x = _tokens(states, means, token_i, at_i < size, start, D, token_stride, COLS, CENTER)
+            y = _tokens(states, means, token_j, at_j < size, start, D, token_stride, COLS, CENTER)
             acc = tl.dot(x, tl.trans(y), acc, input_precision="tf32x3")
     gram += b * T * T
     inside = (at_i < T)[:, None] & (at_j < T)[None, :]
     tl.store(gram + at_i[:, None] * T + at_j[None, :], acc, mask=inside)
-    tl.store(gram + at_j[None, :] * T + at_i[:, None], acc, mask=inside)
+    if i == j:  # the lengths, before `_scale` changes them in place
+        on_diagonal = at_i[:, None] == at_j[None, :]
+        tl.store(squares + b * T + at_i, tl.sum(tl.where(on_diagonal, acc, 0.0), 1), mask=at_i < T)
+    else:
+        tl.store(gram + at_j[None, :] * T + at_i[:, None], acc, mask=inside)
+
+
+@_jit
+def _factor(square, tiny, real, UNIT: tl.constexpr):
+    length = tl.sqrt(square)
+    return tl.where(real & ~(length <= tiny), 1.0 / length if UNIT else 1.0, 0.0)  # NaN is kept
+
+
+@_jit
+def _scale(
+    gram,
+    squares,
+    means,
+    sizes,
+    D,
+    T,
+    TINY,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    CENTER: tl.constexpr,
+    UNIT: tl.constexpr,
+):
+    """Scale rows and columns as `_gram.prepared` scales the tokens."""
+    b = tl.program_id(0).to(tl.int64)
+    size = tl.load(sizes + b)
+    gram += b * T * T
+    squares += b * T
+    tiny = 0.0
+    if CENTER:
+        mean = tl.zeros((COLS,), dtype=tl.float32)
+        for start in range(0, D, COLS):
+            cols = start + tl.arange(0, COLS)
+            part = tl.load(means + b * D + cols, mask=cols < D, other=0.0)
+            mean += part * part
+        longest = tl.zeros((COLS,), dtype=tl.float32)
+        for start in range(0, size, COLS):
+            cols = start + tl.arange(0, COLS)
+            longest = tl.maximum(longest, tl.load(squares + cols, mask=cols < size, other=0.0))
+        length = tl.sqrt(tl.sum(mean, 0))
+        tiny = tl.where(length == 0, 0.0, TINY * (length + tl.sqrt(tl.max(longest, 0))))
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    left = _factor(tl.load(squares + rows, mask=rows < size, other=0.0), tiny, rows < size, UNIT)
+    for start in range(0, T, COLS):
+        cols = start + tl.arange(0, COLS)
+        right = _factor(tl.load(squares + cols, mask=cols < size, other=0.0), tiny, cols < size, UNIT)
+        at = gram + rows[:, None] * T + cols[None, :]
+        inside = (rows < T)[:, None] & (cols < T)[None, :]
+        tl.store(at, tl.load(at, mask=inside, other=0.0) * left[:, None] * right[None, :], mask=inside)
 
 
 @_jit
@@ -101,57 +179,56 @@ def _turn(
     first = tl.load(order + b * T + at, mask=real, other=0)[:, None] * token_stride
     middle = tl.load(order + b * T + at + STEP, mask=real, other=0)[:, None] * token_stride
     last = tl.load(order + b * T + at + 2 * STEP, mask=real, other=0)[:, None] * token_stride
-    before = tl.zeros((ROWS,), dtype=tl.float32)
-    after = tl.zeros((ROWS,), dtype=tl.float32)
+    # In float64 one reading is enough: 1 - cos is then as good near 0 and pi as the difference of unit vectors.
+    before = tl.zeros((ROWS,), dtype=tl.float64)
+    after = tl.zeros((ROWS,), dtype=tl.float64)
+    both = tl.zeros((ROWS,), dtype=tl.float64)
     for start in range(0, D, COLS):
         cols = (start + tl.arange(0, COLS))[None, :]
         inside = real[:, None] & (cols < D)
         here = tl.load(states + middle + cols, mask=inside, other=0.0).to(tl.float32)
-        v = here - tl.load(states + first + cols, mask=inside, other=0.0).to(tl.float32)
-        w = tl.load(states + last + cols, mask=inside, other=0.0).to(tl.float32) - here
+        v = (here - tl.load(states + first + cols, mask=inside, other=0.0).to(tl.float32)).to(tl.float64)
+        w = (tl.load(states + last + cols, mask=inside, other=0.0).to(tl.float32) - here).to(tl.float64)
         before += tl.sum(v * v, 1)
         after += tl.sum(w * w, 1)
+        both += tl.sum(v * w, 1)
     turns_at_all = real & (before != 0) & (after != 0)
-    before = tl.where(turns_at_all, 1.0 / tl.sqrt(before), 0.0)[:, None]
-    after = tl.where(turns_at_all, 1.0 / tl.sqrt(after), 0.0)[:, None]
-    minus = tl.zeros((ROWS,), dtype=tl.float32)
-    plus = tl.zeros((ROWS,), dtype=tl.float32)
-    for start in range(0, D, COLS):
-        cols = (start + tl.arange(0, COLS))[None, :]
-        inside = real[:, None] & (cols < D)
-        here = tl.load(states + middle + cols, mask=inside, other=0.0).to(tl.float32)
-        v = (here - tl.load(states + first + cols, mask=inside, other=0.0).to(tl.float32)) * before
-        w = (tl.load(states + last + cols, mask=inside, other=0.0).to(tl.float32) - here) * after
-        minus += tl.sum((w - v) * (w - v), 1)
-        plus += tl.sum((w + v) * (w + v), 1)
-    tl.store(apart + b * T + at, tl.where(turns_at_all, minus, -1.0), mask=at < T)
-    tl.store(along + b * T + at, tl.where(turns_at_all, plus, -1.0), mask=at < T)
+    cosine = both / tl.sqrt(tl.where(turns_at_all, before * after, 1.0))
+    cosine = tl.where(cosine > 1, 1.0, tl.where(cosine < -1, -1.0, cosine))  # NaN is kept
+    tl.store(apart + b * T + at, tl.where(turns_at_all, 2 - 2 * cosine, -1.0), mask=at < T)
+    tl.store(along + b * T + at, tl.where(turns_at_all, 2 + 2 * cosine, -1.0), mask=at < T)
 
 
-def centred_gram(states: Tensor, mask: Tensor, *, center: bool) -> tuple[Tensor, Tensor]:
-    """Return the Gram matrices of texts' tokens, minus their mean if asked, real tokens first, and the means.
+def prepared_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> tuple[Tensor, Tensor]:
+    """Return the Gram matrices of texts' tokens, real ones first, centred and scaled as asked, and their sizes.
 
     Args:
         states: shape ``(B, T, D)``, the last axis contiguous.
         mask: real tokens, shape ``(B, T)``.
         center: subtract the mean of the text's tokens.
+        unit: scale tokens to length one, after that.
 
     Returns:
-        Shapes ``(B, T, T)``, zero beyond each text's tokens, and ``(B, 1, D)``, both float32. Off by at most about 1e-6
+        Shapes ``(B, T, T)``, float32, zero beyond each text's tokens, and ``(B,)``, int32. Off by at most about 1e-6
         of the product of two tokens' lengths (5e-7 on an H200).
     """
     B, T, D = states.shape
-    order, sizes = _order(mask)
-    means = torch.zeros(B, 1, D, device=states.device)
+    means = torch.empty(B, D, device=states.device)
+    squares = torch.empty(B, T, device=states.device)
     gram = torch.empty(B, T, T, device=states.device)
-    strides = states.stride(0), states.stride(1)
-    if center:
-        _mean[(B, triton.cdiv(D, 128))](states, order, sizes, means, D, *strides, T, ROWS=32, COLS=128, num_warps=4)
-    tiles = triton.cdiv(T, 64)
-    _gram[(tiles, tiles, B)](
-        states, order, sizes, means, gram, D, *strides, T, ROWS=64, COLS=32, CENTER=center, num_warps=4
-    )
-    return gram, means
+    shape = D, states.stride(0), states.stride(1), T
+    with torch.cuda.device_of(states):  # Triton launches on the current device, whatever the tensors' own.
+        order, sizes = _order(mask)
+        if center:
+            _mean[(B, triton.cdiv(D, 64))](states, order, sizes, means, *shape, ROWS=64, COLS=64, num_warps=2)
+        _gram[(B * triton.cdiv(T, 64) ** 2,)](
+            states, order, sizes, means, gram, squares, *shape, ROWS=64, COLS=32, CENTER=center, num_warps=4
+        )
+        if center or unit:
+            _scale[(B, triton.cdiv(T, 32))](
+                gram, squares, means, sizes, D, T, _TINY, ROWS=32, COLS=128, CENTER=center, UNIT=unit, num_warps=4
+            )
+    return gram, sizes
 
 
 def turns(states: Tensor, mask: Tensor, step: int) -> tuple[Tensor, Tensor]:
@@ -166,30 +243,21 @@ def turns(states: Tensor, mask: Tensor, step: int) -> tuple[Tensor, Tensor]:
         Both shape ``(B, T)``, float32; -1 where there is no pair of differences, or one is zero.
     """
     B, T, D = states.shape
-    order, sizes = _order(mask)
     apart, along = torch.empty(2, B, T, device=states.device)
-    _turn[(B, triton.cdiv(T, 8))](
-        states,
-        order,
-        sizes,
-        apart,
-        along,
-        D,
-        states.stride(0),
-        states.stride(1),
-        T,
-        step,
-        ROWS=8,
-        COLS=256,
-        num_warps=4,
-    )
+    shape = D, states.stride(0), states.stride(1), T
+    with torch.cuda.device_of(states):
+        order, sizes = _order(mask)
+        _turn[(B, triton.cdiv(T, 8))](
+            states, order, sizes, apart, along, *shape, step, ROWS=8, COLS=128, num_warps=4
+        )  # fmt: skip
     return apart, along
 
 
 def _order(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the places of the real tokens first, shape ``(B, T)``, and their number, ``(B,)``."""
-    places = torch.arange(mask.shape[-1], device=mask.device).expand_as(mask)
-    # Real tokens go to their rank and all others to a place that is cut off; a sort would take longer than the kernels.
-    rank = torch.where(mask, mask.cumsum(dim=-1) - 1, mask.shape[-1])
-    order = torch.zeros(len(mask), mask.shape[-1] + 1, dtype=torch.int64, device=mask.device)
-    return order.scatter_(1, rank, places)[:, :-1].contiguous(), mask.sum(dim=-1)
+    """Return the places of the real tokens first, shape ``(B, T)``, what follows undefined, and their number."""
+    B, T = mask.shape
+    order = torch.empty(B, T, dtype=torch.int64, device=mask.device)
+    sizes = torch.empty(B, dtype=torch.int32, device=mask.device)
+    block = min(1024, max(32, triton.next_power_of_2(T)))
+    _compact[(B,)](mask, order, sizes, *mask.stride(), T, BLOCK=block, num_warps=1)
+    return order, sizes

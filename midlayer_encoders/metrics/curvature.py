@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics._gram import tokens_first
 from midlayer_encoders.metrics._kernels import kernels_run
 from midlayer_encoders.metrics._precision import lengths, result_dtype, single_or_better
-from midlayer_encoders.metrics._token_metric import TokenMetric, all_real
+from midlayer_encoders.metrics._token_metric import WaitingTokenMetric, all_real
 
 __all__ = ["Curvature", "curvature"]
 
@@ -40,14 +40,13 @@ def curvature(states: Tensor, mask: Tensor | None = None, *, step: int = 1) -> T
         >>> curvature(torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [2.0, 1.0]]))
         tensor(1.5708)
     """
-    total, count = _angles(states, all_real(states) if mask is None else mask, step)
+    _check_step(step)
+    total, count = _angles(*_turns(states, all_real(states) if mask is None else mask, step))
     return (total / count).to(result_dtype(states))
 
 
-def _angles(states: Tensor, mask: Tensor, step: int) -> tuple[Tensor, Tensor]:
+def _angles(apart: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sum of each text's angles, and their number, both ``(*)``."""
-    _check_step(step)
-    apart, along = _turns(states, mask, step)
     # Kahan's form keeps full precision near 0 and pi, where the arc cosine loses half the digits.
     angles = 2 * torch.atan2(apart.double().sqrt(), along.double().sqrt())
     counts = apart != -1
@@ -77,7 +76,7 @@ def _check_step(step: int) -> None:
         raise OptionError(f"`step` must be 1 or more, but got {step}.")
 
 
-class Curvature(TokenMetric):
+class Curvature(WaitingTokenMetric):
     """Mean over texts of :func:`curvature`, per layer.
 
     Texts without an angle (fewer than ``2 * step + 1`` tokens, or all tokens the same) are left out and counted in
@@ -89,6 +88,8 @@ class Curvature(TokenMetric):
         torchmetrics_options: torchmetrics' own.
     """
 
+    _together: ClassVar[int] = 2**23  # few layers more would take no less time, and angles are in float64
+
     def __init__(self, layers: Sequence[int], *, step: int = 1, **torchmetrics_options: Any) -> None:
         super().__init__(layers, **torchmetrics_options)
         _check_step(step)
@@ -97,6 +98,9 @@ class Curvature(TokenMetric):
     def _numbers(self, states: Tensor) -> int:
         return states.shape[1] * (1 if kernels_run(states) else states.shape[2])
 
-    def _per_text(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        total, count = _angles(states, mask, self.step)
+    def _ingredients(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        return _turns(states, mask, self.step)
+
+    def _settled(self, ingredients: tuple[Tensor, ...], _: int) -> tuple[Tensor, Tensor]:
+        total, count = _angles(*ingredients)
         return total / count, count > 0

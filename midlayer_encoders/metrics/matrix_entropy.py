@@ -81,22 +81,18 @@ def entropy_of_gram(
         normalization: what it is divided by.
         method: how eigenvalues are found.
     """
-    # An eigenvalue solver fails on NaN as a whole batch; one bad text must not take the others with it. What is not
-    # finite in a row is not finite on the diagonal.
-    finite = torch.isfinite(gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1))
-    gram = gram.masked_fill(~finite[..., None, None], 0.0)
-    entropy = spectral_entropy(gram, sizes, alpha=alpha, method=method, check=False)  # nothing waits for a GPU
+    # Without a check nothing waits for a GPU, and one bad text, which gets NaN, does not take the others with it.
+    entropy = spectral_entropy(gram, sizes, alpha=alpha, method=method, check=False)
+    if normalization == "raw":
+        return entropy
     scale = _scale(count.to(entropy), width, normalization)
-    # One row, or one dimension, has entropy 0 and nothing to divide it by.
-    entropy = torch.where(scale > 0, entropy / scale, 0.0)
-    return torch.where(finite, entropy, torch.nan)
+    # One row, or one dimension, has entropy 0 (or NaN, which is kept) and nothing to divide it by.
+    return torch.where(scale > 0, entropy / scale, 0.0 * entropy)
 
 
 def _scale(count: Tensor, width: int, normalization: Normalization) -> Tensor:
     log_n = count.clamp(min=1).log()
     log_d = torch.full_like(log_n, width).log()
-    if normalization == "raw":
-        return torch.ones_like(log_n)
     if normalization == "maxEntropy":
         return torch.minimum(log_n, log_d)
     return {"logN": log_n, "logD": log_d, "logNlogD": log_n * log_d}[normalization]
