@@ -8,15 +8,20 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import joblib
 import mteb
 from mteb.cache import ResultCache
 
-from midlayer_encoders.store import EmbeddingStore
+from midlayer_encoders.store import EmbeddingStore, TextNotStoredError
 from midlayer_encoders.sweeping.view import Embedder, LayerView, Prompts
-from midlayer_encoders.tasks import TaskSource, isolated_random
+from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources
+
+if TYPE_CHECKING:
+    from mteb.abstasks import AbsTask
 
 __all__ = ["Job", "Score", "run_job", "run_jobs"]
 
@@ -45,6 +50,7 @@ class Score:
     value: float = float("nan")
     seconds: float = 0.0
     error: str | None = None
+    lacked_a_text: bool = False
 
 
 def run_job(job: Job, embedder: Embedder | None = None) -> Score:
@@ -64,15 +70,34 @@ def run_job(job: Job, embedder: Embedder | None = None) -> Score:
     start = time.perf_counter()
     try:
         with isolated_random(), _quiet():
-            cache = ResultCache(job.cache)
-            task = job.task.make()
-            mteb.evaluate(view, task, cache=cache, show_progress_bar=False, co2_tracker=False)
-            # What its file holds, rounded as mteb rounds, so that a resumed run has the same numbers.
-            results = mteb.evaluate(view, task, cache=cache, overwrite_strategy="only-cache", show_progress_bar=False)
+            cache, known = ResultCache(job.cache), job.task.make()
+            if (result := _cached(view, known, cache)) is None:
+                task = _loaded(job.task).make()
+                mteb.evaluate(view, task, cache=cache, show_progress_bar=False, co2_tracker=False)
+                # What its file holds, rounded as mteb rounds, so that a resumed run has the same numbers.
+                result = _cached(view, known, cache)
     except Exception as error:  # whatever a task does wrong is that task's failure, and the others go on
-        return Score(job.task.name, job.layer, error=f"{type(error).__name__}: {error}")
-    value, seconds = float(results[0].get_score()), time.perf_counter() - start
-    return Score(job.task.name, job.layer, task.metadata.main_score, value, seconds)
+        lacked = isinstance(error, TextNotStoredError)
+        return Score(job.task.name, job.layer, error=f"{type(error).__name__}: {error}", lacked_a_text=lacked)
+    seconds = time.perf_counter() - start
+    return Score(job.task.name, job.layer, known.metadata.main_score, float(result.get_score()), seconds)
+
+
+def _cached(view: LayerView, task: AbsTask, cache: ResultCache) -> Any:
+    """Return what mteb's result file holds, or ``None`` where there is none."""
+    try:
+        return mteb.evaluate(view, task, cache=cache, overwrite_strategy="only-cache", show_progress_bar=False)[0]
+    except ValueError:
+        return None
+
+
+@lru_cache(maxsize=1)
+def _loaded(source: Any) -> TaskSource:
+    """Return a task with its data, read once in a process: the layers of a task follow each other."""
+    task = source.make()
+    if not task.data_loaded:
+        task.load_data()
+    return task_sources(task)[0]
 
 
 def run_jobs(jobs: Sequence[Job], *, workers: int) -> Iterator[Score]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,25 +14,22 @@ import polars as pl
 import torch
 
 from midlayer_encoders._types import EncoderSpec, Layer, Norm, Pooling
-from midlayer_encoders.anatomy import find_anatomy, resolve_layers
-from midlayer_encoders.capture import capture
+from midlayer_encoders.anatomy import resolve_layers
 from midlayer_encoders.encoder import LayerEncoder
 from midlayer_encoders.identity import result_name, result_revision
-from midlayer_encoders.measuring import measure
+from midlayer_encoders.measuring import measure, num_passes
 from midlayer_encoders.report import FRAME_SCHEMA
-from midlayer_encoders.store import EmbeddingStore
-from midlayer_encoders.store.embeddings import StoreDtype
+from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
 from midlayer_encoders.sweeping.jobs import Job, Score, run_job, run_jobs
-from midlayer_encoders.sweeping.result import Notes, SweepResult
+from midlayer_encoders.sweeping.notes import sweep_notes
+from midlayer_encoders.sweeping.result import SweepResult
 from midlayer_encoders.sweeping.view import Embedder, Prompts
-from midlayer_encoders.tasks import STS_GRADES, TaskSource, task_label, task_sources, task_texts, tfidf_scores
+from midlayer_encoders.tasks import TaskSource, task_sources, task_texts
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
 __all__ = ["Progress", "sweep"]
-
-_PACKAGES = ("midlayer-encoders", "torch", "transformers", "sentence-transformers", "mteb", "scikit-learn")
 
 
 class Progress:
@@ -52,11 +47,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class _Group:
-    """The processes that share a sweep."""
+    """The processes that share a sweep, and the device of this one (``None``: the encoder's own)."""
 
     rank: int = 0
     world: int = 1
     barrier: Callable[[], None] = lambda: None
+    device: torch.device | None = None
 
 
 def sweep(
@@ -106,25 +102,32 @@ def sweep(
     in ``result.failures``, and the others go on.
     """
     sources = task_sources(tasks) if tasks != () else []
-    group = _launch(devices, num_nodes)
+    group = _launch(devices, num_nodes, cpu=_device(model, encoder_options) == "cpu")
     encoder = model if isinstance(model, LayerEncoder) else LayerEncoder(model, -1, **encoder_options)
+    if group.device is not None:
+        encoder.to(group.device)
     wanted = resolve_layers(layers, encoder.layer, name=str(encoder.model_card_data.base_model))
     spec = replace(encoder.spec, norm=norm, pooling=pooling)
     folder = Path(out) if out is not None else Path("midlayer-results") / re.sub(r"[^\w.-]+", "_", spec.model)
     told = progress or Progress()
+    start = time.perf_counter()
     kept = _open_store(store or folder / "embeddings", spec, wanted, encoder, store_dtype)
     embedder = Embedder(
         encoder, kept, norm, pooling, token_budget, told.embedding, group.rank, group.world, group.barrier
     )
-    start = time.perf_counter()
-    scores = _score(
-        sources, wanted, spec, kept, encoder, embedder, folder, workers or int(joblib.cpu_count()), told, group
-    )
-    frames = [_score_frame(spec, scores)]
+    jobs = [_jobs(source, wanted, spec, embedder, folder) for source in sources]
+    scores = _score(jobs, embedder, workers or int(joblib.cpu_count()), told, group)
+    frame = _score_frame(spec, scores)
     if metrics:
-        frames.append(_metric_frame(encoder, sources, metrics, wanted, metric_texts, views, folder, told))
-    frame = pl.concat([frame for frame in frames if not frame.is_empty()] or frames[:1])
-    notes = _notes(encoder, spec, sources, scores, wanted, time.perf_counter() - start, baselines)
+        sample = _sample(sources, metric_texts)
+        told.measuring(0, len(sample) * num_passes(metrics, views=views))
+        measured = measure(
+            encoder, sample, metrics=metrics, layers=wanted, views=views, dataset=f"{len(sample)} texts of the tasks",
+            advance=lambda done: told.measuring(done, 0),
+        )  # fmt: skip
+        frame = pl.concat([frame, measured.cast(FRAME_SCHEMA)])
+    scored = [source for source in sources if baselines and "text" in encoder.modalities]
+    notes = sweep_notes(encoder, spec, sources, scores, wanted, baselines=scored, seconds=time.perf_counter() - start)
     result = SweepResult(frame, folder, notes)
     if group.rank == 0:
         result.save()
@@ -132,15 +135,19 @@ def sweep(
     return result
 
 
-def _launch(devices: int, num_nodes: int) -> _Group:
+def _device(model: str | LayerEncoder, options: Mapping[str, Any]) -> str | None:
+    return model.device.type if isinstance(model, LayerEncoder) else options.get("device")
+
+
+def _launch(devices: int, num_nodes: int, *, cpu: bool) -> _Group:
     """Join the other processes, started by Fabric itself, torchrun or SLURM, when there are to be several."""
     if devices * num_nodes <= 1:
         return _Group()
     from lightning.fabric import Fabric
 
-    fabric = Fabric(accelerator="auto", devices=devices, num_nodes=num_nodes, strategy="ddp")
+    fabric = Fabric(accelerator="cpu" if cpu else "auto", devices=devices, num_nodes=num_nodes, strategy="ddp")
     fabric.launch()
-    return _Group(fabric.global_rank, fabric.world_size, fabric.barrier)
+    return _Group(fabric.global_rank, fabric.world_size, fabric.barrier, fabric.device)
 
 
 def _open_store(
@@ -156,180 +163,53 @@ def _open_store(
     )
 
 
+def _jobs(source: TaskSource, layers: Sequence[int], spec: EncoderSpec, embedder: Embedder, folder: Path) -> list[Job]:
+    """Return a task's jobs, one for each layer."""
+    encoder = embedder.encoder
+    prompts = Prompts(tuple((name, text or "") for name, text in encoder.prompts.items()), encoder.default_prompt_name)
+    taken = tuple(map(str, encoder.modalities))
+    specs = [replace(spec, layer=layer) for layer in layers]
+    return [
+        Job(source, one.layer, embedder.store, result_name(one), result_revision(one), prompts, taken, folder / "mteb")
+        for one in specs
+    ]
+
+
 def _score(
-    sources: Sequence[TaskSource],
-    layers: Sequence[int],
-    spec: EncoderSpec,
-    store: EmbeddingStore,
-    encoder: LayerEncoder,
-    embedder: Embedder,
-    folder: Path,
-    workers: int,
-    told: Progress,
-    group: _Group,
+    jobs_of_tasks: Sequence[Sequence[Job]], embedder: Embedder, workers: int, told: Progress, group: _Group
 ) -> list[Score]:
     """Score every layer on every task: the first asks for the texts, which embeds them; the others run in workers."""
-    prompts = Prompts(tuple((name, text or "") for name, text in encoder.prompts.items()), encoder.default_prompt_name)
-    told.evaluating(0, len(sources) * len(layers))
+    told.evaluating(0, sum(map(len, jobs_of_tasks)))
     scores: list[Score] = []
-    specs = [replace(spec, layer=layer) for layer in layers]
-    taken = tuple(map(str, encoder.modalities))
-    for source in sources:
-        jobs = [
-            Job(source, one.layer, store, result_name(one), result_revision(one), prompts, taken, folder / "mteb")
-            for one in specs
-        ]
-        first = run_job(jobs[0], embedder)
+    for jobs in jobs_of_tasks:
+        made = [run_job(jobs[0], embedder)]
         told.evaluating(1, 0)
-        made = [first]
         group.barrier()
-        if first.error is None:
-            mine = jobs[1:][group.rank :: group.world]
-            made += [_retried(score, jobs, embedder, told, group) for score in run_jobs(mine, workers=workers)]
+        if made[0].error is None:
+            for score in run_jobs(jobs[1:][group.rank :: group.world], workers=workers):
+                told.evaluating(1, 0)
+                made.append(score)
             group.barrier()
-            if group.world > 1:  # what the others scored is in mteb's files
-                made = [first, *map(run_job, jobs[1:])]
+            # What another process scored is in mteb's files; a text that a worker missed (its shard was damaged or
+            # pruned) is embedded now.
+            done = {score.layer for score in made if not score.lacked_a_text}
+            rest = [run_job(job, embedder) for job in jobs if job.layer not in done]
+            made = [score for score in made if score.layer in done] + rest
         scores += sorted(made, key=lambda score: score.layer)
     return scores
 
 
-def _retried(score: Score, jobs: Sequence[Job], embedder: Embedder, told: Progress, group: _Group) -> Score:
-    """Score again, embedding what is lacking, where a worker missed a text (its shard was damaged or pruned)."""
-    told.evaluating(1, 0)
-    if score.error is not None and score.error.startswith("TextNotStoredError") and group.world == 1:
-        return run_job(next(job for job in jobs if job.layer == score.layer), embedder)
-    return score
-
-
 def _score_frame(spec: EncoderSpec, scores: Sequence[Score]) -> pl.DataFrame:
+    name, revision, depth = spec.model, spec.revision or "default", max(spec.num_layers, 1)
     rows = [
-        (
-            spec.model,
-            spec.revision or "default",
-            s.layer,
-            s.layer / max(spec.num_layers, 1),
-            "score",
-            s.task,
-            s.metric,
-            s.value,
-        )
-        for s in scores
-        if s.error is None
+        (name, revision, score.layer, score.layer / depth, "score", score.task, score.metric, score.value)
+        for score in scores
+        if score.error is None
     ]
     return pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row")
 
 
-def _metric_frame(
-    encoder: LayerEncoder,
-    sources: Sequence[TaskSource],
-    metrics: str | Sequence[str],
-    layers: Sequence[int],
-    count: int,
-    views: int,
-    folder: Path,
-    told: Progress,
-) -> pl.DataFrame:
-    """Measure the metrics on a sample of the tasks' texts, the same for the same tasks."""
-    from midlayer_encoders.measuring import num_passes
-    from midlayer_encoders.store import text_key
-
+def _sample(sources: Sequence[TaskSource], count: int) -> list[str]:
+    """Return some of the tasks' texts, the same for the same tasks, in whatever order they stand."""
     texts = {text for source in sources for text in task_texts(source.make()) if text.strip()}
-    sample = sorted(texts, key=text_key)[:count]
-    told.measuring(0, len(sample) * num_passes(metrics, views=views))
-    frame = measure(
-        encoder, sample, metrics=metrics, layers=list(layers), views=views, dataset=f"{len(sample)} texts of the tasks",
-        advance=lambda done: told.measuring(done, 0),
-    )  # fmt: skip
-    folder.mkdir(parents=True, exist_ok=True)
-    return frame.cast(FRAME_SCHEMA)
-
-
-def _notes(
-    encoder: LayerEncoder,
-    spec: EncoderSpec,
-    sources: Sequence[TaskSource],
-    scores: Sequence[Score],
-    layers: Sequence[int],
-    seconds: float,
-    baselines: bool,
-) -> Notes:
-    failed = {
-        score.task: f"layer {score.layer}: {score.error}" for score in reversed(scores) if score.error is not None
-    }
-    how = {
-        "model": spec.model,
-        "revision": spec.revision or "default",
-        "norm": spec.norm,
-        "pooling": spec.pooling,
-        "longest text": f"{spec.max_length} tokens",
-        "dtype": spec.dtype,
-        "weights": spec.weights,
-        "tasks": ", ".join(task_label(source.name) for source in sources) or "none",
-        "seconds": f"{seconds:.0f}",
-        "device": str(encoder.device),
-        "Python": platform.python_version(),
-        **{package: _version(package) for package in _PACKAGES},
-    }
-    text_tasks = (
-        [source for source in sources if source.name not in failed]
-        if baselines and "text" in encoder.modalities
-        else []
-    )
-    grades = "; ".join(f"{grade}: {words}" for grade, words in enumerate(STS_GRADES))
-    nearness = next((task_label(source.name) for source in sources if "Nearness" in source.name), None)
-    remarks = [f"What the grades of {nearness} mean: {grades}."] if nearness else []
-    extra = f" --gguf-file {spec.gguf_file}" if spec.gguf_file and encoder.source != "built-in" else ""
-    return Notes(
-        title=f"Every layer of {spec.model}",
-        model=encoder.source,
-        how=how,
-        parameters=_parameters(encoder, layers),
-        seconds=_pass_seconds(encoder, layers, scores),
-        baselines={source.name: tfidf_scores(source.make()) for source in text_tasks},
-        remarks=remarks,
-        failures=failed,
-        export_options=("" if spec.norm == "final" else " --norm none")
-        + ("" if spec.pooling == "mean" else f" --pooling {spec.pooling}")
-        + extra,
-    )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except Exception:  # not installed as a distribution
-        return "unknown"
-
-
-def _parameters(encoder: LayerEncoder, layers: Sequence[int]) -> dict[int, int]:
-    """Return how many parameters a model cut at each layer has."""
-    model: Any = encoder[0].model
-    anatomy = find_anatomy(model)
-    total = sum(parameter.numel() for parameter in model.parameters())
-    if anatomy.shared:
-        return dict.fromkeys(layers, total)
-    sizes = [sum(p.numel() for p in anatomy.block(model, k).parameters()) for k in range(1, anatomy.num_layers + 1)]
-    return {layer: total - sum(sizes[layer:]) for layer in layers}
-
-
-@torch.inference_mode()
-def _pass_seconds(encoder: LayerEncoder, layers: Sequence[int], scores: Sequence[Score]) -> dict[int, float]:
-    """Return the seconds that a batch takes to the best layer and to the last: the fastest of nine rounds."""
-    valid = [score for score in scores if score.error is None]
-    if not valid or "text" not in encoder.modalities:
-        return {}
-    means = {layer: sum(s.value for s in valid if s.layer == layer) for layer in layers}
-    pair = sorted({max(means, key=lambda layer: means[layer]), layers[-1]})
-    model: Any = encoder[0].model
-    features = encoder.preprocess(["The quick brown fox jumps over the lazy dog near the river bank."] * 16)
-    names: tuple[str, ...] = ("input_ids", "attention_mask")
-    inputs = {key: features[key].to(encoder.device) for key in names if key in features}
-    best = dict.fromkeys(pair, float("inf"))
-    for _ in range(9):
-        for layer in pair:
-            start = time.perf_counter()
-            capture(model, inputs, lambda *_: None, anatomy=find_anatomy(model), layers=[layer])
-            if encoder.device.type == "cuda":
-                torch.cuda.synchronize()
-            best[layer] = min(best[layer], time.perf_counter() - start)
-    return best
+    return sorted(texts, key=text_key)[:count]

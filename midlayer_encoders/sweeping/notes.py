@@ -1,0 +1,121 @@
+"""What stands beside a sweep's frame: how it was measured, what each layer costs, and a baseline."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from midlayer_encoders._types import EncoderSpec
+from midlayer_encoders.anatomy import find_anatomy
+from midlayer_encoders.capture import capture
+from midlayer_encoders.encoder import LayerEncoder
+from midlayer_encoders.sweeping.jobs import Score
+from midlayer_encoders.sweeping.result import Notes
+from midlayer_encoders.tasks import STS_GRADES, TaskSource, task_label, tfidf_scores
+
+__all__ = ["sweep_notes"]
+
+_PACKAGES = ("midlayer-encoders", "torch", "transformers", "sentence-transformers", "mteb", "scikit-learn")
+_ROUNDS = 9
+
+
+def sweep_notes(
+    encoder: LayerEncoder,
+    spec: EncoderSpec,
+    sources: Sequence[TaskSource],
+    scores: Sequence[Score],
+    layers: Sequence[int],
+    *,
+    baselines: Sequence[TaskSource],
+    seconds: float,
+) -> Notes:
+    """Return the notes of a sweep; TF-IDF is scored on the tasks in ``baselines`` that did not fail."""
+    failed = {score.task: f"layer {score.layer}: {score.error}" for score in reversed(scores) if score.error}
+    return Notes(
+        title=f"Every layer of {spec.model}",
+        model=encoder.source,
+        how=_how(encoder, spec, sources, seconds),
+        parameters=_parameters(encoder, layers),
+        seconds=_pass_seconds(encoder, layers, scores),
+        baselines={source.name: tfidf_scores(source.make()) for source in baselines if source.name not in failed},
+        remarks=_remarks(sources),
+        failures=failed,
+        export_options=_export_options(spec, built_in=encoder.source == "built-in"),
+    )
+
+
+def _how(encoder: LayerEncoder, spec: EncoderSpec, sources: Sequence[TaskSource], seconds: float) -> dict[str, str]:
+    return {
+        "model": spec.model,
+        "revision": spec.revision or "default",
+        "norm": spec.norm,
+        "pooling": spec.pooling,
+        "longest text": f"{spec.max_length} tokens",
+        "dtype": spec.dtype,
+        "weights": spec.weights,
+        "tasks": ", ".join(task_label(source.name) for source in sources) or "none",
+        "seconds": f"{seconds:.0f}",
+        "device": str(encoder.device),
+        "Python": platform.python_version(),
+        **{package: _version(package) for package in _PACKAGES},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed as a package"
+
+
+def _remarks(sources: Sequence[TaskSource]) -> list[str]:
+    nearness = next((task_label(source.name) for source in sources if "Nearness" in source.name), None)
+    grades = "; ".join(f"{grade}: {words}" for grade, words in enumerate(STS_GRADES))
+    return [f"What the grades of {nearness} mean: {grades}."] if nearness else []
+
+
+def _export_options(spec: EncoderSpec, *, built_in: bool) -> str:
+    norm = "" if spec.norm == "final" else " --norm none"
+    pooling = "" if spec.pooling == "mean" else f" --pooling {spec.pooling}"
+    gguf = f" --gguf-file {spec.gguf_file}" if spec.gguf_file and not built_in else ""
+    revision = f" --revision {spec.revision}" if spec.revision else ""
+    return norm + pooling + gguf + revision
+
+
+def _parameters(encoder: LayerEncoder, layers: Sequence[int]) -> dict[int, int]:
+    """Return how many parameters a model cut at each layer has."""
+    model: Any = encoder[0].model
+    anatomy = find_anatomy(model)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    if anatomy.shared:
+        return dict.fromkeys(layers, total)
+    sizes = [sum(p.numel() for p in anatomy.block(model, k).parameters()) for k in range(1, anatomy.num_layers + 1)]
+    return {layer: total - sum(sizes[layer:]) for layer in layers}
+
+
+@torch.inference_mode()
+def _pass_seconds(encoder: LayerEncoder, layers: Sequence[int], scores: Sequence[Score]) -> dict[int, float]:
+    """Return the seconds that a batch takes to the best layer and to the last: the fastest of some rounds in turn."""
+    valid = [score for score in scores if score.error is None]
+    if not valid or "text" not in encoder.modalities:
+        return {}
+    means = {layer: sum(score.value for score in valid if score.layer == layer) for layer in layers}
+    pair = sorted({max(means, key=lambda layer: means[layer]), layers[-1]})
+    model: Any = encoder[0].model
+    features = encoder.preprocess(["The quick brown fox jumps over the lazy dog near the river bank."] * 16)
+    names: tuple[str, ...] = ("input_ids", "attention_mask")
+    inputs = {key: features[key].to(encoder.device) for key in names if key in features}
+    best = dict.fromkeys(pair, float("inf"))
+    for _ in range(_ROUNDS):
+        for layer in pair:
+            start = time.perf_counter()
+            capture(model, inputs, lambda *_: None, anatomy=find_anatomy(model), layers=[layer])
+            if encoder.device.type == "cuda":
+                torch.cuda.synchronize()
+            best[layer] = min(best[layer], time.perf_counter() - start)
+    return best
