@@ -23,15 +23,15 @@ BLOCKS, DEPTHS = 24, (0, 6, 12, 17, 24)
 RESULTS = Path(__file__).parent / "results" / "encoder.md"
 
 
-def write_model(folder: Path, width: int) -> None:
-    """Write a random Llama of 24 blocks and a tokenizer of single characters."""
+def write_model(folder: Path, width: int, blocks: int = BLOCKS) -> None:
+    """Write a random Llama and a tokenizer of single characters."""
     import torch
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaModel, PreTrainedTokenizerFast
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=1000, hidden_size=width, num_hidden_layers=BLOCKS, num_attention_heads=8,
+        vocab_size=1000, hidden_size=width, num_hidden_layers=blocks, num_attention_heads=8,
         intermediate_size=width * 8 // 3, max_position_embeddings=512, pad_token_id=0,
     )  # fmt: skip
     LlamaModel(config).save_pretrained(folder)

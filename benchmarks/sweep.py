@@ -93,7 +93,7 @@ def print_peak(folder: str, way: str, count: int) -> None:
 
         encoder = LayerEncoder(folder, -1, device="cpu")
         width = encoder.get_embedding_dimension()
-        short = [f"{n} {text[:24]}" for n, text in enumerate(texts(min(count, 1000)) * (count // 1000 or 1))]
+        short = [f"{n} {text[:8]}" for n, text in enumerate(texts(min(count, 1000)) * (count // 1000 or 1))]
         with tempfile.TemporaryDirectory(dir=folder) as root:
             store = EmbeddingStore(root, key="bench", layers=range(encoder.layer + 1), dim=width)
             start = time.perf_counter()
@@ -146,11 +146,11 @@ def evaluators(rounds: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--growth", type=int, nargs="*", default=[1000, 10000, 100000])
     parser.add_argument("--peak", default=None, help=argparse.SUPPRESS)
     parser.add_argument("--folder", default=None, help=argparse.SUPPRESS)
-    parser.add_argument("--texts", type=int, default=128)
+    parser.add_argument("--texts", type=int, default=64)
     given = parser.parse_args()
     if given.peak is not None:
         print_peak(given.folder, given.peak, given.texts)
@@ -185,7 +185,7 @@ def main() -> None:
                 "",
                 "## Growth",
                 "",
-                "A model 64 wide, short texts, into the store.",
+                "A model of 2 blocks, 32 wide, texts of about 12 tokens, into the store.",
                 "",
                 *growth(small, given.growth),
             ]

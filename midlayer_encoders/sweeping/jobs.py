@@ -92,7 +92,7 @@ def _cached(view: LayerView, task: AbsTask, cache: ResultCache) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _loaded(source: Any) -> TaskSource:
+def _loaded(source: TaskSource) -> TaskSource:
     """Return a task with its data, read once in a process: the layers of a task follow each other."""
     task = source.make()
     if not task.data_loaded:

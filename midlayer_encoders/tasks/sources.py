@@ -6,7 +6,7 @@ import copy
 import logging
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -70,7 +70,7 @@ _log = logging.getLogger(__name__)
 _PAPER_BENCHMARK = "MTEB(eng, v1)"
 
 
-class TaskSource(Protocol):
+class TaskSource(Hashable, Protocol):
     """Where a task comes from: can be pickled, and builds the same task, fresh, in any process."""
 
     @property
