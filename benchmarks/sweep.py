@@ -177,10 +177,7 @@ def main() -> None:
         lines += evaluators(1)
         if given.growth:
             small = f"{folder}/small"
-            subprocess.run(
-                [sys.executable, str(Path(__file__).parent / "encoder.py"), "--write", small, "--width", "64"],
-                check=True,
-            )
+            write_model(Path(small), 32, blocks=2)
             lines += [
                 "",
                 "## Growth",
