@@ -11,6 +11,7 @@ export HF_HOME := $(CACHE)/huggingface
 export MTEB_CACHE := $(CACHE)/mteb
 export MPLCONFIGDIR := $(CACHE)/matplotlib
 export XDG_CACHE_HOME := $(CACHE)
+export XDG_CONFIG_HOME := $(CACHE)/config
 export PYTEST_DEBUG_TEMPROOT := $(CACHE)
 export PIP_NO_CACHE_DIR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
