@@ -46,8 +46,9 @@ def main() -> None:
         app()
     except MidlayerError as error:
         from rich.console import Console
+        from rich.markup import escape
 
-        Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False, markup=True, soft_wrap=True)
+        Console(stderr=True).print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
 
 
@@ -280,7 +281,7 @@ def _sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
     page = result.to_html()
     _print_scores(result)
     for task, error in result.failures.items():
-        _console().print(f"[bold red]{task} failed[/], {error}", highlight=False)
+        _console().print(f"{task} failed, {error}", style="bold red", highlight=False, markup=False)
     _console().print(f"The report: {page}", soft_wrap=True)
     if result.failures:
         raise typer.Exit(1)
