@@ -126,6 +126,7 @@ def metrics(
     seed: Annotated[int, typer.Option(help="Of the augmented views.")] = 0,
 ) -> None:
     """Measure every layer of a model on your texts: one pass over them, and one for each view."""
+    _quieten()
     from midlayer_encoders.measuring import count_tokens, measure, num_passes
     from midlayer_encoders.report import write_metrics_figure
     from midlayer_encoders.texts import read_texts, wikitext_paragraphs
@@ -155,7 +156,6 @@ def metrics(
 
 def _whole_model(model: str, *, gguf_file: str | None, **options: Any) -> LayerEncoder:
     """Return the encoder of a whole model; ``built-in`` is the one that the demo uses."""
-    _quieten()
     from midlayer_encoders.encoder import LayerEncoder
 
     folder, gguf_file = _resolved(model, gguf_file)
@@ -256,6 +256,7 @@ def sweep(
     num_nodes: Annotated[int, typer.Option(help="Machines that share it (torchrun or SLURM start them).")] = 1,
 ) -> None:
     """Score every layer of a model on mteb tasks from one forward pass over each text."""
+    _quieten()
     from midlayer_encoders.tasks import task_sources
 
     task_sources(tasks.split(","))  # a wrong name is said before the model is loaded
@@ -389,6 +390,7 @@ def cache(
 @app.command()
 def demo(out: Annotated[Path, typer.Option(help="Folder for what it finds.")] = Path("midlayer-results/demo")) -> None:
     """Score all 31 layers of the built-in model (SmolLM2-135M) on the five built-in tasks, offline, with a report."""
+    _quieten()
     encoder = _whole_model("built-in", gguf_file=None, device="cpu")
     _sweep(encoder, ["builtin"], metrics="paper", metric_texts=64, views=4, out=out)
 
