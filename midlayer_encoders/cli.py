@@ -192,7 +192,7 @@ def _print_by_layer(frame: pl.DataFrame) -> None:
     for start in range(0, len(names), 6):
         shown = names[start : start + 6]
         table = Table()
-        for title in ("layer", *shown):
+        for title in ("layer", *(name.replace("_", " ") for name in shown)):  # words can wrap
             table.add_column(title, justify="right")
         values = {(layer, name): value for layer, name, value in frame.select("layer", "name", "value").iter_rows()}
         for layer in sorted(frame["layer"].unique().to_list()):
