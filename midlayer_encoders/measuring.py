@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["count_tokens", "layer_reader", "measure", "metric_frame", "num_passes", "plan", "update_metrics"]
 
+_COUNTED = 1024  # texts tokenised at a time to count them: all at once would be held in memory
+
 Advance = Callable[[int], None]
 """Told how many texts more were passed through the model."""
 
@@ -121,8 +123,12 @@ def layer_reader(
 
 def count_tokens(encoder: LayerEncoder, texts: Sequence[str]) -> list[int]:
     """Return the number of tokens of each text, after it is cut off at the encoder's longest."""
-    counted = encoder.tokenizer(list(texts), truncation=True, max_length=encoder.max_seq_length, verbose=False)
-    return [len(ids) for ids in counted["input_ids"]]
+    counts: list[int] = []
+    for start in range(0, len(texts), _COUNTED):
+        some = list(texts[start : start + _COUNTED])
+        counted = encoder.tokenizer(some, truncation=True, max_length=encoder.max_seq_length, verbose=False)
+        counts += [len(ids) for ids in counted["input_ids"]]
+    return counts
 
 
 def plan(encoder: LayerEncoder, texts: Sequence[Any], *, token_budget: int = 4096, prompt: str = "") -> list[list[int]]:
