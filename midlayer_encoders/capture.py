@@ -225,7 +225,7 @@ class LayerReader:
             made[layer] = pool(states, mask, self.pooling)
 
         capture(self.model, inputs, receive, anatomy=self.anatomy, layers=self.layers)
-        vectors = torch.stack([made[layer] for layer in self.layers]).float().cpu()
+        vectors = torch.stack([made[layer].float().cpu() for layer in self.layers])  # layers may lie on several devices
         self._check(vectors, [texts[position] for position in batch])
         return vectors
 

@@ -152,6 +152,7 @@ def load_cut(
     adapters: Sequence[str] = (),
     gguf_file: str | None = None,
     trust_remote_code: bool = False,
+    device_map: str | None = None,
 ) -> tuple[nn.Module, Cut]:
     """Return the model cut at ``layer``, in eval mode, and how its states are read.
 
@@ -164,6 +165,7 @@ def load_cut(
         adapters: PEFT adapters merged in order before the cut. The whole model is read for them.
         gguf_file: name of a GGUF file in ``model`` to read the weights from.
         trust_remote_code: whether the model's own code on the hub may run.
+        device_map: ``"auto"`` spreads a model that is too large for one device, by accelerate.
     """
     _check_gguf(model, gguf_file)
     local = local_only(model, revision, filename=gguf_file or "config.json")
@@ -179,6 +181,7 @@ def load_cut(
     keep = min(cut.keep, anatomy.num_layers)
     small = _checked(whole, config, anatomy, keep, trust_remote_code)
     source["dtype"] = dtype if dtype is not None else "auto"
+    source["device_map"] = device_map
     if adapters:
         loaded = merge_adapters(_read(type(whole), model, config, (), source), adapters)
     else:

@@ -52,6 +52,7 @@ class LayerEncoder(SentenceTransformer):
         gguf_file: name of a GGUF file in ``model`` to read the weights from.
         truncate_dim: number of leading dimensions to keep.
         trust_remote_code: whether the model's own code on the hub may run.
+        device_map: ``"auto"`` spreads a model that is too large for one device; ``device`` must then be ``None``.
 
     An empty text embeds as the zero vector. ``save_pretrained`` writes a folder that any ``SentenceTransformer`` loads,
     without this package.
@@ -76,6 +77,7 @@ class LayerEncoder(SentenceTransformer):
         gguf_file: str | None = None,
         truncate_dim: int | None = None,
         trust_remote_code: bool = False,
+        device_map: str | None = None,
     ) -> None:
         check_choice("norm", norm, NORMS)
         check_choice("pooling", pooling, POOLINGS)
@@ -83,8 +85,12 @@ class LayerEncoder(SentenceTransformer):
             raise OptionError(f"`max_length` must be a positive number of tokens, but got {max_length}.")
         if isinstance(adapters, str):
             raise OptionError(f"`adapters` must be a list of adapters, but got a string. Write [{adapters!r}].")
-        source = {"revision": revision, "gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
-        cut_model, cut = load_cut(model, layer, norm=norm, dtype=_dtype(dtype), adapters=adapters, **source)  # type: ignore[arg-type]
+        if device_map is not None and device is not None:
+            raise OptionError(f"`device` must be None when `device_map` places the model, but got {device!r}.")
+        source: dict[str, Any] = {"revision": revision, "gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
+        cut_model, cut = load_cut(
+            model, layer, norm=norm, dtype=_dtype(dtype), adapters=adapters, device_map=device_map, **source
+        )
         transformer = layer_module(model, cut_model, cut, source, max_length, chat_template)
         pool = PoolingModule(transformer.get_embedding_dimension(), pooling_mode=_MODES.get(pooling, pooling))
         super().__init__(

@@ -196,6 +196,14 @@ def test_half_precision_and_prompts(tiny_folder: Folder) -> None:
     assert np.corrcoef(exact.ravel(), close.ravel().astype(np.float32))[0, 1] > 0.999
 
 
+def test_a_device_map_places_the_model(tiny_folder: Folder) -> None:
+    placed = LayerEncoder(tiny_folder("Llama"), 2, device_map="auto")
+    expected = LayerEncoder(tiny_folder("Llama"), 2, device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(placed.encode(TEXTS), expected, atol=1e-5)
+    with pytest.raises(OptionError, match="`device` must be None when `device_map`"):
+        LayerEncoder(tiny_folder("Llama"), 2, device_map="auto", device="cpu")
+
+
 def test_chat_template_is_used_only_when_asked(tiny_folder: Folder, tmp_path: Path) -> None:
     folder = save_tiny("Llama", tmp_path)
     made = tokenizer()
