@@ -279,11 +279,11 @@ def _sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
 
     with _progress() as progress:
         result = sweeping.sweep(encoder, tasks, progress=_bars(progress), **options)
-    page = result.to_html()
     _print_scores(result)
     for task, error in result.failures.items():
         _console().print(f"{task} failed, {error}", style="bold red", highlight=False, markup=False)
-    _console().print(f"The report: {page}", soft_wrap=True)
+    if not result.frame.is_empty():  # where every task failed there is nothing to report
+        _console().print(f"The report: {result.to_html()}", soft_wrap=True)
     if result.failures:
         raise typer.Exit(1)
 

@@ -14,7 +14,14 @@ from sentence_transformers import SentenceTransformer
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import NORMS, POOLINGS, Norm
 from midlayer_encoders.anatomy import find_anatomy
-from midlayer_encoders.errors import CutError, LayerIndexError, ModelNotFoundError, NotFiniteError, OptionError
+from midlayer_encoders.errors import (
+    AnatomyError,
+    CutError,
+    LayerIndexError,
+    ModelNotFoundError,
+    NotFiniteError,
+    OptionError,
+)
 from tests.families import DEPTH, FAMILIES, tiny
 from tests.tiny_folders import TEXTS, save_tiny, tokenizer
 
@@ -310,7 +317,7 @@ def test_a_model_without_blocks_and_an_encoder_with_a_decoder_are_refused(tmp_pa
     import transformers as tf
 
     tf.ResNetConfig(depths=[1, 1], hidden_sizes=[8, 16], embedding_size=8).save_pretrained(tmp_path / "resnet")
-    with pytest.raises((CutError, Exception), match=r"blocks"):
+    with pytest.raises((AnatomyError, CutError), match="blocks"):
         LayerEncoder(str(tmp_path / "resnet"), 1)
     tf.BartConfig(d_model=16, encoder_layers=2, decoder_layers=2).save_pretrained(tmp_path / "bart")
     with pytest.raises(CutError, match="an encoder and a decoder"):
