@@ -1,0 +1,126 @@
+"""What the commands share: the application, its options, how words become values, bars and tables."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from midlayer_encoders.encoder import LayerEncoder
+
+__all__ = [
+    "app",
+    "console",
+    "parse_layer",
+    "parse_layers",
+    "parse_names",
+    "progress_bars",
+    "quieten",
+    "resolve_model",
+    "whole_model",
+]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+Model = Annotated[
+    str, typer.Argument(help="Folder or name on the hub of a transformers model, or built-in (SmolLM2-135M).")
+]
+LayerText = Annotated[str, typer.Option("--layer", help="17, -1 (the last), or 0.7 (a fraction of the depth).")]
+NormText = Annotated[
+    str, typer.Option("--norm", help="final: the model's own final norm is applied; none: raw states.")
+]
+PoolingText = Annotated[str, typer.Option("--pooling", help="mean, last, cls, max or weightedmean.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub, as step1000.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; by default as in the files.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; by default the best there is.")]
+MaxLength = Annotated[int | None, typer.Option(help="Tokens after which a text is cut off.")]
+GgufFile = Annotated[str | None, typer.Option(help="Name of a GGUF file in MODEL to read the weights from.")]
+
+
+@app.callback()
+def _callback() -> None:
+    """Embeddings from the layer of a model that embeds best."""
+
+
+def parse_layer(text: str) -> int | float:
+    """Return a layer from a shell's word: ``"17"`` is the layer 17, ``"0.7"`` a fraction of the depth.
+
+    Example:
+        >>> parse_layer("17"), parse_layer("-1"), parse_layer("0.7")
+        (17, -1, 0.7)
+    """
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        raise typer.BadParameter(f"must be 17, -1 or 0.7, but got {text!r}") from None
+
+
+def parse_layers(text: str) -> str | list[int | float]:
+    """Return layers from a shell's word.
+
+    Example:
+        >>> parse_layers("all"), parse_layers("0,6,0.5,-1")
+        ('all', [0, 6, 0.5, -1])
+    """
+    return "all" if text == "all" else [parse_layer(part.strip()) for part in text.split(",")]
+
+
+def parse_names(text: str) -> str | list[str]:
+    return [] if text == "none" else text if text in ("all", "paper") else text.split(",")
+
+
+def whole_model(model: str, *, gguf_file: str | None, **options: Any) -> LayerEncoder:
+    """Return the encoder of a whole model; ``built-in`` is the one that the demo uses."""
+    from midlayer_encoders.encoder import LayerEncoder
+
+    folder, gguf_file = resolve_model(model, gguf_file)
+    with console().status(f"Loading {model}"):
+        encoder = LayerEncoder(folder, -1, gguf_file=gguf_file, **options)
+    encoder.source = model
+    return encoder
+
+
+def resolve_model(model: str, gguf_file: str | None) -> tuple[str, str | None]:
+    """Return the folder and file that a model's name on the command line stands for."""
+    if model != "built-in":
+        return model, gguf_file
+    from midlayer_encoders.demo import built_in_model
+
+    return built_in_model()
+
+
+def console() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
+def progress_bars() -> Progress:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns)
+
+
+def quieten() -> None:
+    """Turn off the loaders' own bars and notices, before they are imported: ours stand in for them."""
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

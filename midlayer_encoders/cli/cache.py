@@ -1,0 +1,43 @@
+"""``midlayer cache``: the stores of embeddings on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from midlayer_encoders.cli._app import (
+    app,
+    console,
+)
+
+
+@app.command()
+def cache(
+    root: Annotated[Path, typer.Argument(help="A folder of embeddings: --store, or embeddings inside --out.")],
+    remove: Annotated[list[str] | None, typer.Option(help="Key of a store to remove; repeatable.")] = None,
+    unused_days: Annotated[int | None, typer.Option(help="Remove stores not used for so many days.")] = None,
+    keep_gb: Annotated[float | None, typer.Option(help="Remove the longest unused until so much is left.")] = None,
+    dry_run: Annotated[bool, typer.Option(help="Say what would be removed, and remove nothing.")] = False,
+) -> None:
+    """List the stores of embeddings in a folder, and remove what is not wanted."""
+    from datetime import timedelta
+
+    from rich.table import Table
+
+    from midlayer_encoders.store import list_stores, prune
+
+    if remove or unused_days is not None or keep_gb is not None:
+        gone = prune(
+            root, keys=remove or None, unused_for=None if unused_days is None else timedelta(days=unused_days),
+            keep_bytes=None if keep_gb is None else int(keep_gb * 1e9), dry_run=dry_run,
+        )  # fmt: skip
+        console().print(f"{'Would remove' if dry_run else 'Removed'} {len(gone)} stores.")
+    table = Table()
+    for title in ("key", "model", "texts", "layers", "MB", "last used"):
+        table.add_column(title)
+    for info in list_stores(root):
+        cells = (info.key, str(info.description.get("model", "")), str(info.texts), str(len(info.layers)))
+        table.add_row(*cells, f"{info.bytes / 1e6:.1f}", f"{info.last_used:%Y-%m-%d %H:%M}")
+    console().print(table)

@@ -1,0 +1,162 @@
+"""``midlayer sweep``, ``report`` and ``demo``: every layer of a model scored on tasks, and its page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from midlayer_encoders.cli._app import (
+    Device,
+    Dtype,
+    GgufFile,
+    MaxLength,
+    Model,
+    NormText,
+    PoolingText,
+    Revision,
+    app,
+    console,
+    parse_layers,
+    parse_names,
+    progress_bars,
+    quieten,
+    whole_model,
+)
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from midlayer_encoders.encoder import LayerEncoder
+    from midlayer_encoders.sweeping import Progress as SweepProgress
+    from midlayer_encoders.sweeping import SweepResult
+
+
+@app.command()
+def sweep(
+    model: Model,
+    tasks: Annotated[
+        str, typer.Option(help="Names of mteb tasks or benchmarks, paper, builtin, or paths, with commas.")
+    ],
+    layers: Annotated[str, typer.Option(help="all, or layers with commas: 0,6,0.5,-1.")] = "all",
+    names: Annotated[str, typer.Option("--metrics", help="none, paper, all, or names with commas.")] = "paper",
+    out: Annotated[Path | None, typer.Option(help="Folder for frame, results and page.")] = None,
+    store: Annotated[Path | None, typer.Option(help="Folder of embeddings, which sweeps may share.")] = None,
+    half: Annotated[bool, typer.Option(help="Keep the embeddings in float16: half the room.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Processes that score layers; all cores by default.")] = None,
+    norm: NormText = "final",
+    pooling: PoolingText = "mean",
+    revision: Revision = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    max_length: MaxLength = None,
+    gguf_file: GgufFile = None,
+    devices: Annotated[int, typer.Option(help="Processes on this machine that share the embedding.")] = 1,
+    num_nodes: Annotated[int, typer.Option(help="Machines that share it (torchrun or SLURM start them).")] = 1,
+) -> None:
+    """Score every layer of a model on mteb tasks from one forward pass over each text."""
+    quieten()
+    from midlayer_encoders.tasks import task_sources
+
+    task_sources(tasks.split(","))  # a wrong name is said before the model is loaded
+    options = {"revision": revision, "dtype": dtype, "device": device, "max_length": max_length}
+    encoder = whole_model(model, gguf_file=gguf_file, **options)
+    run_sweep(
+        encoder, tasks.split(","), layers=parse_layers(layers), metrics=parse_names(names), out=out, store=store,
+        store_dtype="float16" if half else "float32", workers=workers, norm=norm, pooling=pooling, devices=devices,
+        num_nodes=num_nodes,
+    )  # fmt: skip
+
+
+def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
+    """Run a sweep with its bars, print the table and where the page lies; exit with 1 where a task failed."""
+    from midlayer_encoders import sweeping
+
+    with progress_bars() as progress:
+        result = sweeping.sweep(encoder, tasks, progress=_bars(progress), **options)
+    _print_scores(result)
+    for task, error in result.failures.items():
+        console().print(f"{task} failed, {error}", style="bold red", highlight=False, markup=False)
+    if not result.frame.is_empty():  # where every task failed there is nothing to report
+        console().print(f"The report: {result.to_html()}", soft_wrap=True)
+    if result.failures:
+        raise typer.Exit(1)
+
+
+def _bars(progress: Progress) -> SweepProgress:
+    from midlayer_encoders.sweeping import Progress as SweepProgress
+
+    class Bars(SweepProgress):
+        """Three bars, each shown when there is something to do."""
+
+        def __init__(self) -> None:
+            titles = {"embedding": "texts embedded", "evaluating": "layers scored", "measuring": "texts measured"}
+            self._bars = {name: progress.add_task(title, total=0, visible=False) for name, title in titles.items()}
+
+        def _move(self, name: str, done: int, more: int) -> None:
+            bar = self._bars[name]
+            total = (progress.tasks[bar].total or 0) + more
+            progress.update(bar, advance=done, total=total, visible=total > 0)
+
+        def embedding(self, done: int, more: int) -> None:
+            self._move("embedding", done, more)
+
+        def evaluating(self, done: int, more: int) -> None:
+            self._move("evaluating", done, more)
+
+        def measuring(self, done: int, more: int) -> None:
+            self._move("measuring", done, more)
+
+    return Bars()
+
+
+def _print_scores(result: SweepResult) -> None:
+    """Print a row for each layer, a column for each task, and what the best layer gains over the last."""
+    import polars as pl
+    from rich.table import Table
+
+    from midlayer_encoders.tasks import task_label
+
+    scores = result.frame.filter(pl.col("kind") == "score")
+    if scores.is_empty():
+        return
+    found = result.summary()
+    table = Table(title=result.notes.title)
+    labels = (re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", task_label(curve.name)) for curve in found.tasks)
+    for title in ("layer", *labels, "mean"):
+        table.add_column(title, justify="right")
+    curves = [*found.tasks, *([found.average] if found.average else [])]
+    for layer in sorted(scores["layer"].unique().to_list()):
+        cells = (curve.points.get(layer) for curve in curves)
+        best = found.average is not None and layer == found.average.best_layer
+        row = ("" if value is None else f"{value:.1f}" for value in cells)
+        table.add_row(str(layer), *row, style="bold green" if best else None)
+    if result.notes.baselines:
+        shown = [100 * result.notes.baselines.get(curve.name, float("nan")) for curve in found.tasks]
+        table.add_section()
+        table.add_row("TF-IDF", *(f"{value:.1f}" for value in shown), f"{sum(shown) / len(shown):.1f}")
+    console().print(table)
+    if found.average is not None:
+        average = found.average
+        console().print(
+            f"Best layer: {average.best_layer} of {found.num_layers}, {average.best:.1f} points, "
+            f"{average.gain:+.1f} over the last layer."
+        )
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="The --out of a sweep.")]) -> None:
+    """Write the page of a sweep again from its frame."""
+    from midlayer_encoders.sweeping.result import SweepResult
+
+    console().print(f"The report: {SweepResult.load(folder).to_html()}", soft_wrap=True)
+
+
+@app.command()
+def demo(out: Annotated[Path, typer.Option(help="Folder for what it finds.")] = Path("midlayer-results/demo")) -> None:
+    """Score all 31 layers of the built-in model (SmolLM2-135M) on the five built-in tasks, offline, with a report."""
+    quieten()
+    encoder = whole_model("built-in", gguf_file=None, device="cpu")
+    run_sweep(encoder, ["builtin"], metrics="paper", metric_texts=64, views=4, out=out)
