@@ -28,10 +28,10 @@ class EncoderSpec:
     Attributes:
         model: name on the hub, or ``local/`` and the name of the folder.
         revision: branch, tag or commit asked for; ``None`` for a folder or the default branch.
-        layer: number of blocks that a text passes through, ``0`` to ``num_layers``.
+        layer: number of blocks that a text passes through, ``0`` to ``num_layers``; of a joint model, an image.
         num_layers: number of blocks of the uncut model.
         norm: whether the final norm is applied to the layer's states.
-        pooling: how token states become one vector.
+        pooling: how token states become one vector; ``"head"`` where a joint model's own heads do it.
         max_length: number of tokens after which a text is cut off.
         dtype: of the weights.
         prompts: name and text of each prompt, and which is used by default.
@@ -42,6 +42,8 @@ class EncoderSpec:
         truncate_dim: number of leading dimensions kept, ``None`` for all.
         modules: settings of the modules that texts pass through, such as the pooling's, as JSON.
         weights: digest of the weights as they are now, so that a trained encoder is another one.
+        tower: which tower of a joint model it is, ``None`` for a model of one or an encoder with both.
+        layers: name and layer of each tower of a joint model.
     """
 
     model: str
@@ -49,7 +51,7 @@ class EncoderSpec:
     layer: int
     num_layers: int
     norm: Norm
-    pooling: Pooling
+    pooling: Pooling | Literal["head"]
     max_length: int | None
     dtype: str
     prompts: tuple[tuple[str, str], ...]
@@ -60,6 +62,8 @@ class EncoderSpec:
     truncate_dim: int | None
     modules: str
     weights: str
+    tower: str | None = None
+    layers: tuple[tuple[str, int], ...] = ()
 
     @property
     def digest(self) -> str:

@@ -17,7 +17,7 @@ from torch import nn
 from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import AnatomyError, LayerIndexError
 
-__all__ = ["Anatomy", "Site", "block_sites", "find_anatomy", "resolve_layer", "resolve_layers"]
+__all__ = ["SITES", "Anatomy", "Site", "block_sites", "find_anatomy", "resolve_layer", "resolve_layers"]
 
 _LINEAR = ("Linear", "Conv1D", "NonDynamicallyQuantizableLinear")
 
@@ -45,6 +45,12 @@ class Anatomy:
     def shared(self) -> bool:
         """Whether one block serves several layers."""
         return self.num_blocks < self.num_layers
+
+    def below(self, path: str) -> Anatomy:
+        """Return the same anatomy as seen from a module that holds the model at ``path``."""
+        final = tuple(f"{path}.{name}" for name in self.final)
+        embeddings = None if self.embeddings is None else f"{path}.{self.embeddings}"
+        return Anatomy(f"{path}.{self.blocks}", self.num_layers, final, embeddings, self.num_blocks)
 
     def block(self, model: nn.Module, layer: int) -> nn.Module:
         """Return the block whose output is ``layer``, from ``1`` to ``num_layers``."""
@@ -287,6 +293,13 @@ _MIDDLE: tuple[tuple[str, Literal["input", "output"]], ...] = (
 )
 
 
+SITES = (
+    "residual_in", "attention_in", "attention", "attention_sum", "residual_mid",
+    "mlp_in", "mlp", "mlp_sum", "residual_out",
+)  # fmt: skip
+"""Every point inside a block that has a name, in the order in which a text passes them."""
+
+
 def block_sites(block: nn.Module, config: Any = None) -> dict[str, Site]:
     """Return the named points inside a block, those it has.
 
@@ -295,9 +308,11 @@ def block_sites(block: nn.Module, config: Any = None) -> dict[str, Site]:
         config: the model's, which says whether attention and MLP stand side by side or after one another.
 
     Returns:
-        ``residual_in``, ``attention`` (what attention adds to the stream, before any scale or norm on it),
-        ``residual_mid`` (the stream between attention and MLP; absent where they stand side by side or there is one
-        only), ``mlp`` and ``residual_out``. A state-space mixer counts as attention.
+        ``residual_in``, ``attention_in`` (what attention reads: the stream after the norm before it, or the stream
+        itself in blocks that norm after each sum), ``attention`` (what attention adds to the stream, before any scale
+        or norm on it), ``residual_mid`` (the stream between attention and MLP; absent where they stand side by side or
+        there is one only), ``mlp_in``, ``mlp`` and ``residual_out``; and in blocks that norm after each sum
+        ``attention_sum`` and ``mlp_sum``, the stream before those norms. A state-space mixer counts as attention.
     """
     names = dict(block.named_modules())
     sites = {"residual_in": Site("", "input"), "residual_out": Site("", "output")}
@@ -305,13 +320,18 @@ def block_sites(block: nn.Module, config: Any = None) -> dict[str, Site]:
     inside = tuple(f"{name}." for name in heads)
     linear = [name for name, module in names.items() if type(module).__name__ in _LINEAR]
     if attention := [name for name in linear if name.startswith(inside) and _OUTPUT_PROJECTION.search(name)]:
-        sites["attention"] = Site(attention[-1], "output")
+        readers = [name for name in linear if name.startswith(inside) and name not in attention]
+        sites |= {"attention_in": Site(readers[0], "input"), "attention": Site(attention[-1], "output")}
     sparse = [name for name, module in names.items() if name and _SPARSE.search(type(module).__name__)]
-    if mlp := sparse[:1] or [name for name in linear if not name.startswith(inside)][-1:]:
-        sites["mlp"] = Site(mlp[0], "output")
+    if mlp := sparse[:1] or [name for name in linear if not name.startswith(inside)]:
+        sites |= {"mlp_in": Site(mlp[0], "input"), "mlp": Site(mlp[-1], "output")}
     if (middle := _middle(list(names), config)) is not None and "attention" in sites and "mlp" in sites:
         sites["residual_mid"] = middle
-    return sites
+        if middle.side == "output":
+            norms = [name for name, module in names.items() if name and type(module).__name__.endswith("Norm")]
+            outer = [name for name in norms if not name.startswith(inside) and name != middle.module]
+            sites |= {"attention_sum": Site(middle.module, "input"), "mlp_sum": Site(outer[-1], "input")}
+    return {name: sites[name] for name in SITES if name in sites}
 
 
 def _middle(names: list[str], config: Any) -> Site | None:

@@ -18,7 +18,7 @@ from midlayer_encoders.anatomy import Anatomy, Site, block_sites
 from midlayer_encoders.errors import NotFiniteError, OptionError, check_choice
 from midlayer_encoders.pooling import pool
 
-__all__ = ["STREAM", "LayerReader", "Receive", "TokenReceive", "capture", "plan_batches"]
+__all__ = ["STREAM", "LayerReader", "Receive", "TokenReceive", "capture", "plan_batches", "real_tokens"]
 
 STREAM = "residual_out"
 """The site of a layer itself: the residual stream after its block."""
@@ -212,12 +212,11 @@ class LayerReader:
     def _read(self, texts: Sequence[Any], batch: list[int], tokens: TokenReceive | None) -> Tensor:
         inputs = self.preprocess([texts[position] for position in batch])
         real = inputs.get("attention_mask")
-        real = real.bool() if isinstance(real, Tensor) else None
         final = [self.model.get_submodule(path) for path in self.anatomy.final] if self.norm == "final" else []
         made: dict[int, Tensor] = {}
 
         def receive(layer: int, _: str, states: Tensor) -> None:
-            mask = _mask(real, states)
+            mask = real_tokens(real, states, model=self.model)
             if tokens is not None:
                 tokens(layer, states, mask, batch)
             for module in final:
@@ -238,8 +237,24 @@ class LayerReader:
             )
 
 
-def _mask(real: Tensor | None, states: Tensor) -> Tensor:
-    """Return which states are of real tokens; all of them where the model's inputs do not say."""
-    if real is not None and real.shape == states.shape[:2]:
-        return real.to(states.device)
+def real_tokens(real: Tensor | None, states: Tensor, *, model: nn.Module | None = None) -> Tensor:
+    """Return which states are of real tokens, bool, shape ``(B, T)``; all of them where the inputs do not say.
+
+    Models of sound convolve their samples or spectra down to fewer states than the mask of their inputs has entries.
+    Those that say how (Wav2Vec2, HuBERT, WavLM) are asked; Whisper's states are every second one of its spectra.
+
+    Args:
+        real: the ``attention_mask`` of the model's inputs, one row for each.
+        states: shape ``(B, T, D)``.
+        model: the transformer, to be asked.
+    """
+    if real is None or len(real) != len(states) or real.ndim != 2:
+        return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
+    real, length = real.to(states.device), states.shape[1]
+    if real.shape[1] == length:
+        return real.bool()
+    if (asked := getattr(model, "_get_feature_vector_attention_mask", None)) is not None:
+        return asked(length, real.long()).bool()  # type: ignore[no-any-return]
+    if getattr(model, "main_input_name", "") == "input_features":
+        return real[:, :: -(-real.shape[1] // length)].bool()
     return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
+from sentence_transformers.sentence_transformer.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from torch import Tensor, nn
 
 from midlayer_encoders._types import NORMS, POOLINGS, EncoderSpec, Layer, Norm, Pooling
-from midlayer_encoders.cut import Cut, load_cut
+from midlayer_encoders.anatomy import Anatomy, find_anatomy
+from midlayer_encoders.card import CardData
+from midlayer_encoders.checks import check_states, turn_mask_off
+from midlayer_encoders.cut import Cut, JointCut
 from midlayer_encoders.errors import CutError, NotFiniteError, OptionError, check_choice
-from midlayer_encoders.identity import base_name, model_card, result_name, result_revision, weights_digest
+from midlayer_encoders.identity import base_name, model_card, weights_digest
+from midlayer_encoders.inputs import MAX_PIXELS, InputError, Medium
 from midlayer_encoders.layer_module import layer_module
+from midlayer_encoders.loading import load_cut
+from midlayer_encoders.media import (
+    both_media,
+    check_lengths,
+    media_taken,
+    pass_by_length,
+    probe_input,
+    read_inputs,
+    sampling_rate,
+    suffers_from_padding,
+    with_fixed_order,
+    with_token_mask,
+    without_needless_mask,
+)
+from midlayer_encoders.plain_module import PlainModule, plain_module
+
+if TYPE_CHECKING:
+    from midlayer_encoders.selection import Selection
 
 __all__ = ["LayerEncoder"]
 
@@ -28,18 +49,24 @@ logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 _MODES = {"last": "lasttoken"}  # sentence-transformers' own name for it
+_LEAST_CENTRE = 16  # texts: the mean of fewer is one of them as much as what all share
+# What sentence-transformers keeps among a batch's features for itself.
+_BOOKKEEPING = {"modality", "task", "prompt_length", "token_embeddings", "sentence_embedding"}
 
 
 class LayerEncoder(SentenceTransformer):
     """A ``SentenceTransformer`` whose model ends after ``layer`` blocks; the weights after them are never read.
 
     Args:
-        model: folder or name on the hub of a transformers model.
+        model: folder or name on the hub of a transformers model of text, images or sound, or a module in memory.
         layer: an int in ``[0, num_layers]`` (``0`` = embeddings), a negative int from the end (``-1`` = the last), or
-            a float in ``(0, 1]``, the fraction of the depth.
+            a float in ``(0, 1]``, the fraction of the depth. Of a joint model such as CLIP, one for both towers or one
+            for each: ``{"text": 6, "image": 9}``. Or the name of a rule that chooses one from ``texts``, as ``"auto"``.
         norm: ``"final"`` applies the model's own final norm to the layer's states, so that the encoder is exactly the
             model without its last blocks; ``"none"`` takes the raw residual stream (and keeps one block more for it).
-        pooling: ``"mean"`` over real tokens, ``"last"``, ``"cls"``, ``"max"`` or ``"weightedmean"``.
+        pooling: ``"mean"`` over real tokens, ``"last"``, ``"cls"``, ``"max"`` or ``"weightedmean"``. By default the
+            mean; a joint model embeds by its own heads, in which its towers meet, and takes no other pooling.
+        tower: ``"text"`` or ``"image"`` takes that tower of a joint model alone, its states pooled.
         revision: branch, tag or commit on the hub, as ``"step1000"`` of Pythia.
         dtype: of the weights, a ``torch.dtype`` or its name; ``None`` keeps that of the files.
         device: as in ``SentenceTransformer``; ``None`` takes the best there is.
@@ -53,18 +80,28 @@ class LayerEncoder(SentenceTransformer):
         truncate_dim: number of leading dimensions to keep.
         trust_remote_code: whether the model's own code on the hub may run.
         device_map: ``"auto"`` spreads a model that is too large for one device; ``device`` must then be ``None``.
+        max_pixels: largest image that is read.
+        processor: for a module in memory, what turns a list of inputs into what it takes.
+        medium: for a module in memory, what its inputs are.
+        blocks: for a module in memory, the path of its blocks where they cannot be told.
+        final: for a module in memory, the paths of what follows its last block, likewise.
+        texts: where ``layer`` is a rule, what it looks at; ``selection`` then says what was chosen, and why.
+        labels: where ``layer`` is a rule, the class of each text, ``None`` for those without.
+        centre: texts like those to come, a few hundred, whose mean vector is subtracted from every vector (by a
+            ``Dense`` with a bias, so the folder stays plain); benchmarks/selection/README.md says what that is worth.
 
     An empty text embeds as the zero vector. ``save_pretrained`` writes a folder that any ``SentenceTransformer`` loads,
-    without this package.
+    without this package; where a family does not allow that, it says why. ``docs/media.md`` tells of images and sound.
     """
 
     def __init__(
         self,
-        model: str,
-        layer: Layer,
+        model: str | nn.Module,
+        layer: Layer | Mapping[str, Layer] | str,
         *,
         norm: Norm = "final",
-        pooling: Pooling = "mean",
+        pooling: Pooling | None = None,
+        tower: Literal["text", "image"] | None = None,
         revision: str | None = None,
         dtype: torch.dtype | str | None = None,
         device: str | None = None,
@@ -78,47 +115,96 @@ class LayerEncoder(SentenceTransformer):
         truncate_dim: int | None = None,
         trust_remote_code: bool = False,
         device_map: str | None = None,
+        max_pixels: int = MAX_PIXELS,
+        processor: Callable[..., Any] | None = None,
+        medium: Medium = "image",
+        blocks: str | None = None,
+        final: tuple[str, ...] | None = None,
+        texts: Sequence[str] | None = None,
+        labels: Sequence[int | str | None] | None = None,
+        centre: Sequence[str] | None = None,
     ) -> None:
-        check_choice("norm", norm, NORMS)
-        check_choice("pooling", pooling, POOLINGS)
-        if max_length is not None and (isinstance(max_length, bool) or max_length < 1):
-            raise OptionError(f"`max_length` must be a positive number of tokens, but got {max_length}.")
-        if isinstance(adapters, str):
-            raise OptionError(f"`adapters` must be a list of adapters, but got a string. Write [{adapters!r}].")
-        if device_map is not None and device is not None:
-            raise OptionError(f"`device` must be None when `device_map` places the model, but got {device!r}.")
+        options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        _check_options(norm, pooling, max_length, adapters, device, device_map)
+        layer, selection = _chosen(layer, texts, labels, options)
         source: dict[str, Any] = {"revision": revision, "gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
-        cut_model, cut = load_cut(
-            model, layer, norm=norm, dtype=_dtype(dtype), adapters=adapters, device_map=device_map, **source
-        )
-        transformer = layer_module(model, cut_model, cut, source, max_length, chat_template)
-        pool = PoolingModule(transformer.get_embedding_dimension(), pooling_mode=_MODES.get(pooling, pooling))
+        first: Any
+        cut: Cut | JointCut
+        if isinstance(model, nn.Module):
+            if isinstance(layer, Mapping):
+                raise OptionError(f"`layer` must be one number for a module in memory, but got {dict(layer)}.")
+            first, cut = plain_module(model, layer, processor, norm=norm, medium=medium, blocks=blocks, final=final)
+            name = f"module/{type(model).__name__}"
+        else:
+            loaded, cut = load_cut(
+                model, layer, norm=norm, tower=tower, dtype=_dtype(dtype), adapters=adapters, device_map=device_map,
+                **source,
+            )  # fmt: skip
+            first = layer_module(model, loaded, cut, source, max_length=max_length, chat_template=chat_template)
+            name = base_name(model, gguf_file)
+        joint = isinstance(cut, JointCut)
+        if joint and pooling is not None:
+            raise OptionError(
+                f"`pooling` must be None for {name}: its towers meet in what its own heads make, but got {pooling!r}. "
+                "Pass `tower` to pool the states of one tower."
+            )
+        mode: Pooling = pooling or "mean"
+        dimension = first.get_embedding_dimension()
+        pools = [] if joint else [PoolingModule(dimension, pooling_mode=_MODES.get(mode, mode))]
         super().__init__(
-            modules=[transformer, pool],
+            modules=[first, *pools],
             device=device,
             prompts=dict(prompts) if prompts is not None else None,
             default_prompt_name=default_prompt_name,
             truncate_dim=truncate_dim,
             trust_remote_code=trust_remote_code,
-            model_card_data=_CardData(local_files_only=True),
+            model_card_data=CardData(local_files_only=True),
         )
-        self.source = model
-        self.layer = cut.layer
-        self.num_layers = cut.anatomy.num_layers
+        main = cut.towers["image"] if isinstance(cut, JointCut) else cut
+        self.source = model if isinstance(model, str) else name
+        self.name = name
+        self.layer = main.layer
+        self.layers = {tower: one.layer for tower, one in cut.towers.items()} if isinstance(cut, JointCut) else {}
+        self.num_layers = main.anatomy.num_layers
         self.norm: Norm = norm
-        self.pooling: Pooling = pooling
+        self.pooling: Pooling = cast(Any, "head") if joint else mode  # no pooling of states that others could ask for
+        self.max_pixels = max_pixels
+        self.selection = selection
         self._given = {
-            "model": base_name(model, gguf_file),
+            "model": name,
             "revision": revision,
+            "tower": tower,
+            "layers": tuple(self.layers.items()),
             "bidirectional": bidirectional,
             "adapters": tuple(base_name(adapter) for adapter in adapters),
             "chat_template": chat_template,
             "gguf_file": gguf_file,
         }
         self._truncation_said = False
-        if bidirectional:
-            self._turn_mask_off(cut)
-        self._check_states(cut)
+        if isinstance(cut, Cut):
+            if bidirectional:
+                turn_mask_off(self[0], cut, name)
+            if not isinstance(first, PlainModule):
+                check_states(self[0], cut, self._moved(self.preprocess([probe_input(self.media, self.sampling_rate)])))
+        if centre is not None:
+            self._centre_on(centre)
+
+    def _centre_on(self, texts: Sequence[str]) -> None:
+        """Add a module that subtracts the mean vector of these texts."""
+        if isinstance(texts, str) or len(texts) < _LEAST_CENTRE:
+            raise OptionError(
+                f"`centre` must be {_LEAST_CENTRE} texts or more, like those to come, but got "
+                f"{'one string' if isinstance(texts, str) else len(texts)}."
+            )
+        kept, self.truncate_dim = self.truncate_dim, None
+        vectors = self.encode(list(texts), convert_to_tensor=True, show_progress_bar=False)
+        self.truncate_dim = kept
+        width = vectors.shape[1]
+        shift = Dense(
+            width, width, activation_function=nn.Identity(), init_weight=torch.eye(width),
+            init_bias=-vectors.double().mean(dim=0).float().cpu(),
+        )  # fmt: skip
+        self.append(shift.to(device=vectors.device, dtype=vectors.dtype))
 
     # --- identity ---------------------------------------------------------------------------------------------------
 
@@ -143,12 +229,45 @@ class LayerEncoder(SentenceTransformer):
             **self._given,  # type: ignore[arg-type]
         )
 
+    @property
+    def anatomy(self) -> Anatomy:
+        """Where the model, as it is cut, keeps its parts. A joint model has two; see ``tower``."""
+        if self.layers:
+            raise OptionError(
+                f"`encoder` must have one stack of layers, but {self.name} has a tower of text and one of images. "
+                "Load one: LayerEncoder(model, -1, tower='image')."
+            )
+        first: Any = self[0]
+        return first.anatomy if isinstance(first, PlainModule) else find_anatomy(first.model)
+
+    @property
+    def media(self) -> list[str]:
+        """What it takes, one at a time: ``"text"``, ``"image"``, ``"audio"``."""
+        return media_taken(self.modalities)
+
+    @property
+    def sampling_rate(self) -> int | None:
+        """Samples a second that its model of sound was made for; sounds at another rate are resampled."""
+        return sampling_rate(self.processor) if "audio" in self.media else None
+
+    def for_mteb(self) -> Any:
+        """Return this encoder as mteb should see it: with the media that it takes.
+
+        ``mteb.evaluate`` takes a text encoder as it is, but any local SentenceTransformer for one of text alone, and
+        refuses to run tasks of images or sound on it.
+        """
+        from mteb.models import SentenceTransformerEncoderWrapper
+
+        wrapped = SentenceTransformerEncoderWrapper(self, target_sampling_rate=self.sampling_rate)
+        wrapped.mteb_model_meta = wrapped.mteb_model_meta.model_copy(update={"modalities": self.media})
+        return wrapped
+
     def _create_model_card(self, path: str, *_: Any, **__: Any) -> None:
         """Write our own card: the generated one names this class and guesses the lineage."""
         parameters = sum(parameter.numel() for parameter in self.parameters())
         trained = "generated_from_trainer" in self.model_card_data.tags
         Path(path, "README.md").write_text(
-            model_card(self.spec, parameters=parameters, trained=trained), encoding="utf8"
+            model_card(self.spec, parameters=parameters, trained=trained, media=self.media), encoding="utf8"
         )
 
     @classmethod
@@ -156,24 +275,76 @@ class LayerEncoder(SentenceTransformer):
         """Load a checkpoint as what it is on disk, a plain SentenceTransformer, when the trainer asks for it."""
         return SentenceTransformer._load_with_module_classes(*args, **kwargs)
 
+    def save(self, path: str, *args: Any, **kwargs: Any) -> None:
+        """Write a folder that any ``SentenceTransformer`` loads, or raise where it would give other vectors.
+
+        Raises:
+            CutError: naming the reason.
+        """
+        self._check_export()
+        super().save(path, *args, **kwargs)
+
+    def _check_export(self) -> None:
+        model: Any = self[0].model
+        if isinstance(self[0], PlainModule):
+            self[0].save("a folder")
+        if getattr(model, "main_input_name", "") == "input_features" and self.pooling != "cls":
+            raise CutError(
+                f"The states of {type(model).__name__} fill a fixed window, and the pooling of a plain folder cannot "
+                "leave out those after the sound's end, since it knows masks of the states' own length only: its "
+                "vectors would be others. Use this encoder itself, or pooling='cls'."
+            )
+        if suffers_from_padding(model) or hasattr(model, "_get_feature_vector_attention_mask"):
+            logger.warning(
+                "A plain folder pools the padding of shorter sounds in a batch: encode with batch_size=1 there."
+            )
+        if not _loads_by_itself(model):
+            raise CutError(
+                f"{type(model).__name__} has no automatic class in transformers, by which a plain folder is loaded. "
+                "Export the joint model, without `tower`."
+            )
+
     # --- encoding ---------------------------------------------------------------------------------------------------
+
+    def is_singular_input(self, inputs: Any) -> bool:  # type: ignore[override]
+        """Return whether this is one input, not several; a sound as ``(array, rate)`` is one."""
+        if isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[1], int | np.integer):
+            return True
+        return bool(super().is_singular_input(inputs))
 
     def encode(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Return embeddings as ``SentenceTransformer.encode`` does, or raise where one is not finite.
 
+        A joint model takes ``{"text": …, "image": …}`` too: the sum of both vectors, as mteb's own CLIP.
+
         Raises:
             OptionError: when there is nothing to encode.
+            InputError: for an image or sound that cannot be read, or a medium that the model does not take.
             NotFiniteError: naming the layer and the first text whose states hold NaN or infinity.
         """
         single = self.is_singular_input(inputs)
         if not single and len(inputs) == 0:
             raise OptionError("`inputs` must hold at least one text, but got an empty list.")
-        embeddings = super().encode(inputs, *args, **kwargs)
+        if self.layers and both_media(inputs if single else inputs[0]):
+            return self._encode_both(inputs, single, *args, **kwargs)
+        try:
+            embeddings = super().encode(inputs, *args, **kwargs)
+        except InputError as reason:  # batches are in another order: find where the caller has it
+            place = next((n for n, item in enumerate(inputs) if item is reason.item), None) if not single else None
+            raise InputError(f"Input {place}: {reason}" if place is not None else str(reason)) from reason
         self._check_finite([inputs] if single else inputs, embeddings, single)
         return embeddings
 
+    def _encode_both(self, inputs: Any, single: bool, *args: Any, **kwargs: Any) -> Any:
+        if single:
+            return self.encode(inputs["text"], *args, **kwargs) + self.encode(inputs["image"], *args, **kwargs)
+        parts = [self.encode([item[medium] for item in inputs], *args, **kwargs) for medium in ("text", "image")]
+        return parts[0] + parts[1] if not isinstance(parts[0], list) else [a + b for a, b in zip(*parts, strict=True)]
+
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
-        """Return the features of a batch; empty texts alone get a masked token each, a text cut off is said once."""
+        """Return the features of a batch; images and sounds are read, and a text or sound cut off is said once."""
+        if self.media != ["text"] or not all(isinstance(item, str | list | Mapping) for item in inputs):
+            return self._preprocess_media(inputs, prompt=prompt, **kwargs)
         empty = bool(inputs) and not prompt and all(isinstance(text, str) and not text.strip() for text in inputs)
         if empty and not self.tokenizer(list(inputs))["input_ids"][0]:
             features: dict[str, Any] = super().preprocess(["."] * len(inputs), prompt=prompt, **kwargs)
@@ -184,8 +355,32 @@ class LayerEncoder(SentenceTransformer):
             self._say_truncation(inputs, features, prompt)
         return features
 
+    def _preprocess_media(self, inputs: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+        read = read_inputs(
+            inputs, self.media, model=self.name, rate=self.sampling_rate, max_pixels=self.max_pixels
+        )  # fmt: skip
+        model: Any = self[0].model
+        if "audio" in self.media and hasattr(model, "config"):
+            cut_off = check_lengths(read, inputs, model, self.processor)
+            if cut_off and not self._truncation_said:
+                self._truncation_said = True
+                logger.warning("A sound is longer than the window of %s and is cut off; this is said once.", self.name)
+        if suffers_from_padding(model):  # the extractor's scaling needs the mask, the model does not
+            kwargs["processing_kwargs"] = {"audio": {"return_attention_mask": True}}
+        return without_needless_mask(model, with_fixed_order(model, super().preprocess(read, **kwargs)))
+
+    def model_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
+        """Return the features of a batch that the model itself takes, on its device."""
+        features = self._moved(self.preprocess(inputs, prompt=prompt))
+        return {key: value for key, value in features.items() if isinstance(value, Tensor) and key not in _BOOKKEEPING}
+
+    def _moved(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in features.items()}
+
     def forward(self, input: dict[str, Any], **kwargs: Any) -> dict[str, Any]:  # noqa: A002  (the base class's name)
         """Run the modules; a text without tokens embeds as zero under every pooling."""
+        if not self.layers and input.get("modality") in ("image", "audio"):
+            return self._forward_media(input)
         features: dict[str, Any] = super().forward(input, **kwargs)
         mask, embedding = features.get("attention_mask"), features.get("sentence_embedding")
         if (
@@ -197,6 +392,19 @@ class LayerEncoder(SentenceTransformer):
         ):
             features["sentence_embedding"] = embedding.masked_fill(~mask.bool().any(dim=1, keepdim=True), 0.0)
         return features
+
+    def _forward_media(self, features: dict[str, Any]) -> dict[str, Any]:
+        """Run the modules on images or sounds: pooling is told which states are real."""
+        first: Any = self[0]
+        model = first.model
+
+        def read(batch: dict[str, Any]) -> dict[str, Any]:
+            return with_token_mask(model, first(dict(batch)))
+
+        made = pass_by_length(read, features) if suffers_from_padding(model) else read(features)
+        for module in list(self)[1:]:
+            made = module(made)
+        return made
 
     def _say_truncation(self, inputs: Sequence[Any], features: dict[str, Any], prompt: str | None) -> None:
         limit, mask = self.max_seq_length, features.get("attention_mask")
@@ -223,62 +431,9 @@ class LayerEncoder(SentenceTransformer):
             values = row if isinstance(row, np.ndarray | Tensor) else None
             if values is not None and not bool(torch.isfinite(torch.as_tensor(values)).all()):
                 raise NotFiniteError(
-                    f"Layer {self.layer} of {self._given['model']} gives NaN or infinity for {str(text)[:80]!r} "
+                    f"Layer {self.layer} of {self.name} gives NaN or infinity for {str(text)[:80]!r} "
                     f"in {self.dtype}. Load it with dtype='float32', or check the weights."
                 )
-
-    # --- checks at construction -------------------------------------------------------------------------------------
-
-    def _turn_mask_off(self, cut: Cut) -> None:
-        """Turn the causal mask off, and make sure by looking that the first token now sees the last."""
-        model: Any = self[0].model
-        if cut.layer > 0 and self._sees_ahead():
-            raise OptionError(
-                f"`bidirectional` must be False for {self._given['model']}: it has no causal mask to turn off."
-            )
-        model.config.is_causal = False
-        for module in model.modules():
-            if getattr(module, "is_causal", None) is True:
-                module.is_causal = False
-        if cut.layer > 0 and not self._sees_ahead():
-            raise OptionError(
-                f"`bidirectional` must be False for {self._given['model']}: its tokens see only those before them, "
-                "whatever its config says (a state-space model, or attention with a mask of its own)."
-            )
-
-    @torch.no_grad()
-    def _sees_ahead(self) -> bool:
-        """Return whether the first token's states depend on the last token."""
-        ids = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 9]], device=self.device)
-        states = self[0]({"input_ids": ids, "attention_mask": torch.ones_like(ids)})["token_embeddings"]
-        return not torch.equal(states[0, 0], states[1, 0])
-
-    @torch.no_grad()
-    def _check_states(self, cut: Cut) -> None:
-        """Raise unless the states that will be pooled are those of the layer, seen by a hook on its block."""
-        model: Any = self[0].model
-        blocks: Any = model.get_submodule(cut.anatomy.blocks)
-        convolved = getattr(model.config, "conv_kernel_size", 0)  # DeBERTa's first layer ends after a convolution
-        if not len(blocks) or "text" not in self.modalities or convolved:
-            return
-        with _watched(blocks, cut) as seen:
-            features = {
-                key: value.to(self.device)
-                for key, value in self.preprocess(["a b c"]).items()
-                if isinstance(value, Tensor)
-            }
-            states = self[0](features)["token_embeddings"]
-        expected = seen[0 if cut.layer == 0 else cut.layer - 1]
-        for path in cut.anatomy.final if cut.norm == "final" else ():
-            expected = model.get_submodule(path)(expected)
-        if expected.shape != states.shape or not torch.allclose(
-            expected, states, rtol=1e-3, atol=1e-3 * float(expected.abs().max())
-        ):
-            raise CutError(
-                f"{type(model).__name__} gives other states for layer {cut.layer} with norm={cut.norm!r} than its "
-                "block does, so something stands between them that is not known here. "
-                + ("Try norm='none'." if cut.norm == "final" else "Try norm='final'.")
-            )
 
     # --- process pools ----------------------------------------------------------------------------------------------
 
@@ -295,36 +450,48 @@ class LayerEncoder(SentenceTransformer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         model: Any = self[0].model
-        with torch.device("meta"):
-            type(model)(model.config)  # a class learns which outputs it can record when its first model is made
+        if hasattr(model, "config"):
+            with torch.device("meta"):
+                type(model)(model.config)  # a class learns which outputs it can record when its first model is made
 
 
-class _CardData(SentenceTransformerModelCardData):
-    """Card data whose name and revision, by which mteb files results, follow the encoder as it is when asked."""
+def _check_options(
+    norm: Norm,
+    pooling: Pooling | None,
+    max_length: int | None,
+    adapters: Sequence[str],
+    device: str | None,
+    device_map: str | None,
+) -> None:
+    check_choice("norm", norm, NORMS)
+    if pooling is not None:
+        check_choice("pooling", pooling, POOLINGS)
+    if max_length is not None and (isinstance(max_length, bool) or max_length < 1):
+        raise OptionError(f"`max_length` must be a positive number of tokens, but got {max_length}.")
+    if isinstance(adapters, str):
+        raise OptionError(f"`adapters` must be a list of adapters, but got a string. Write [{adapters!r}].")
+    if device_map is not None and device is not None:
+        raise OptionError(f"`device` must be None when `device_map` places the model, but got {device!r}.")
 
-    @property
-    def model_name(self) -> str | None:
-        return result_name(self.model.spec) if isinstance(self.model, LayerEncoder) else None
 
-    @model_name.setter
-    def model_name(self, value: str | None) -> None:
-        """Pass over what the base class would store."""
+def _chosen(
+    layer: Layer | Mapping[str, Layer] | str,
+    texts: Sequence[str] | None,
+    labels: Sequence[int | str | None] | None,
+    options: Mapping[str, Any],
+) -> tuple[Layer | Mapping[str, Layer], Selection | None]:
+    """Return the layer itself, or the one that a rule chooses after a look at all layers of the whole model."""
+    if not isinstance(layer, str):
+        if texts is not None or labels is not None:
+            raise OptionError(f"`texts` and `labels` must be None unless `layer` is a rule's name, but it is {layer}.")
+        return layer, None
+    from midlayer_encoders.selection import select
+    from midlayer_encoders.selection.rules import check_rule
 
-    @property
-    def base_model_revision(self) -> str | None:
-        return result_revision(self.model.spec) if isinstance(self.model, LayerEncoder) else None
-
-    @base_model_revision.setter
-    def base_model_revision(self, value: str | None) -> None:
-        """Pass over what the base class would store."""
-
-    @property
-    def base_model(self) -> str | None:
-        return self.model._given["model"] if isinstance(self.model, LayerEncoder) else None  # type: ignore[return-value]
-
-    @base_model.setter
-    def base_model(self, value: str | None) -> None:
-        """Pass over what the base class would store."""
+    check_rule(layer, argument="layer")
+    whole = LayerEncoder(**{**options, "layer": -1, "texts": None, "labels": None, "centre": None})
+    selection = select(whole, texts, labels, rule=layer)
+    return selection.layer, selection
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
@@ -334,23 +501,9 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     return _DTYPES[dtype]
 
 
-@contextlib.contextmanager
-def _watched(blocks: Any, cut: Cut) -> Iterator[list[Tensor]]:
-    """Collect what enters the first block, for layer 0, or what each pass through a block returns."""
-    seen: list[Tensor] = []
+def _loads_by_itself(model: nn.Module) -> bool:
+    """Return whether a plain folder of this model can be loaded: by an automatic class, or as an encoder alone."""
+    from transformers import MODEL_MAPPING
 
-    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.append(args[0] if args else kwargs["hidden_states"])
-
-    def leave(_: nn.Module, __: Any, output: Any) -> None:
-        seen.append(output[0] if isinstance(output, tuple) else output)
-
-    if cut.layer == 0:
-        handles = [blocks[0].register_forward_pre_hook(enter, with_kwargs=True)]
-    else:
-        handles = [block.register_forward_hook(leave) for block in blocks]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
+    kind = type(model.config)
+    return kind in MODEL_MAPPING or not kind.__module__.startswith("transformers.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -68,26 +69,43 @@ def result_name(spec: EncoderSpec) -> str:
 
     The revision, not the name, tells apart encoders that differ in anything else.
     """
-    return f"{spec.model[:_LONGEST]}-layer-{spec.layer}"
+    return f"{spec.model[:_LONGEST]}-layer-{_layer_words(spec)}"
+
+
+def _layer_words(spec: EncoderSpec) -> str:
+    """Return the layer, or that of each tower: ``text-6-image-9``."""
+    return "-".join(f"{name}-{layer}" for name, layer in spec.layers) or str(spec.layer)
 
 
 def result_revision(spec: EncoderSpec) -> str:
     """Return the revision under which results are filed: readable, and different for every spec."""
-    words = [spec.revision or "default", f"layer-{spec.layer}-of-{spec.num_layers}", f"norm-{spec.norm}", spec.pooling]
+    layer = f"layer-{_layer_words(spec)}" if spec.layers else f"layer-{spec.layer}-of-{spec.num_layers}"
+    tower = [spec.tower] if spec.tower else []
+    words = [spec.revision or "default", *tower, layer, f"norm-{spec.norm}", spec.pooling]
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(words))  # a slash would lose the results
     return f"{readable[:_LONGEST]}-{spec.digest}"
 
 
-def model_card(spec: EncoderSpec, *, parameters: int, trained: bool) -> str:
+_EXAMPLES = {
+    "text": 'embeddings = model.encode(["a text", "another text"])',
+    "image": 'images = model.encode(["a photo.jpg", PIL.Image.open("another.png")])',
+    "audio": 'sounds = model.encode([{"array": samples, "sampling_rate": 16000}], batch_size=1)',
+}
+
+
+def model_card(spec: EncoderSpec, *, parameters: int, trained: bool, media: Sequence[str] = ("text",)) -> str:
     """Return the README of an exported encoder: which layer of what it is, and how to load it."""
     named = "" if spec.model.startswith("local/") else f"base_model: {spec.model}\n"
     states = (
         "with the model's own final norm applied" if spec.norm == "final" else "raw, without the model's final norm"
     )
+    layer = _layer_words(spec) if spec.layers else f"{spec.layer} of {spec.num_layers}"
+    whole = f"The {spec.tower} tower of {spec.model}" if spec.tower else spec.model
+    examples = "\n".join(_EXAMPLES[medium] for medium in media)
     rows = {
         "model": spec.model,
         "revision": spec.revision or "default",
-        "layer": f"{spec.layer} of {spec.num_layers} (0 = embeddings)",
+        "layer": f"{layer} (0 = embeddings)",
         "norm": f"`{spec.norm}`: states {states}",
         "pooling": f"`{spec.pooling}`",
         "longest text": f"{spec.max_length} tokens" if spec.max_length else "as the model takes",
@@ -104,13 +122,12 @@ def model_card(spec: EncoderSpec, *, parameters: int, trained: bool) -> str:
         f"{named}library_name: sentence-transformers\npipeline_tag: sentence-similarity\n"
         "tags: [sentence-transformers, sentence-similarity, feature-extraction, dense, intermediate-layer]\n"
         "---\n\n"
-        f"# Layer {spec.layer} of {spec.model}\n\n"
-        f"{spec.model} without the {spec.num_layers - spec.layer} blocks after layer {spec.layer} of "
-        f"{spec.num_layers}. The folder holds sentence-transformers' own modules only:\n\n"
+        f"# Layer {_layer_words(spec)} of {spec.model}\n\n"
+        f"{whole} without the blocks after layer {layer}. The folder holds sentence-transformers' own modules only:\n\n"
         "```python\n"
         "from sentence_transformers import SentenceTransformer\n\n"
         'model = SentenceTransformer("path/to/this/folder")\n'
-        'embeddings = model.encode(["a text", "another text"])\n'
+        f"{examples}\n"
         "```\n\n"
         f"| | |\n|---|---|\n{table}\n\nCut with midlayer_encoders.\n"
     )

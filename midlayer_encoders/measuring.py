@@ -5,22 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import polars as pl
 import torch
 from torch import Tensor
 
 from midlayer_encoders._types import Layer, Norm, Pooling
-from midlayer_encoders.anatomy import find_anatomy, resolve_layers
+from midlayer_encoders.anatomy import resolve_layers
 from midlayer_encoders.augment import augment
+from midlayer_encoders.augment_media import augment_media
 from midlayer_encoders.capture import LayerReader, plan_batches
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.inputs import medium_of
+from midlayer_encoders.media import sound_lengths, suffers_from_padding
 from midlayer_encoders.metrics import LayerMetric, LiDAR, make_metrics
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from midlayer_encoders.encoder import LayerEncoder
 
-__all__ = ["count_tokens", "layer_reader", "measure", "metric_frame", "num_passes", "plan", "update_metrics"]
+__all__ = [
+    "count_tokens",
+    "layer_reader",
+    "make_for_views",
+    "measure",
+    "metric_frame",
+    "num_passes",
+    "num_views",
+    "plan",
+    "update_metrics",
+]
 
+_IMAGES = 32  # images or sounds in a batch, at the most
+_HOP = 320  # samples that most models of sound make one state of
 _COUNTED = 1024  # texts tokenised at a time to count them: all at once would be held in memory
 
 Advance = Callable[[int], None]
@@ -29,13 +45,13 @@ Advance = Callable[[int], None]
 
 def measure(
     encoder: LayerEncoder,
-    texts: Sequence[str],
+    texts: Sequence[Any],
     *,
     metrics: str | Sequence[str] = "paper",
     layers: Sequence[Layer] | str = "all",
     norm: Norm = "none",
     pooling: Pooling = "mean",
-    views: int | Sequence[Sequence[str]] = 16,
+    views: int | Sequence[Sequence[Any]] = 16,
     seed: int = 0,
     dataset: str = "texts",
     token_budget: int = 4096,
@@ -48,7 +64,7 @@ def measure(
 
     Args:
         encoder: with the whole model, ``LayerEncoder(model, layer=-1)``, or cut after the last layer of interest.
-        texts: what to pass through it.
+        texts: what to pass through it: texts, or for a model of images or sound what it takes (``docs/media.md``).
         metrics: ``"paper"``, ``"all"``, one name or several.
         layers: ``"all"`` or some.
         norm: of the pooled vectors; ``"none"`` is the paper's.
@@ -63,8 +79,9 @@ def measure(
     if not texts:
         raise OptionError("`texts` must hold at least one text, but got none.")
     reader = layer_reader(encoder, layers=layers, norm=norm, pooling=pooling)
-    made = _make(metrics, reader.layers, views if isinstance(views, int) else len(views))
-    passes = _passes(texts, _num_views(made), seed) if isinstance(views, int) else (texts, *views[: _num_views(made)])
+    made = make_for_views(metrics, reader.layers, views if isinstance(views, int) else len(views))
+    wanted = num_views(made)
+    passes = _passes(encoder, texts, wanted, seed) if isinstance(views, int) else (texts, *views[:wanted])
     for view, passed in enumerate(passes, start=-1):
         batches = plan(encoder, passed, token_budget=token_budget)
         for positions in update_metrics(reader, made, passed, batches, view=view):
@@ -80,23 +97,30 @@ def num_passes(metrics: str | Sequence[str], *, views: int = 16) -> int:
         >>> num_passes("paper"), num_passes(["infonce"]), num_passes("curvature")
         (17, 3, 1)
     """
-    return 1 + _num_views(_make(metrics, [0], views))
+    return 1 + num_views(make_for_views(metrics, [0], views))
 
 
-def _make(metrics: str | Sequence[str], layers: Sequence[int], views: int) -> dict[str, LayerMetric]:
+def make_for_views(metrics: str | Sequence[str], layers: Sequence[int], views: int) -> dict[str, LayerMetric]:
+    """Return the metrics, where LiDAR takes so many views of each text."""
     made = make_metrics(metrics, layers)
     return {name: LiDAR(layers, views=views) if isinstance(metric, LiDAR) else metric for name, metric in made.items()}
 
 
-def _num_views(metrics: dict[str, LayerMetric]) -> int:
+def num_views(metrics: dict[str, LayerMetric]) -> int:
+    """Return how many views of each text these metrics want, ``0`` where none does."""
     return max((int(getattr(metric, "views", 0)) for metric in metrics.values() if metric.kind == "views"), default=0)
 
 
-def _passes(texts: Sequence[str], views: int, seed: int) -> Iterator[Sequence[str]]:
-    """Yield the texts, then each view of them."""
+def _passes(encoder: LayerEncoder, texts: Sequence[Any], views: int, seed: int) -> Iterator[Sequence[Any]]:
+    """Yield the texts, images or sounds, then each view of them."""
     yield texts
-    if views:
+    if not views:
+        return
+    medium = medium_of(texts[0], encoder.media)
+    if medium == "text":
         yield from augment(texts, views=views, seed=seed)
+    else:
+        yield from augment_media(texts, medium, views=views, seed=seed, max_pixels=encoder.max_pixels)
 
 
 def layer_reader(
@@ -109,13 +133,16 @@ def layer_reader(
 ) -> LayerReader:
     """Return what reads the layers of an encoder's model, of texts after ``prompt``, from one pass a batch."""
     model: Any = encoder[0].model
-    anatomy = find_anatomy(model)
-    wanted = resolve_layers(layers, anatomy.num_layers, name=str(encoder.model_card_data.base_model))
+    if len(encoder) > 2:
+        raise OptionError(
+            f"`encoder` must be a model and its pooling to read its layers, but {type(encoder[-1]).__name__} follows "
+            "them, which is made for one layer. Make it without `centre`."
+        )
+    anatomy = encoder.anatomy
+    wanted = resolve_layers(layers, anatomy.num_layers, name=encoder.name)
 
-    def preprocess(inputs: list[Any]) -> dict[str, Any]:
-        features = encoder.preprocess(inputs, prompt=prompt or None)
-        names = ("input_ids", "attention_mask", "token_type_ids", "pixel_values", "input_values", "input_features")
-        return {key: features[key].to(encoder.device) for key in names if key in features}
+    def preprocess(inputs: list[Any]) -> dict[str, Tensor]:
+        return encoder.model_inputs(inputs, prompt=prompt or None)
 
     encoder.eval()
     return LayerReader(model, preprocess, anatomy, wanted, norm, pooling)
@@ -132,16 +159,31 @@ def count_tokens(encoder: LayerEncoder, texts: Sequence[str]) -> list[int]:
 
 
 def plan(encoder: LayerEncoder, texts: Sequence[Any], *, token_budget: int = 4096, prompt: str = "") -> list[list[int]]:
-    """Return batches over the whole list; images and sounds count as one token each."""
-    if texts and isinstance(texts[0], str):
+    """Return batches over the whole list; images count as one token each, sounds as the states that are made of them.
+
+    Where padding would change a sound's states, a batch holds sounds of one length.
+    """
+    medium = medium_of(texts[0], encoder.media) if texts else "image"
+    if medium == "text":
         return plan_batches(count_tokens(encoder, [prompt + text for text in texts]), token_budget=token_budget)
-    return plan_batches([1] * len(texts), token_budget=token_budget, max_texts=32)
+    if medium == "image":
+        return plan_batches([1] * len(texts), token_budget=token_budget, max_texts=_IMAGES)
+    lengths = sound_lengths(texts, encoder.sampling_rate)
+    batches = plan_batches([-(-length // _HOP) for length in lengths], token_budget=token_budget, max_texts=_IMAGES)
+    model: Any = encoder[0].model
+    if not suffers_from_padding(model):
+        return batches
+    return [
+        [position for position in batch if lengths[position] == length]
+        for batch in batches
+        for length in sorted({lengths[position] for position in batch}, reverse=True)
+    ]
 
 
 def update_metrics(
     reader: LayerReader,
     metrics: dict[str, LayerMetric],
-    texts: Sequence[str],
+    texts: Sequence[Any],
     batches: Sequence[Sequence[int]],
     *,
     view: int = -1,
@@ -158,9 +200,9 @@ def update_metrics(
     of_tokens = [metric for metric in metrics.values() if metric.kind == "tokens"] if view < 0 else []
     of_vectors = [metric for metric in metrics.values() if metric.kind == ("pooled" if view < 0 else "views")]
 
-    def tokens(layer: int, states: Tensor, mask: Tensor, _: list[int]) -> None:
+    def tokens(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
         for metric in of_tokens:
-            metric.update(layer, states, mask)
+            metric.update(layer, states, mask, index=torch.tensor(positions))
 
     for positions, vectors in reader.embed(texts, batches, tokens=tokens if of_tokens else None):
         index = torch.tensor(positions)
@@ -173,6 +215,8 @@ def update_metrics(
 
 def metric_frame(encoder: LayerEncoder, metrics: dict[str, LayerMetric], *, dataset: str) -> pl.DataFrame:
     """Return the tidy frame of computed metrics; what a first layer cannot have (a change to it) is left out."""
+    import polars as pl
+
     spec = encoder.spec
     rows = [
         {

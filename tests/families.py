@@ -60,6 +60,27 @@ def _whisper_encoder() -> nn.Module:
 _ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 4}
 _KV = {"num_key_value_heads": 2}
 
+_CLIP_TEXT = {"hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": 4, "intermediate_size": 64}
+_CLIP_TEXT |= {
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+    "eos_token_id": 2,
+    "bos_token_id": 3,
+    "pad_token_id": 0,
+}
+_CLIP_IMAGE = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+_CLIP_IMAGE |= {"image_size": 16, "patch_size": 4}
+
+JOINT: dict[str, Callable[[], nn.Module]] = {  # a tower of text and one of images, of different depth and width
+    "CLIP": lambda: tf.CLIPModel(tf.CLIPConfig(text_config=_CLIP_TEXT, vision_config=_CLIP_IMAGE, projection_dim=16)),
+    "SigLIP": lambda: tf.SiglipModel(
+        tf.SiglipConfig(text_config=_CLIP_TEXT, vision_config=_CLIP_IMAGE | {"hidden_size": WIDTH})
+    ),
+    "AIMv2": lambda: tf.Aimv2Model(
+        tf.Aimv2Config(text_config=_CLIP_TEXT, vision_config=_CLIP_IMAGE, projection_dim=16)
+    ),
+}
+
 FAMILIES: dict[str, Family] = {
     "GPTNeoX": Family(lambda: tf.GPTNeoXModel(_text(tf.GPTNeoXConfig)), final=("final_layer_norm",)),
     "GPTNeoX-sequential": Family(
@@ -167,15 +188,25 @@ FAMILIES: dict[str, Family] = {
         ("encoder.layer_norm",),
     ),
     "HuBERT": Family(lambda: tf.HubertModel(_speech(tf.HubertConfig)), "audio"),
+    "WavLM": Family(lambda: tf.WavLMModel(_speech(tf.WavLMConfig, num_buckets=8, max_bucket_distance=16)), "audio"),
     "Whisper": Family(_whisper_encoder, "mel", ("layer_norm",)),
 }
 
 
 def tiny(name: str, seed: int = 0) -> nn.Module:
     """Return the named family's tiny model in eval mode, with perturbed norms and biases."""
+    return _made(FAMILIES[name].make, seed)
+
+
+def tiny_joint(name: str, seed: int = 0) -> nn.Module:
+    """Return the named joint model in eval mode, with perturbed norms and biases."""
+    return _made(JOINT[name], seed)
+
+
+def _made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = FAMILIES[name].make()
+        model = make()
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim == 1:

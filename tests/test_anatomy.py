@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from midlayer_encoders.anatomy import Anatomy, block_sites, find_anatomy, resolve_layer
+from midlayer_encoders.anatomy import SITES, Anatomy, block_sites, find_anatomy, resolve_layer
 from midlayer_encoders.errors import AnatomyError, LayerIndexError
 from tests.families import DEPTH, FAMILIES, WIDTH, inputs, tiny
 
@@ -92,6 +92,34 @@ def test_sites_inside_a_block_add_up_to_the_residual_stream(name: str) -> None:
             torch.testing.assert_close(at["residual_in"] + added, at["residual_mid"])
             if name not in SCALED:
                 torch.testing.assert_close(at["residual_mid"] + at["mlp"], at["residual_out"])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sites_before_and_after_the_norms_are_joined_by_them(name: str) -> None:
+    model = tiny(name)
+    block = find_anatomy(model).block(model, 2)
+    sites = block_sites(block, model.config)
+    assert list(sites) == [site for site in SITES if site in sites]
+    seen, _ = watch(model, name, {key: (block.get_submodule(site.module), site.side) for key, site in sites.items()})
+    at = {key: values[1 if name == "ALBERT" else 0].reshape(2, -1, WIDTH) for key, values in seen.items()}
+    norms = [module for path, module in block.named_modules() if path and type(module).__name__.endswith("Norm")]
+
+    def joined(before: str, after: str) -> bool:
+        """Return whether exactly one norm of the block makes the one of the other."""
+        widths = [norm for norm in norms if norm.weight.shape == (WIDTH,)]
+        return sum(torch.allclose(norm(at[before]), at[after], atol=1e-5) for norm in widths) == 1
+
+    with torch.no_grad():
+        if name in POST_NORM:
+            torch.testing.assert_close(at["attention_in"], at["residual_in"])
+            torch.testing.assert_close(at["mlp_in"], at["residual_mid"])
+            torch.testing.assert_close(at["attention_sum"], at["residual_in"] + at["attention"])
+            torch.testing.assert_close(at["mlp_sum"], at["residual_mid"] + at["mlp"])
+            assert joined("attention_sum", "residual_mid")
+            assert joined("mlp_sum", "residual_out")
+        else:
+            assert joined("residual_in", "attention_in")
+            assert "mlp" not in sites or joined("residual_mid" if "residual_mid" in sites else "residual_in", "mlp_in")
 
 
 def test_albert_says_that_its_blocks_are_shared() -> None:

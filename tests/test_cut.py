@@ -8,19 +8,25 @@ from torch import Tensor
 
 from midlayer_encoders._types import NORMS, Norm
 from midlayer_encoders.anatomy import find_anatomy
-from midlayer_encoders.cut import Cut, cut_config, cut_model, load_cut
+from midlayer_encoders.cut import Cut, cut_config, cut_model
 from midlayer_encoders.errors import CutError
-from tests.families import DEPTH, FAMILIES, inputs, tiny
+from midlayer_encoders.loading import load_cut
+from tests.families import DEPTH, FAMILIES, tiny
+from tests.families import inputs as family_inputs
 
 
-def expected_states(name: str, norm: Norm) -> list[Tensor]:
+def expected_states(
+    name: str, norm: Norm, *, model: torch.nn.Module | None = None, inputs: dict[str, Tensor] | None = None
+) -> list[Tensor]:
     """Return every layer of the uncut model, read by hooks on its blocks, and normed by its own final norm if asked."""
-    model = tiny(name)
+    model = tiny(name) if model is None else model
+    given = family_inputs(name) if inputs is None else inputs
+    rows = len(next(iter(given.values())))
     anatomy = find_anatomy(model)
     states: list[Tensor] = []
 
     def keep(value: object) -> None:
-        states.append((value[0] if isinstance(value, tuple) else value).reshape(2, -1, 32))  # type: ignore[attr-defined]
+        states.append((value[0] if isinstance(value, tuple) else value).reshape(rows, -1, 32))  # type: ignore[attr-defined]
 
     blocks = {id(block): block for block in (anatomy.block(model, k) for k in range(1, DEPTH + 1))}
     # What enters the first block, then what enters each next one (a convolution may stand between), then the last output.
@@ -34,7 +40,7 @@ def expected_states(name: str, norm: Norm) -> list[Tensor]:
     last = anatomy.block(model, DEPTH)
     handles.append(last.register_forward_hook(lambda _m, _a, out: outputs.append(out)))
     with torch.no_grad():
-        model(**inputs(name))
+        model(**given)
         keep(outputs[-1])
         for handle in handles:
             handle.remove()
@@ -47,7 +53,7 @@ def expected_states(name: str, norm: Norm) -> list[Tensor]:
 
 def read(model: torch.nn.Module, output: str | tuple[str, int], name: str) -> Tensor:
     with torch.no_grad():
-        given = model(**inputs(name), output_hidden_states=True)
+        given = model(**family_inputs(name), output_hidden_states=True)
     value = given[output] if isinstance(output, str) else given[output[0]][output[1]]
     return value.reshape(2, -1, value.shape[-1])
 

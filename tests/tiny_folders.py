@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from pathlib import Path
 
-from tests.families import FAMILIES, VOCAB, tiny
+from tests.families import FAMILIES, VOCAB, tiny, tiny_joint
 
 TEXTS = [
     "the cat sat on the mat",
@@ -30,13 +30,46 @@ def tokenizer(pad: bool = True):  # type: ignore[no-untyped-def]
     return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=64, **names)
 
 
+def processor(name: str, pad: bool = True):  # type: ignore[no-untyped-def]
+    """Return what prepares the named family's inputs: a tokenizer, an image processor or a feature extractor."""
+    import transformers as tf
+
+    edge, square = {"shortest_edge": 16}, {"height": 16, "width": 16}
+    colours = [
+        [r / 4 - 1, g / 4 - 1, b / 4 - 1] for r in (0, 3, 5, 8) for g in (0, 2, 4, 6, 8) for b in (1, 3, 4, 5, 7)
+    ]
+    made = {
+        "BEiT": lambda: tf.BeitImageProcessorPil(size=square, do_center_crop=False),
+        "DINOv2": lambda: tf.BitImageProcessorPil(size=edge, crop_size=square),
+        "CLIPVision": lambda: tf.CLIPImageProcessorPil(size=edge, crop_size=square),
+        "AIMv2": lambda: tf.CLIPImageProcessorPil(size=edge, crop_size=square),
+        "SigLIP": lambda: tf.SiglipImageProcessorPil(size=square),
+        "ImageGPT": lambda: tf.ImageGPTImageProcessorPil(clusters=colours[: VOCAB - 1], size={"height": 4, "width": 4}),
+        "Whisper": lambda: tf.WhisperFeatureExtractor(feature_size=8, chunk_length=1, hop_length=400, n_fft=400),
+    }
+    if name in made:
+        return made[name]()
+    match FAMILIES[name].modality:
+        case "image":
+            return tf.ViTImageProcessorPil(size=square)
+        case "audio":
+            return tf.Wav2Vec2FeatureExtractor()
+        case _:
+            return tokenizer(pad)
+
+
 def save_tiny(name: str, folder: Path, *, pad: bool = True, seed: int = 0) -> str:
     """Write the named family's tiny model and its processor to ``folder``, and return the path."""
-    from transformers import ViTImageProcessor
-
     tiny(name, seed).save_pretrained(folder)  # type: ignore[operator]
-    if FAMILIES[name].modality == "image":
-        ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder)
-    else:
-        tokenizer(pad).save_pretrained(folder)
+    processor(name, pad).save_pretrained(folder)
+    return str(folder)
+
+
+def save_joint(name: str, folder: Path) -> str:
+    """Write the named joint model and its processor to ``folder``, and return the path."""
+    import transformers as tf
+
+    tiny_joint(name).save_pretrained(folder)  # type: ignore[operator]
+    images = tf.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+    tf.CLIPProcessor(images, tokenizer()).save_pretrained(folder)
     return str(folder)

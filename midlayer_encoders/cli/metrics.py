@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,13 +32,17 @@ if TYPE_CHECKING:
 @app.command()
 def metrics(
     model: Model,
-    texts: Annotated[Path, typer.Option(help="A text a line, or JSONL with --field.")],
     out: Annotated[Path, typer.Option(help="Folder for the frame (parquet and CSV) and the figure.")],
+    texts: Annotated[Path | None, typer.Option(help="A text a line, or JSONL with --field.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder of images, for a model of images.")] = None,
+    sounds: Annotated[Path | None, typer.Option(help="Folder of sounds, for a model of sound.")] = None,
+    skip_bad: Annotated[bool, typer.Option(help="Leave out files that cannot be read, and name them.")] = False,
+    tower: Annotated[str | None, typer.Option(help="text or image, of a joint model such as CLIP.")] = None,
     names: Annotated[str, typer.Option("--metrics", help="paper, all, or names with commas.")] = "all",
     layers: Annotated[str, typer.Option(help="all, or layers with commas: 0,6,0.5,-1.")] = "all",
     field: Annotated[str | None, typer.Option(help="Field of each JSON line that holds the text.")] = None,
     wikitext: Annotated[bool, typer.Option(help="Drop headings and paragraphs under 30 tokens.")] = False,
-    limit: Annotated[int | None, typer.Option(help="Take the first so many texts.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Take the first so many.")] = None,
     norm: NormText = "none",
     pooling: PoolingText = "mean",
     revision: Revision = None,
@@ -48,26 +52,27 @@ def metrics(
     gguf_file: GgufFile = None,
     seed: Annotated[int, typer.Option(help="Of the augmented views.")] = 0,
 ) -> None:
-    """Measure every layer of a model on your texts: one pass over them, and one for each view."""
+    """Measure every layer of a model on your texts, images or sounds: one pass over them, and one for each view."""
     quieten()
     from midlayer_encoders.measuring import count_tokens, measure, num_passes
     from midlayer_encoders.report import write_metrics_figure
-    from midlayer_encoders.texts import read_texts, wikitext_paragraphs
+    from midlayer_encoders.texts import wikitext_paragraphs
 
     wanted = parse_names(names)
     passes = num_passes(wanted)  # a wrong name is said before the model is loaded
-    lines = read_texts(texts, field=field)
+    kind, source = _only({"texts": texts, "images": images, "sounds": sounds})
+    lines = _read(kind, source, field=field, skip_bad=skip_bad)
     encoder = whole_model(
-        model, revision=revision, dtype=dtype, device=device, max_length=max_length, gguf_file=gguf_file
+        model, revision=revision, dtype=dtype, device=device, max_length=max_length, gguf_file=gguf_file, tower=tower
     )
-    if wikitext:
+    if wikitext and kind == "texts":
         lines = wikitext_paragraphs(lines, lambda line: count_tokens(encoder, [line])[0])
     lines = lines[:limit]
     with progress_bars() as progress:
-        bar = progress.add_task(f"{len(lines)} texts, {passes} passes", total=len(lines) * passes)
+        bar = progress.add_task(f"{len(lines)} {kind}, {passes} passes", total=len(lines) * passes)
         frame = measure(
             encoder, lines, metrics=wanted, layers=parse_layers(layers), norm=norm, pooling=pooling, seed=seed,  # type: ignore[arg-type]
-            dataset=texts.stem, advance=lambda count: progress.advance(bar, count),
+            dataset=source.stem, advance=lambda count: progress.advance(bar, count),
         )  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     frame.write_parquet(out / "metrics.parquet")
@@ -75,6 +80,24 @@ def metrics(
     write_metrics_figure(frame, out / "metrics.png")
     _print_by_layer(frame)
     console().print(f"Written to {out}: metrics.parquet, metrics.csv, metrics.png")
+
+
+def _only(given: dict[str, Path | None]) -> tuple[str, Path]:
+    """Return the one source that was named."""
+    named = [(kind, path) for kind, path in given.items() if path is not None]
+    if len(named) != 1:
+        raise typer.BadParameter(f"name one of --{', --'.join(given)}, but got {len(named)}")
+    return named[0]
+
+
+def _read(kind: str, source: Path, *, field: str | None, skip_bad: bool) -> list[Any]:
+    """Return the texts of a file, or the paths of a folder's images or sounds."""
+    from midlayer_encoders.inputs import media_files
+    from midlayer_encoders.texts import read_texts
+
+    if kind == "texts":
+        return list(read_texts(source, field=field))
+    return list(media_files(source, "image" if kind == "images" else "audio", bad="skip" if skip_bad else "refuse"))
 
 
 def _print_by_layer(frame: pl.DataFrame) -> None:

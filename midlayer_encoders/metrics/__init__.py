@@ -15,6 +15,7 @@ from midlayer_encoders.metrics.curvature import Curvature, curvature
 from midlayer_encoders.metrics.dataset_entropy import DatasetEntropy, dataset_entropy
 from midlayer_encoders.metrics.dime import DiME, dime
 from midlayer_encoders.metrics.effective_rank import EffectiveRank, effective_rank
+from midlayer_encoders.metrics.half_match import HalfMatch, half_match
 from midlayer_encoders.metrics.infonce import InfoNCE, infonce
 from midlayer_encoders.metrics.intrinsic_dimension import IntrinsicDimension, intrinsic_dimension
 from midlayer_encoders.metrics.lidar import LiDAR, lidar
@@ -36,6 +37,7 @@ __all__ = [
     "DatasetEntropy",
     "DiME",
     "EffectiveRank",
+    "HalfMatch",
     "InfoNCE",
     "IntrinsicDimension",
     "Kind",
@@ -57,6 +59,7 @@ __all__ = [
     "dataset_entropy",
     "dime",
     "effective_rank",
+    "half_match",
     "infonce",
     "intrinsic_dimension",
     "lidar",
@@ -87,6 +90,7 @@ METRICS: dict[str, type[LayerMetric]] = {
     "cka": CKA,
     "block_influence": BlockInfluence,
     "neighbour_overlap": NeighbourOverlap,
+    "half_match": HalfMatch,
 }
 """Every metric by the one name that its file, function, command-line option and log key share."""
 

@@ -20,7 +20,7 @@ from midlayer_encoders.metrics._layer_metric import (
 )
 from midlayer_encoders.metrics._row_metric import check_embeddings, own
 
-__all__ = ["PairMetric", "PooledSampleMetric", "SampleMetric", "ViewMetric", "hashed"]
+__all__ = ["NumberedMetric", "PairMetric", "PooledSampleMetric", "SampleMetric", "ViewMetric", "hashed"]
 
 
 class SampleMetric(LayerMetric):
@@ -36,10 +36,12 @@ class SampleMetric(LayerMetric):
         num_samples: texts that the last ``compute`` used; ``None`` before.
         views: number of views of each text that are kept.
         least: number of texts below which there is no value.
+        counted: which texts count towards that.
     """
 
     views: int = 1
     least: int = 2
+    counted: ClassVar[str] = "Different texts"
 
     def __init__(
         self, layers: Sequence[int], *, max_samples: int = 1000, seed: int = 0, **torchmetrics_options: Any
@@ -85,7 +87,7 @@ class SampleMetric(LayerMetric):
         """Return a layer's sample ``(V, N, D)`` in float64, and the index of each text, ascending, ``(N,)``."""
         rows, index, view = (joined(getattr(self, f"{name}_{layer}")) for name in ("rows", "index", "view"))
         name = type(self).__name__
-        if rows is None or index is None or view is None or len(rows) == 0:
+        if rows is None or index is None or view is None:
             raise TooFewTextsError(f"{name} has no text at layer {layer}: call `update` for every layer and batch.")
         kept = self._chosen(index, view)
         texts = torch.unique(index[kept])
@@ -94,7 +96,7 @@ class SampleMetric(LayerMetric):
                 f"{name} must have all {self.views} views of every text, but layer {layer} has {len(kept)} vectors of "
                 f"{len(texts)} texts: give every view from 0 to {self.views - 1} of each index."
             )
-        check_at_least(self.least, len(texts), f"Different texts for {name} at layer {layer}")
+        check_at_least(self.least, len(texts), f"{self.counted} for {name} at layer {layer}")
         self.num_samples = len(texts)
         return self._checked(layer, rows[kept].double()).reshape(self.views, len(texts), -1), texts
 
@@ -103,14 +105,30 @@ class SampleMetric(LayerMetric):
         return rows
 
 
-class PooledSampleMetric(SampleMetric):
-    """A :class:`SampleMetric` of one vector per text."""
-
-    kind: ClassVar[Kind] = "pooled"
+class NumberedMetric(SampleMetric):
+    """A :class:`SampleMetric` that numbers texts as they come where no index is given."""
 
     def __init__(self, layers: Sequence[int], **options: Any) -> None:
         super().__init__(layers, **options)
         self._given = dict.fromkeys(self.layers, 0)
+
+    def _numbered(self, layer: int, count: int) -> Tensor:
+        if is_distributed():
+            raise OptionError("`index` must be given when several processes share the texts, but got None.")
+        self._position(layer)
+        self._given[layer] += count
+        return torch.arange(self._given[layer] - count, self._given[layer])
+
+    def reset(self) -> None:
+        """Forget all texts."""
+        super().reset()
+        self._given = dict.fromkeys(self.layers, 0)
+
+
+class PooledSampleMetric(NumberedMetric):
+    """A :class:`SampleMetric` of one vector per text."""
+
+    kind: ClassVar[Kind] = "pooled"
 
     def update(self, layer: int, embeddings: Tensor, *, index: Tensor | None = None) -> None:
         """Add one layer's vectors of a batch.
@@ -124,18 +142,6 @@ class PooledSampleMetric(SampleMetric):
         if index is None:
             index = self._numbered(layer, len(embeddings))
         self._keep(layer, embeddings, index, view=0)
-
-    def _numbered(self, layer: int, count: int) -> Tensor:
-        if is_distributed():
-            raise OptionError("`index` must be given when several processes share the texts, but got None.")
-        self._position(layer)
-        self._given[layer] += count
-        return torch.arange(self._given[layer] - count, self._given[layer])
-
-    def reset(self) -> None:
-        """Forget all texts."""
-        super().reset()
-        self._given = dict.fromkeys(self.layers, 0)
 
 
 class ViewMetric(SampleMetric):

@@ -74,13 +74,14 @@ class TokenMetric(MeanOverTexts):
         """Return how many temporary numbers one text takes: as many as its states have, unless these are not copied."""
         return states.shape[1] * states.shape[2]
 
-    def update(self, layer: int, states: Tensor, mask: Tensor) -> None:
+    def update(self, layer: int, states: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:  # noqa: ARG002
         """Add one layer's token states of a batch.
 
         Args:
             layer: one of ``layers``.
             states: shape ``(B, T, D)``.
             mask: which tokens are real, shape ``(B, T)``, bool; padding may stand on either side.
+            index: position of each text in the whole list, shape ``(B,)``; taken, but of no consequence here.
         """
         check_tokens(states, mask)
         row = self._position(layer)

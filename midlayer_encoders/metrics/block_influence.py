@@ -64,7 +64,7 @@ class BlockInfluence(MeanOverTexts):
         super().__init__(layers, **torchmetrics_options)
         self._before: tuple[int, Tensor] | None = None
 
-    def update(self, layer: int, states: Tensor, mask: Tensor) -> None:
+    def update(self, layer: int, states: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:  # noqa: ARG002
         """Add one layer's token states ``(B, T, D)`` of a batch, after those of the layer listed before it."""
         check_tokens(states, mask)
         row = self._position(layer)

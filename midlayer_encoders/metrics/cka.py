@@ -12,7 +12,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics._precision import full_precision, lengths, precise, result_dtype, tiny_length
 from midlayer_encoders.metrics._sample_metric import PairMetric
 
-__all__ = ["CKA", "cka"]
+__all__ = ["CKA", "cka", "cka_matrix"]
 
 
 def cka(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tensor:
@@ -45,9 +45,37 @@ def cka(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tensor:
             f"`first` and `second` must be (N, D) and (N, D') with N of {least} or more, "
             f"but got {tuple(first.shape)} and {tuple(second.shape)}."
         )
-    grams = _centred_gram(precise(first)), _centred_gram(precise(second))
+    return cka_matrix(first[None], second[None], unbiased=unbiased)[0, 0]
+
+
+def cka_matrix(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tensor:
+    """Return the :func:`cka` of every layer of one model with every layer of another.
+
+    Each layer's Gram matrix is made once, and all of them are kept while the pairs are compared.
+
+    Args:
+        first: vectors of N texts at L layers, shape ``(L, N, D)``, two texts or more; four for ``unbiased``.
+        second: vectors of the same texts at L' layers, shape ``(L', N, D')``.
+        unbiased: use the unbiased estimate.
+
+    Returns:
+        Shape ``(L, L')``.
+
+    Example:
+        >>> layers = torch.stack([torch.eye(3), torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])])
+        >>> cka_matrix(layers, layers)
+        tensor([[1.0000, 0.7071],
+                [0.7071, 1.0000]])
+    """
+    if first.ndim != 3 or second.ndim != 3 or first.shape[1] != second.shape[1]:
+        raise OptionError(
+            f"`first` and `second` must be (L, N, D) and (L', N, D') of the same N texts, "
+            f"but got {tuple(first.shape)} and {tuple(second.shape)}."
+        )
     hsic = _unbiased_hsic if unbiased else _hsic
-    cross, own = hsic(*grams), hsic(grams[0], grams[0]) * hsic(grams[1], grams[1])
+    mine, theirs = ([_centred_gram(precise(rows)) for rows in layers] for layers in (first, second))
+    own = torch.outer(*(torch.stack([hsic(gram, gram) for gram in grams]) for grams in (mine, theirs)))
+    cross = torch.stack([torch.stack([hsic(one, other) for other in theirs]) for one in mine])
     # NaN compares unequal to 0 and stays NaN.
     return torch.where(own == 0, 0.0, cross / own.sqrt()).to(result_dtype(first))
 

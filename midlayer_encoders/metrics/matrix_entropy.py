@@ -16,7 +16,14 @@ from midlayer_encoders.metrics._precision import precise, result_dtype
 from midlayer_encoders.metrics._token_metric import all_real, check_tokens, parts
 from midlayer_encoders.spectra import Method, spectral_entropy
 
-__all__ = ["MatrixEntropy", "Normalization", "check_entropy_options", "entropy_of_gram", "matrix_entropy"]
+__all__ = [
+    "MatrixEntropy",
+    "Normalization",
+    "check_entropy_options",
+    "entropy_of_gram",
+    "matrix_entropy",
+    "normalized_entropy",
+]
 
 Normalization: TypeAlias = Literal["raw", "maxEntropy", "logN", "logD", "logNlogD"]
 """What the entropy is divided by: 1, min(log N, log D), log N, log D, or log N log D."""
@@ -83,6 +90,11 @@ def entropy_of_gram(
     """
     # Without a check nothing waits for a GPU, and one bad text, which gets NaN, does not take the others with it.
     entropy = spectral_entropy(gram, sizes, alpha=alpha, method=method, check=False)
+    return normalized_entropy(entropy, count, width, normalization)
+
+
+def normalized_entropy(entropy: Tensor, count: Tensor, width: int, normalization: Normalization) -> Tensor:
+    """Return entropies of ``count`` rows of ``width`` numbers, both ``(*)``, divided by what ``normalization`` says."""
     if normalization == "raw":
         return entropy
     scale = _scale(count.to(entropy), width, normalization)
@@ -140,8 +152,8 @@ class MatrixEntropy(MomentMetric):
         check_entropy_options(alpha, normalization)
         self.alpha, self.normalization, self.method = alpha, normalization, method
 
-    def update(self, layer: int, states: Tensor, mask: Tensor) -> None:
-        """Add one layer's token states of a batch: ``(B, T, D)`` and their mask ``(B, T)``."""
+    def update(self, layer: int, states: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:  # noqa: ARG002
+        """Add one layer's token states of a batch, ``(B, T, D)``, and their mask ``(B, T)``; ``index`` is not used."""
         check_tokens(states, mask)
         self._position(layer)
         for some, real in parts(states, mask, states.shape[1] * states.shape[2]):

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.report.axes import BEST, INK, MISSING, SOFT, columns_for, grid, layer_axis
 from midlayer_encoders.report.frames import Series, check_frame, metric_series, number_of_layers
 from midlayer_encoders.report.heat import losses, widest_loss
 from midlayer_encoders.report.style import DASHES, SERIES
 from midlayer_encoders.report.summaries import Curve, summary
-from midlayer_encoders.report.ticks import layer_ticks, number, padded, signed
+from midlayer_encoders.report.ticks import number, padded, signed
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["plot_heatmap", "plot_metrics", "plot_scores", "write_metrics_figure"]
-
-_BEST, _INK, _SOFT = "#b54600", "#1b1f24", "#57606a"
 
 
 def plot_metrics(frame: pl.DataFrame) -> Figure:
@@ -45,14 +44,14 @@ def plot_metrics(frame: pl.DataFrame) -> Figure:
     depths = {number_of_layers(part) for _, part in frame.group_by("model", "revision")} - {0}
     relative = len(depths) > 1
     labels = list(dict.fromkeys(series.label for many in metrics.values() for series in many))
-    figure, grid = _grid(len(metrics), columns=_columns(len(metrics)), legend=len(labels) if len(labels) > 1 else 0)
-    for axes, (name, many) in zip(grid, metrics.items(), strict=True):
+    figure, panels = grid(len(metrics), columns=columns_for(len(metrics)), legend=len(labels) if len(labels) > 1 else 0)
+    for axes, (name, many) in zip(panels, metrics.items(), strict=True):
         for series in many:
             _draw_series(axes, series, labels.index(series.label), relative=relative)
         finite = [value for series in many for value in series.values if math.isfinite(value)]
         axes.set_ylim(padded(finite or [0.0]))
         axes.set_title(name, loc="left", fontsize=10)
-        _layer_axis(axes, 0 if relative else max(depths, default=0), relative=relative)
+        layer_axis(axes, 0 if relative else max(depths, default=0), relative=relative)
     if len(labels) > 1:
         handles, texts = _handles(figure.axes)
         figure.legend(handles, texts, loc="outside upper left", ncols=min(len(texts), 3), frameon=False, fontsize=9)
@@ -74,7 +73,7 @@ def plot_scores(frame: pl.DataFrame) -> Figure:
         raise OptionError("`frame` must have rows of kind 'score' to plot scores, but got none.")
     alone = len(found.tasks) == 1
     columns = 1 if alone else min(len(found.tasks), 3 if len(found.tasks) < 7 else 4)
-    figure, (top, *grid) = _grid(0 if alone else len(found.tasks), columns=columns, head=True)
+    figure, (top, *panels) = grid(0 if alone else len(found.tasks), columns=columns, head=True)
     if found.average:
         _draw_curve(top, found.average, found.num_layers, words=True)
         name = f"{found.tasks[0].name} ({found.tasks[0].measure})" if alone else f"average of {len(found.tasks)} tasks"
@@ -82,10 +81,10 @@ def plot_scores(frame: pl.DataFrame) -> Figure:
     else:
         top.set_axis_off()
         top.set_title("no layer was scored on every task: no average", loc="left", fontsize=11)
-    for axes, task in zip(grid, found.tasks if not alone else (), strict=True):
+    for axes, task in zip(panels, found.tasks if not alone else (), strict=True):
         _draw_curve(axes, task, found.num_layers, words=False)
         axes.set_title(f"{task.name}\n{_short(task)}", loc="left", fontsize=9)
-    figure.supylabel("points (score × 100)", fontsize=10, color=_SOFT)
+    figure.supylabel("points (score × 100)", fontsize=10, color=SOFT)
     return figure
 
 
@@ -110,14 +109,14 @@ def plot_heatmap(frame: pl.DataFrame) -> Figure:
     figure = Figure(figsize=(max(6.0, 3.0 + 0.24 * len(layers)), 1.6 + 0.26 * len(rows)), layout="constrained")
     axes = figure.subplots()
     # Dark is near the best, also in grey; cells that were not measured show the ground behind.
-    axes.set_facecolor("#b9bec5")
+    axes.set_facecolor(MISSING)
     image = axes.imshow(values, cmap="Blues_r", vmin=0, vmax=widest_loss(found.tasks), aspect="auto")
     peaks = [layers.index(curve.best_layer) for curve in rows]
     axes.scatter(peaks, range(len(rows)), s=36, facecolors="none", edgecolors="white", linewidths=1.6)
     axes.set_yticks(range(len(rows)), [curve.name for curve in rows], fontsize=9)
     every = max(1, -(-len(layers) // 12))
     axes.set_xticks(range(0, len(layers), every), [str(layer) for layer in layers[::every]], fontsize=9)
-    axes.set_xlabel("layer", fontsize=9, color=_SOFT)
+    axes.set_xlabel("layer", fontsize=9, color=SOFT)
     axes.spines[:].set_visible(False)
     if len(rows) > len(found.tasks):
         axes.axhline(0.5, color="white", linewidth=3)
@@ -135,39 +134,6 @@ def write_metrics_figure(frame: pl.DataFrame, path: str | Path) -> Path:
     where.parent.mkdir(parents=True, exist_ok=True)
     plot_metrics(frame).savefig(where, dpi=150)
     return where
-
-
-def _columns(count: int) -> int:
-    return min(count, 3 if count <= 9 else 4)
-
-
-def _grid(count: int, *, columns: int, legend: int = 0, head: bool = False) -> tuple[Figure, list[Axes]]:
-    """Return a figure of ``count`` panels, the last row short, below a wide one where ``head`` asks for it."""
-    from matplotlib.figure import Figure
-
-    rows = math.ceil(count / columns)
-    width = 7.5 if columns * 3.2 < 7.5 and head else max(columns * 3.2, 5.0)
-    heights = [3.2] * head + [2.2] * rows
-    extra = 0.25 * math.ceil(legend / 3) + 0.3
-    figure = Figure(figsize=(width, sum(heights) + extra), layout="constrained")
-    spec = figure.add_gridspec(len(heights), columns, height_ratios=heights)
-    panels = [figure.add_subplot(spec[0, :])] if head else []
-    panels += [figure.add_subplot(spec[head + place // columns, place % columns]) for place in range(count)]
-    return figure, panels
-
-
-def _layer_axis(axes: Axes, num_layers: int, *, relative: bool = False) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_SOFT)
-    axes.grid(axis="y", color="#d5d9de", linewidth=0.6)
-    axes.tick_params(labelsize=8, colors=_SOFT)
-    if relative:
-        axes.set_xlabel("depth (layer / number of layers)", fontsize=8, color=_SOFT)
-        axes.set_xlim(-0.03, 1.03)
-        return
-    axes.set_xticks(layer_ticks(num_layers, 7))
-    axes.set_xlim(-0.03 * max(num_layers, 1), 1.03 * max(num_layers, 1))
-    axes.set_xlabel("layer", fontsize=8, color=_SOFT)
 
 
 def _draw_series(axes: Axes, series: Series, style: int, *, relative: bool) -> None:
@@ -189,10 +155,10 @@ def _draw_curve(axes: Axes, curve: Curve, num_layers: int, *, words: bool) -> No
     size = 8 if words else 5
     axes.plot(layers, points, color=SERIES[0], linewidth=1.8, marker="o", markersize=3 if words else 2)
     if curve.best_layer != curve.last_layer:
-        axes.plot(curve.last_layer, curve.last, "s", color="white", markeredgecolor=_INK, markersize=size - 1)
-    axes.plot(curve.best_layer, curve.best, "o", color=_BEST, markersize=size)
+        axes.plot(curve.last_layer, curve.last, "s", color="white", markeredgecolor=INK, markersize=size - 1)
+    axes.plot(curve.best_layer, curve.best, "o", color=BEST, markersize=size)
     axes.set_ylim(padded(points, pad=0.16 if words else 0.08))
-    _layer_axis(axes, num_layers)
+    layer_axis(axes, num_layers)
     if not words:
         return
     above, beside = (0, 9), (14, -4)
@@ -202,7 +168,7 @@ def _draw_curve(axes: Axes, curve: Curve, num_layers: int, *, words: bool) -> No
     _say(axes, f"last: {number(curve.last)}", (curve.last_layer, curve.last), beside)
     _say(axes, signed(curve.gain), (curve.last_layer, curve.best), beside, bold=True)
     right = curve.last_layer + 0.015 * max(num_layers, 1)
-    axes.plot([curve.best_layer, right, right], [curve.best, curve.best, curve.last], ":", color=_BEST, linewidth=1.2)
+    axes.plot([curve.best_layer, right, right], [curve.best, curve.best, curve.last], ":", color=BEST, linewidth=1.2)
 
 
 def _say(axes: Axes, text: str, at: tuple[float, float], offset: tuple[int, int], *, bold: bool = False) -> None:
@@ -212,7 +178,7 @@ def _say(axes: Axes, text: str, at: tuple[float, float], offset: tuple[int, int]
         xytext=offset,
         textcoords="offset points",
         ha="left" if offset[0] else "center",
-        color=_BEST if bold else _INK,
+        color=BEST if bold else INK,
         weight="bold" if bold else "normal",
         fontsize=9,
         annotation_clip=False,

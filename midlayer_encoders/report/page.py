@@ -16,7 +16,7 @@ from midlayer_encoders.report.summaries import Summary, summary
 from midlayer_encoders.report.tables import metric_tables, score_tables
 from midlayer_encoders.report.verdict import baseline_words, tiles, verdict
 
-__all__ = ["report_html", "write_report"]
+__all__ = ["document", "facts", "report_html", "section", "sentences", "write_page", "write_report"]
 
 
 def write_report(
@@ -55,6 +55,11 @@ def write_report(
         baselines=baselines,
         baseline_name=baseline_name,
     )
+    return write_page(text, path)
+
+
+def write_page(text: str, path: str | Path) -> Path:
+    """Write a page and return where it lies; its folder is made."""
     where = Path(path)
     where.parent.mkdir(parents=True, exist_ok=True)
     # Half a surrogate pair can stand in a file's name, and UTF-8 has no bytes for it.
@@ -94,10 +99,10 @@ def report_html(
     metrics = metric_series(frame)
     best = found.average.best_layer if found.average else None
     sections = [
-        _section("Use this layer", _export(export or {})),
+        section("Use this layer", _export(export or {})),
         *(_score_sections(found, known, baseline_name) if found.tasks else []),
-        _section("Metrics by depth", metric_panels(metrics, number_of_layers(frame), rule=best)) if metrics else "",
-        _section(
+        section("Metrics by depth", metric_panels(metrics, number_of_layers(frame), rule=best)) if metrics else "",
+        section(
             "The numbers",
             (
                 score_tables(
@@ -112,31 +117,33 @@ def report_html(
             )
             + (metric_tables(metrics) if metrics else ""),
         ),
-        _section("How it was measured", _facts({"Model": model, "Revision": revision, **how})),
+        section("How it was measured", facts({"Model": model, "Revision": revision, **how})),
     ]
     header = (
         f'<header><h1>{escape(title)}</h1><p class="soft">{escape(model)} at revision {escape(revision)}</p>'
         f'<p class="verdict">{escape(verdict(found, metrics))}</p>'
         f"{tiles(found, parameters or {}, seconds or {})}"
-        f"{_sentences([*baseline_words(found, known, baseline_name), *found.remarks, *notes])}</header>"
+        f"{sentences([*baseline_words(found, known, baseline_name), *found.remarks, *notes])}</header>"
     )
-    return _document(title, f"{header}<main>{''.join(sections)}</main>")
+    return document(title, f"{header}<main>{''.join(sections)}</main>")
 
 
-def _document(title: str, body: str) -> str:
+def document(title: str, body: str, *, css: str = "") -> str:
+    """Return a whole page of ours around a body; ``css`` is added to the rules that all pages share."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         # Names in the frame are escaped; should one slip through, no browser runs or fetches anything.
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)}</title><style>{CSS}</style></head>\n<body>{body}"
+        f"<title>{escape(title)}</title><style>{CSS}{css}</style></head>\n<body>{body}"
         '<footer><p class="soft">Made by midlayer_encoders. Layer 0 is the embeddings, '
         "layer k the states after block k.</p></footer></body></html>\n"
     )
 
 
-def _section(heading: str, body: str) -> str:
+def section(heading: str, body: str) -> str:
+    """Return a section of a page, or nothing where it would be empty."""
     return f"<section><h2>{escape(heading)}</h2>{body}</section>\n" if body else ""
 
 
@@ -151,7 +158,7 @@ def _score_sections(found: Summary, baselines: Mapping[str, float], baseline_nam
         f"nearer; the best layer is outlined. The scale is the same for all tasks.{crossed}</p>"
         f"{heat_map(found.tasks, average=found.average)}"
     )
-    return [_section("Score by depth", average + panels), _section("Layers and tasks", heat)]
+    return [section("Score by depth", average + panels), section("Layers and tasks", heat)]
 
 
 def _export(lines: Mapping[str, str]) -> str:
@@ -161,10 +168,12 @@ def _export(lines: Mapping[str, str]) -> str:
     )
 
 
-def _facts(facts: Mapping[str, str]) -> str:
-    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items())
+def facts(known: Mapping[str, str]) -> str:
+    """Return a list of names and what they are."""
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in known.items())
     return f'<dl class="facts">{rows}</dl>'
 
 
-def _sentences(sentences: Sequence[str]) -> str:
-    return "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+def sentences(said: Sequence[str]) -> str:
+    """Return a paragraph for each sentence."""
+    return "".join(f"<p>{escape(sentence)}</p>" for sentence in said)

@@ -13,7 +13,7 @@ from midlayer_encoders.report.svg import PANEL, PHONE, WIDE, Level, Line, Mark, 
 from midlayer_encoders.report.tables import breakable
 from midlayer_encoders.report.ticks import number, signed
 
-__all__ = ["average_chart", "metric_panels", "task_panels"]
+__all__ = ["average_chart", "legend_list", "metric_panels", "panel_grid", "task_panels"]
 
 _STYLES = len(SERIES) * len(DASHES)
 
@@ -46,7 +46,7 @@ def task_panels(found: Summary, baselines: Mapping[str, float], baseline_name: s
         panels.append(f"<figure>{caption}{drawn}</figure>")
     dashed = f'; the dashed line is <span class="whole">{escape(baseline_name)}</span>' if baselines else ""
     key = f"Each task by layer, in points, on its own scale. Disc: best layer; square: last layer{dashed}."
-    return f'<p class="soft">{key}</p>{_panels(panels)}'
+    return f'<p class="soft">{key}</p>{panel_grid(panels)}'
 
 
 def metric_panels(metrics: Mapping[str, Sequence[Series]], num_layers: int, *, rule: int | None) -> str:
@@ -60,16 +60,22 @@ def metric_panels(metrics: Mapping[str, Sequence[Series]], num_layers: int, *, r
     ]
     upright = f" The upright line is layer {rule}, the best by score." if rule is not None else ""
     words = f'<p class="soft">Each metric by layer, on its own scale.{upright}{_gaps(metrics)}</p>'
-    legend = "".join(
+    key = legend_list(styles) if len(labels) > 1 else ""
+    return f"{words}{key}{panel_grid(panels)}"
+
+
+def legend_list(styles: Mapping[str, int]) -> str:
+    """Return the key to lines: a sample of each style beside its label."""
+    samples = "".join(
         f'<li><svg viewBox="0 0 32 12" aria-hidden="true"><g class="line s{style}"><path d="M0 6H32"/></g></svg>'
         f"{escape(label)}</li>"
         for label, style in styles.items()
     )
-    key = f'<ul class="legend">{legend}</ul>' if len(labels) > 1 else ""
-    return f"{words}{key}{_panels(panels)}"
+    return f'<ul class="legend">{samples}</ul>'
 
 
-def _panels(panels: Sequence[str]) -> str:
+def panel_grid(panels: Sequence[str]) -> str:
+    """Return small figures side by side."""
     # Three in a row where four would leave one alone in the last.
     columns = 3 if len(panels) in (1, 2, 3, 5, 6, 9) else 4
     return f'<div class="panels" style="--columns:{columns}">{"".join(panels)}</div>'

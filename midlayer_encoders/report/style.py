@@ -89,6 +89,7 @@ code {{
 .line path {{
   fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; stroke-dasharray: var(--dash, none);
 }}
+.line path.band {{ fill: var(--c); fill-opacity: .22; stroke: none; }}
 .line circle {{ fill: var(--c); stroke: transparent; stroke-width: 8; }}
 .line circle:hover {{ stroke: var(--c); stroke-opacity: .35; }}
 .best {{ fill: var(--best); stroke: var(--page); stroke-width: 1.5; }}

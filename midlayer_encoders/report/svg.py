@@ -50,11 +50,13 @@ class Line:
         points: layer and value, in order; a value that is not finite breaks the line.
         tips: a text for each point, shown when it is pointed at.
         style: number of its colour and dashes.
+        band: lower and upper end of each point's interval, drawn as a shade behind the curve; empty for none.
     """
 
-    points: Sequence[tuple[int, float]]
+    points: Sequence[tuple[float, float]]
     tips: Sequence[str]
     style: int = 0
+    band: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,10 @@ def chart(
         >>> text.startswith('<svg class="chart" viewBox="0 0 220 124" role="img" aria-label="a line">')
         True
     """
-    values = [value for line in lines for _, value in line.points if math.isfinite(value)]
+    drawn = [value for line in lines for _, value in line.points] + [
+        end for line in lines for ends in line.band for end in ends
+    ]
+    values = [value for value in drawn if math.isfinite(value)]
     low, high = padded([*values, *([level.value] if level else [])] or [0.0])
     frame = _Frame(size, max(num_layers, 1), low, high)
     parts = [
@@ -197,7 +202,19 @@ class _Frame:
             path.append(f"{pen}{x} {y}")
             pen = "L"
             dots.append(f'<circle cx="{x}" cy="{y}" r="2"><title>{escape(tip)}</title></circle>')
-        return f'<g class="line s{line.style}"><path d="{"".join(path)}"/>{"".join(dots)}</g>'
+        return f'<g class="line s{line.style}">{self._band(line)}<path d="{"".join(path)}"/>{"".join(dots)}</g>'
+
+    def _band(self, line: Line) -> str:
+        """Return the shade between the ends of the intervals; points without a finite one are passed over."""
+        known = [
+            (self.x(layer), self.y(low), self.y(high))
+            for (layer, _), (low, high) in zip(line.points, line.band, strict=bool(line.band))
+            if math.isfinite(low) and math.isfinite(high)
+        ]
+        if not known:
+            return ""
+        corners = [f"{x} {high}" for x, _, high in known] + [f"{x} {low}" for x, low, _ in reversed(known)]
+        return f'<path class="band" d="M{"L".join(corners)}Z"/>'
 
     def marks(self, marks: Sequence[Mark], gain: str) -> str:
         parts = [self._mark(mark) for mark in marks]

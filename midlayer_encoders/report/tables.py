@@ -64,7 +64,7 @@ def score_tables(
     return _tables(layers, [*first, *tasks], caption="Points by layer", foot=foot, winner=winner)
 
 
-def metric_tables(metrics: Mapping[str, Sequence[Series]]) -> str:
+def metric_tables(metrics: Mapping[str, Sequence[Series]], *, caption: str = "Metrics by layer") -> str:
     """Return tables of metrics: a row for each layer, four significant digits."""
     layers = sorted({layer for many in metrics.values() for series in many for layer in series.layers})
     columns = [
@@ -75,7 +75,7 @@ def metric_tables(metrics: Mapping[str, Sequence[Series]]) -> str:
         for name, many in metrics.items()
         for series in many
     ]
-    return _tables(layers, columns, caption="Metrics by layer", foot="", winner=None)
+    return _tables(layers, columns, caption=caption, foot="", winner=None)
 
 
 def _score_column(curve: Curve, heading: str, baseline: float | None) -> _Column:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
 from midlayer_encoders._types import EncoderSpec
-from midlayer_encoders.anatomy import find_anatomy
 from midlayer_encoders.capture import capture
 from midlayer_encoders.encoder import LayerEncoder
+from midlayer_encoders.report.versions import versions
 from midlayer_encoders.sweeping.jobs import Score
 from midlayer_encoders.sweeping.result import Notes
 from midlayer_encoders.tasks import STS_GRADES, TaskSource, task_label, tfidf_scores
@@ -61,16 +59,8 @@ def _how(encoder: LayerEncoder, spec: EncoderSpec, sources: Sequence[TaskSource]
         "tasks": ", ".join(task_label(source.name) for source in sources) or "none",
         "seconds": f"{seconds:.0f}",
         "device": str(encoder.device),
-        "Python": platform.python_version(),
-        **{package: _version(package) for package in _PACKAGES},
+        **versions(_PACKAGES),
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed as a package"
 
 
 def _remarks(sources: Sequence[TaskSource]) -> list[str]:
@@ -90,7 +80,7 @@ def _export_options(spec: EncoderSpec, *, built_in: bool) -> str:
 def _parameters(encoder: LayerEncoder, layers: Sequence[int]) -> dict[int, int]:
     """Return how many parameters a model cut at each layer has."""
     model: Any = encoder[0].model
-    anatomy = find_anatomy(model)
+    anatomy = encoder.anatomy
     total = sum(parameter.numel() for parameter in model.parameters())
     if anatomy.shared:
         return dict.fromkeys(layers, total)
@@ -102,7 +92,7 @@ def _parameters(encoder: LayerEncoder, layers: Sequence[int]) -> dict[int, int]:
 def _pass_seconds(encoder: LayerEncoder, layers: Sequence[int], scores: Sequence[Score]) -> dict[int, float]:
     """Return the seconds that a batch takes to the best layer and to the last: the fastest of some rounds in turn."""
     valid = [score for score in scores if score.error is None]
-    if not valid or "text" not in encoder.modalities:
+    if not valid or "text" not in encoder.media:
         return {}
     means = {layer: sum(score.value for score in valid if score.layer == layer) for layer in layers}
     pair = sorted({max(means, key=lambda layer: means[layer]), layers[-1]})
@@ -114,7 +104,7 @@ def _pass_seconds(encoder: LayerEncoder, layers: Sequence[int], scores: Sequence
     for _ in range(_ROUNDS):
         for layer in pair:
             start = time.perf_counter()
-            capture(model, inputs, lambda *_: None, anatomy=find_anatomy(model), layers=[layer])
+            capture(model, inputs, lambda *_: None, anatomy=encoder.anatomy, layers=[layer])
             if encoder.device.type == "cuda":
                 torch.cuda.synchronize()
             best[layer] = min(best[layer], time.perf_counter() - start)

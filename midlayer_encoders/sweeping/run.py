@@ -20,6 +20,7 @@ from midlayer_encoders.identity import result_name, result_revision
 from midlayer_encoders.measuring import measure, num_passes
 from midlayer_encoders.report import FRAME_SCHEMA
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
+from midlayer_encoders.sweeping.items import item_key, task_media
 from midlayer_encoders.sweeping.jobs import Job, Score, run_job, run_jobs
 from midlayer_encoders.sweeping.notes import sweep_notes
 from midlayer_encoders.sweeping.result import SweepResult
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
 __all__ = ["Progress", "sweep"]
+
+_PLURALS = {"text": "texts", "image": "images", "audio": "sounds"}
 
 
 class Progress:
@@ -106,7 +109,8 @@ def sweep(
     encoder = model if isinstance(model, LayerEncoder) else LayerEncoder(model, -1, **encoder_options)
     if group.device is not None:
         encoder.to(group.device)
-    wanted = resolve_layers(layers, encoder.layer, name=str(encoder.model_card_data.base_model))
+    _ = encoder.anatomy  # refuses a joint model, which has two stacks of layers
+    wanted = resolve_layers(layers, encoder.layer, name=encoder.name)
     spec = replace(encoder.spec, norm=norm, pooling=pooling)
     folder = Path(out) if out is not None else Path("midlayer-results") / re.sub(r"[^\w.-]+", "_", spec.model)
     told = progress or Progress()
@@ -119,14 +123,15 @@ def sweep(
     scores = _score(jobs, embedder, workers or int(joblib.cpu_count()), told, group)
     frame = _score_frame(spec, scores)
     if metrics:
-        sample = _sample(sources, metric_texts)
+        medium = encoder.media[0]
+        sample = _sample(sources, medium, metric_texts)
         told.measuring(0, len(sample) * num_passes(metrics, views=views))
         measured = measure(
-            encoder, sample, metrics=metrics, layers=wanted, views=views, dataset=f"{len(sample)} texts of the tasks",
-            advance=lambda done: told.measuring(done, 0),
+            encoder, sample, metrics=metrics, layers=wanted, views=views,
+            dataset=f"{len(sample)} {_PLURALS[medium]} of the tasks", advance=lambda done: told.measuring(done, 0),
         )  # fmt: skip
         frame = pl.concat([frame, measured.cast(FRAME_SCHEMA)])
-    scored = [source for source in sources if baselines and "text" in encoder.modalities]
+    scored = [source for source in sources if baselines and "text" in encoder.media]
     notes = sweep_notes(encoder, spec, sources, scores, wanted, baselines=scored, seconds=time.perf_counter() - start)
     result = SweepResult(frame, folder, notes)
     if group.rank == 0:
@@ -167,7 +172,7 @@ def _jobs(source: TaskSource, layers: Sequence[int], spec: EncoderSpec, embedder
     """Return a task's jobs, one for each layer."""
     encoder = embedder.encoder
     prompts = Prompts(tuple((name, text or "") for name, text in encoder.prompts.items()), encoder.default_prompt_name)
-    taken = tuple(map(str, encoder.modalities))
+    taken = tuple(encoder.media)
     specs = [replace(spec, layer=layer) for layer in layers]
     return [
         Job(source, one.layer, embedder.store, result_name(one), result_revision(one), prompts, taken, folder / "mteb")
@@ -209,7 +214,10 @@ def _score_frame(spec: EncoderSpec, scores: Sequence[Score]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row")
 
 
-def _sample(sources: Sequence[TaskSource], count: int) -> list[str]:
-    """Return some of the tasks' texts, the same for the same tasks, in whatever order they stand."""
-    texts = {text for source in sources for text in task_texts(source.make()) if text.strip()}
-    return sorted(texts, key=text_key)[:count]
+def _sample(sources: Sequence[TaskSource], medium: str, count: int) -> list[Any]:
+    """Return some of the tasks' texts, images or sounds, the same for the same tasks, in whatever order they stand."""
+    if medium == "text":
+        texts = {text for source in sources for text in task_texts(source.make()) if text.strip()}
+        return sorted(texts, key=text_key)[:count]
+    found = {item_key(item): item for source in sources for item in task_media(source.make(), medium)}
+    return [found[key] for key in sorted(found)[:count]]

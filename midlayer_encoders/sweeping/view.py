@@ -17,8 +17,10 @@ import numpy.typing as npt
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import layer_reader, plan
-from midlayer_encoders.store import EmbeddingStore, text_key
+from midlayer_encoders.store import EmbeddingStore
+from midlayer_encoders.sweeping.items import item_key
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
@@ -94,6 +96,7 @@ class LayerView:
         ensure: Callable[[Sequence[Any], Sequence[str], str], None] | None = None,
     ) -> None:
         self.store, self.layer, self.prompts, self.ensure = store, layer, prompts, ensure
+        self.media = tuple(modalities)
         self.mteb_model_meta = ModelMeta.create_empty(
             overwrites={
                 "name": name,
@@ -116,12 +119,24 @@ class LayerView:
         **_: Any,
     ) -> npt.NDArray[np.float32]:
         """Return one row for each input, shape ``(N, D)``."""
-        items = [item for batch in inputs for item in batch.get("text", batch.get("image", ()))]
+        items = self._items(inputs)
         prompt = self.prompts.choose(task_metadata, prompt_type)
-        keys = [_key(item, prompt) for item in items]
+        keys = [item_key(item, prompt) for item in items]
         if self.ensure is not None:
             self.ensure(items, keys, prompt)
         return self.store.read(self.layer, keys)
+
+    def _items(self, inputs: DataLoader[Any]) -> list[Any]:
+        """Return what of the inputs the model takes; a task of images may hold texts beside them."""
+        items: list[Any] = []
+        for batch in inputs:
+            medium = next((name for name in self.media if name in batch), None)
+            if medium is None:
+                raise OptionError(
+                    f"The task hands out {', '.join(batch)}, but the model takes {', '.join(self.media)}."
+                )
+            items += batch[medium]
+        return items
 
     def similarity(self, one: Any, other: Any) -> Any:
         """Return the cosine of every row with every row."""
@@ -134,15 +149,6 @@ class LayerView:
         from mteb.similarity_functions import pairwise_cos_sim
 
         return pairwise_cos_sim(one, other)
-
-
-def _key(item: Any, prompt: str) -> str:
-    """Return the key of a text under a prompt, or of an image by its pixels."""
-    if isinstance(item, str):
-        return text_key(item, prompt)
-    pixels = hashlib.blake2b(f"{item.mode} {item.size} ".encode(), digest_size=16)
-    pixels.update(item.tobytes())
-    return pixels.hexdigest()
 
 
 @dataclass(frozen=True)

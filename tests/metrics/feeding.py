@@ -74,7 +74,7 @@ def feed(metric: LayerMetric, texts: Corpus, batches: Iterable[Tensor], *, offse
     for batch in batches:
         for row, layer in enumerate(metric.layers):
             if metric.kind == "tokens":
-                metric.update(layer, texts.states[row, batch], texts.mask[batch])
+                metric.update(layer, texts.states[row, batch], texts.mask[batch], index=batch + offset)
             elif metric.kind == "pooled":
                 metric.update(layer, texts.pooled[row, batch], index=batch + offset)
             else:

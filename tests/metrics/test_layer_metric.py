@@ -13,7 +13,7 @@ from tests.metrics.feeding import corpus, feed, make, value
 
 TOKENS = [name for name, metric in METRICS.items() if metric.kind == "tokens"]
 ROWS = ["dataset_entropy", "effective_rank", "anisotropy", "alpha_req", "logdet_entropy"]
-SAMPLES = ["infonce", "lidar", "dime", "intrinsic_dimension", "cka", "neighbour_overlap"]
+SAMPLES = ["infonce", "lidar", "dime", "intrinsic_dimension", "cka", "neighbour_overlap", "half_match"]
 FIRST_IS_NAN = ["block_influence", "cka", "neighbour_overlap"]
 
 
@@ -56,7 +56,7 @@ def test_padding_does_not_matter(name: str, padding: tuple[int, int], dtype: tor
     )
 
 
-@pytest.mark.parametrize("name", sorted(set(TOKENS) - {"matrix_entropy"}))
+@pytest.mark.parametrize("name", sorted(set(TOKENS) - {"matrix_entropy", "half_match"}))
 def test_a_batch_is_the_mean_of_its_texts_alone(name: str) -> None:
     texts = corpus()
     alone = [value(name, texts, [torch.tensor([text])]) for text in range(13)]
@@ -70,7 +70,7 @@ def test_half_precision_costs_only_the_rounding_of_its_input(name: str, dtype: t
     half = value(name, texts.to(dtype))
     same = value(name, texts.to(dtype).to(torch.float32))
     torch.testing.assert_close(half, same, rtol=1e-9, atol=1e-9, equal_nan=True)
-    if name != "neighbour_overlap":  # a count: one neighbour at a tie moves it by 1 / (N k)
+    if name not in ("neighbour_overlap", "half_match"):  # counts: one neighbour at a tie moves them by 1 / (N k)
         expected = value(name, texts)
         torch.testing.assert_close(half, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
@@ -111,7 +111,9 @@ def test_no_text_is_an_error_not_a_number(name: str) -> None:
         make(name, [0, 1]).compute()
 
 
-@pytest.mark.parametrize("name", ["infonce", "lidar", "dime", "anisotropy", "cka", "neighbour_overlap", "alpha_req"])
+@pytest.mark.parametrize(
+    "name", ["infonce", "lidar", "dime", "anisotropy", "cka", "neighbour_overlap", "alpha_req", "half_match"]
+)
 def test_one_text_is_an_error_where_texts_are_compared(name: str) -> None:
     metric = feed(make(name, range(3)), corpus(texts=1), [torch.arange(1)])
     with pytest.raises(TooFewTextsError, match="must be at least"):

@@ -1,0 +1,173 @@
+"""The paper's token experiments, against the plain way: one thread, processor time, the same numbers from both.
+
+Figure 5, plain: a forward pass for each prefix of a text, its states centred, scaled and decomposed from scratch. Ours: one
+pass, and every prefix's matrix from cumulative sums of one Gram matrix. Figure 6, plain: a pass for each prompt. Ours: the
+prompts of all probabilities in shared batches. Needs ``MIDLAYER_DATA`` (WikiText-2 and GSM8K in ``corpora/``) and the
+built-in model. Writes ``benchmarks/results/experiments.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from metrics_cpu import DATA, Plain, entropy, prompt_entropy, tiny_folder
+from torch import Tensor
+
+RESULTS = Path(__file__).parent / "results" / "experiments.md"
+
+
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.process_time()
+    found = function()
+    return time.process_time() - start, found
+
+
+# --- prefix entropies of given states ------------------------------------------------------------------------------
+
+
+def plain_prefixes(states: Tensor, alpha: float) -> Tensor:
+    """Return the entropy of each prefix, every one from scratch."""
+    found = [0.0]
+    for t in range(2, len(states) + 1):
+        rows = states[:t].double()
+        rows = rows - rows.mean(0)
+        rows = rows / rows.norm(dim=1, keepdim=True)
+        gram = rows @ rows.T
+        collision = float(-(gram.square().sum() / gram.trace() ** 2).log())
+        found.append(collision if alpha == 2 else entropy(torch.linalg.eigvalsh(gram)))
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def of_states(tokens: int, width: int, alpha: float, repeats: int) -> str:
+    from midlayer_encoders.analysis.along import prefix_entropies
+
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(tokens, width, generator=generator) + 3 * torch.randn(width, generator=generator)
+    prefix_entropies(states, alpha=alpha)
+    pairs = [
+        (timed(lambda: plain_prefixes(states, alpha)), timed(lambda: prefix_entropies(states, alpha=alpha)))
+        for _ in range(repeats)
+    ]
+    off = float((pairs[0][0][1] - pairs[0][1][1]).abs().max())
+    plain, ours = (sorted(one[side][0] for one in pairs)[repeats // 2] for side in (0, 1))
+    return f"| {tokens} x {width} | {alpha:g} | {1e3 * plain:.1f} | {1e3 * ours:.1f} | **{plain / ours:.1f}** | {off:.0e} |"
+
+
+# --- with a model ---------------------------------------------------------------------------------------------------
+
+
+def along(name: str, encoder: Any, texts: list[str], tokens: int) -> str:
+    """Compare all layers and all prefixes of some texts; the plain way passes every prefix through the model."""
+    from midlayer_encoders.analysis.along import entropy_along
+
+    plain = Plain(encoder)
+    ids = [encoder.tokenizer(text, truncation=True, max_length=tokens)["input_ids"] for text in texts]
+
+    def one_by_one() -> Tensor:
+        return torch.tensor(
+            [
+                [[safe_entropy(layer) for layer in states_of(plain, one[:t])] for t in range(2, tokens + 1)]
+                for one in ids
+            ]
+        ).mean(0)
+
+    ours, frame = timed(lambda: entropy_along(encoder, texts, max_length=tokens))
+    theirs, expected = timed(one_by_one)
+    at = frame.filter(pl.col("position") >= 2).sort("position", "layer")["value"].to_torch().reshape(tokens - 1, -1)
+    off = float((at - expected).abs().max())
+    return f"| {name} | {len(texts)} x {tokens} | {theirs:.1f} | {ours:.1f} | **{theirs / ours:.1f}** | {off:.0e} |"
+
+
+def safe_entropy(states: Tensor) -> float:
+    """Return the prompt entropy; tokens that are all the same have none."""
+    return prompt_entropy(states) if float((states - states[0]).abs().max()) > 0 else 0.0
+
+
+@torch.no_grad()
+def states_of(plain: Plain, ids: list[int]) -> list[Tensor]:
+    """Return the raw states of every layer of one prompt."""
+    plain._last.clear()
+    layers = plain.model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
+    return [layer[0].double() for layer in (*layers[:-1], plain._last[0])]
+
+
+def prompts(name: str, encoder: Any, texts: list[str], tokens: int) -> str:
+    """Compare one kind of change at six probabilities; the plain way passes one prompt at a time."""
+    from midlayer_encoders.analysis.prompts import PROBABILITIES, _changed, extreme_prompts
+
+    plain = Plain(encoder)
+    ids = [encoder.tokenizer(text, truncation=True, max_length=tokens)["input_ids"] for text in texts]
+
+    def one_by_one() -> Tensor:
+        return torch.stack([
+            torch.tensor([[prompt_entropy(layer) for layer in states_of(plain, one)] for one in _changed(encoder, ids, "randomness", p, 0)]).mean(0)
+            for p in PROBABILITIES
+        ])  # fmt: skip
+
+    ours, frame = timed(lambda: extreme_prompts(encoder, texts, kinds=["randomness"], max_length=tokens))
+    theirs, expected = timed(one_by_one)
+    found = frame.sort("amount", "layer")["value"].to_torch().reshape(len(PROBABILITIES), -1)
+    off = float((found - expected / torch.tensor(float(tokens)).log()).abs().max())
+    return f"| {name} | {len(texts)} x {len(PROBABILITIES)} x {tokens} | {theirs:.1f} | {ours:.1f} | **{theirs / ours:.1f}** | {off:.0e} |"
+
+
+def main() -> None:
+    from midlayer_encoders import LayerEncoder
+    from midlayer_encoders.demo import built_in_model
+    from midlayer_encoders.texts import read_texts, wikitext_paragraphs
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=64, help="of each text through a model")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    of_spectra = [of_states(tokens, 576, alpha, given.repeats) for alpha in (1.0, 2.0) for tokens in (64, 128, 256)]
+    print(*of_spectra, sep="\n", flush=True)
+    least = 2 * given.tokens
+    wiki = wikitext_paragraphs(
+        read_texts(DATA / "corpora/wikitext2_raw_test.txt"), lambda line: len(line.split()), least=least
+    )
+    solutions = [
+        text
+        for text in read_texts(DATA / "corpora/gsm8k_test.jsonl", field="answer")
+        if len(text.split()) > given.tokens
+    ]
+    path, file = built_in_model()
+    fig5, fig6 = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        small = LayerEncoder(tiny_folder(folder), -1, device="cpu")
+        large = LayerEncoder(path, -1, gguf_file=file, device="cpu")
+        for name, encoder, tokens in (
+            ("12 blocks of 64", small, 2 * given.tokens),
+            ("SmolLM2-135M", large, given.tokens),
+        ):
+            fig5.append(along(name, encoder, (wiki if encoder is small else solutions)[:2], tokens))
+            fig6.append(prompts(name, encoder, wiki[:4], tokens))
+            print(fig5[-1], fig6[-1], sep="\n", flush=True)
+    text = [
+        "# The paper's token experiments against the plain way", "",
+        f"`python benchmarks/experiments.py --repeats {given.repeats} --tokens {given.tokens}`: one thread, processor time; the last column is the",
+        "largest difference between the two ways, in nats (Figure 6: of the share of the largest entropy).", "",
+        f"## Entropies of all prefixes of one text's states (median of {given.repeats} runs)", "",
+        "| tokens x width | order | plain, ms | ours, ms | plain / ours | difference |", "|---|---|---|---|---|---|", *of_spectra, "",
+        "Plain centres, scales, multiplies and decomposes every prefix from scratch. Ours makes each prefix's matrix from cumulative sums",
+        "of one Gram matrix; the order 2 needs no matrix for a prefix, the order 1 still finds the spectrum of each.", "",
+        "## Figure 5: every layer and every prefix, with the model", "",
+        "| model | texts x tokens | plain, s | ours, s | plain / ours | difference |", "|---|---|---|---|---|---|", *fig5, "",
+        "Plain passes each prefix through the model, ours the text once.", "",
+        "## Figure 6: six probabilities", "",
+        "| model | texts x probabilities x tokens | plain, s | ours, s | plain / ours | difference |", "|---|---|---|---|---|---|", *fig6, "",
+        "Plain passes one prompt at a time, ours all of them in shared batches.",
+    ]  # fmt: skip
+    RESULTS.write_text("\n".join(text) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Probing all 13 layers together against one layer at a time: the same probes, the same examples, the same steps.
+
+A trunk of 12 blocks with random weights and random images: what is learnt does not change what a step costs. Three ways:
+``together`` (all layers in one run), ``one at a time`` (a run for each layer, whose forward pass ends at that layer) and
+``published, one at a time`` (the same with AIM's own module, which projects every token). Each with tokens kept in half
+precision after one pass, and with a forward pass in every step.
+Run: ``python -m benchmarks.probing OUT``; writes ``probing.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.vision.model import PatchTransformer
+from benchmarks.vision.run import reader_of
+from midlayer_encoders.analysis.probing import AttentiveProbes, LiveTokens
+from midlayer_encoders.analysis.probing.heads import num_heads
+from midlayer_encoders.analysis.probing.tokens import TokenSource, read_tokens
+from midlayer_encoders.analysis.probing.training import train_probes
+
+CLASSES = 10
+
+
+class PublishedProbe(nn.Module):
+    """The attentive probe as AIM publishes it, which projects every token; for one layer, under the shapes used here."""
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.heads = num_heads(width)
+        shapes = {"key": (width, width), "value": (width, width), "weight": (classes, width)}
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter((torch.rand(1, *shape) * 2 - 1) / math.sqrt(width)))
+        self.query = nn.Parameter(torch.randn(1, width) * 0.02)
+        self.bias = nn.Parameter(torch.zeros(1, classes))
+        self.register_buffer("mean", torch.zeros(1, width))
+        self.register_buffer("variance", torch.ones(1, width))
+
+    def forward(self, states: Tensor, _: Tensor) -> Tensor:
+        B, T, D = states[0].shape
+        flat = states[0].float().flatten(0, 1)
+        normed = nn.functional.batch_norm(flat, self.mean[0], self.variance[0], training=self.training, eps=1e-6)
+        shape = (B, T, self.heads, D // self.heads)
+        key, value = ((normed @ matrix[0].mT).view(shape).transpose(1, 2) for matrix in (self.key, self.value))
+        query = self.query.view(1, self.heads, 1, D // self.heads) / math.sqrt(D // self.heads)
+        mixed = (query @ key.mT).softmax(dim=-1) @ value
+        return (mixed.reshape(B, D) @ self.weight[0].mT + self.bias[0])[None]
+
+
+def seconds(run: Any, device: torch.device) -> float:
+    """Return how long a run takes, the device waited for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+class Bench:
+    """The examples, the trunk, and the three ways."""
+
+    def __init__(self, given: argparse.Namespace, device: torch.device) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.given, self.device = given, device
+        self.trunk = PatchTransformer(width=given.width, blocks=given.blocks, heads=given.width // 64).to(device).eval()
+        self.trunk.requires_grad_(False)
+        self.images = torch.randint(0, 256, (given.examples, 3, 32, 32), dtype=torch.uint8, generator=generator).to(
+            device
+        )
+        self.labels = torch.randint(0, CLASSES, (given.examples,), generator=generator)
+        self.train = torch.arange(given.examples - given.batch_size)
+        self.validation = torch.arange(given.examples - given.batch_size, given.examples)
+
+    def source(self, layers: Sequence[int], kept: bool) -> TokenSource:
+        reader = reader_of(self.trunk, self.images, causal=False, norm="final")
+        reader = type(reader)(reader.model, reader.preprocess, reader.anatomy, layers, "final")
+        live = LiveTokens(reader, range(len(self.images)), "final")
+        batches = [part.tolist() for part in torch.arange(len(self.images)).split(self.given.batch_size)]
+        return read_tokens(live, batches, keep_gb=60 if kept else 0)
+
+    def run(self, layers: Sequence[int], *, kept: bool, published: bool = False) -> None:
+        head: nn.Module = AttentiveProbes(len(layers), self.given.width, CLASSES)
+        if published:
+            head = PublishedProbe(self.given.width, CLASSES)
+        train_probes(
+            head.to(self.device), self.source(layers, kept), self.labels, train=self.train, validation=self.validation,
+            epochs=self.given.epochs, patience=self.given.epochs, batch_size=self.given.batch_size,
+        )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--width", type=int, default=192)
+    parser.add_argument("--examples", type=int, default=10240)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=256)
+    given = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_float32_matmul_precision("high")
+    bench = Bench(given, device)
+    everything, alone = list(range(given.blocks + 1)), [[layer] for layer in range(given.blocks + 1)]
+    bench.run(everything, kept=True)  # the first use of a kernel is not what is measured
+    bench.run([0], kept=False, published=True)
+    lines = ["# Probing every layer: together, and one layer at a time", ""]
+    name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} thread(s)"
+    lines += [
+        f"`python -m benchmarks.probing OUT --epochs {given.epochs} --batch-size {given.batch_size}`: {name}, torch "
+        f"{torch.__version__}; {given.blocks} blocks, width {given.width}, 64 tokens, {given.examples} images,",
+        f"{given.epochs} epochs of {math.ceil(len(bench.train) / given.batch_size)} steps; one run of each way, the "
+        "forward passes included. A run of one layer passes through no block after it.", "",
+        "| tokens | together, s | one at a time, s | ratio | published probe, one at a time, s | ratio |", "|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for kept, words in ((True, "kept after one pass"), (False, "a pass in every step")):
+        together = seconds(lambda k=kept: bench.run(everything, kept=k), device)
+        single = seconds(lambda k=kept: [bench.run(layers, kept=k) for layers in alone], device)
+        plain = seconds(lambda k=kept: [bench.run(layers, kept=k, published=True) for layers in alone], device)
+        lines.append(
+            f"| {words} | {together:.2f} | {single:.2f} | **{single / together:.1f}** | {plain:.2f} | {plain / together:.1f} |"
+        )
+        print(lines[-1], flush=True)
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / f"probing_{device.type}_{given.batch_size}.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""How good is each rule's layer on models that it was not fitted on? Writes ``README.md`` beside it.
+
+    python benchmarks/selection/run.py [--reference FOLDER]
+
+The reference tables are replayed model by model: each rule sees the metrics of one model and is scored by the tables' scores of
+the layer it chooses. The one number that is fitted, the depth of ``fixed-depth``, is fitted on all other models (leave one model
+out) and on all other families (leave one family out). Models outside the tables: ``results/real_metrics.csv`` and
+``few_labels.csv`` (made by ``real.py``), scored by ``benchmarks/results/real_tasks.csv``, and every tidy frame with scores in
+``benchmarks/pretraining/results/*.csv``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from midlayer_encoders.analysis.reference import reference_metrics, reference_scores
+from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.report import FRAME_SCHEMA
+from midlayer_encoders.selection import RULES, CannotChooseError, choose, curves
+from midlayer_encoders.selection.curves import Curve, Curves
+from midlayer_encoders.selection.rules import DEPTH, best_layer
+
+HERE = Path(__file__).parent
+DEPTHS = [place / 100 for place in range(50, 101, 5)]
+UNLABELLED = [rule for rule in RULES if rule != "few-labels"]
+COMPLETE = {
+    "Pythia-160m": "Pythia",
+    "Pythia-410m": "Pythia",
+    "LLM2Vec-mntp-unsup-simcse-8B": "LLM2Vec",
+    "hist:baseline-llama(Llama3-8B)-8B": "Llama",
+    "hist:llm2vec-supervised-8B": "LLM2Vec",
+    "hist:llm2vec-unsupervised-8B": "LLM2Vec",
+    "hist:unidirectional-llama(Llama3-8B)-8B": "Llama",
+    "Pythia-14m": "Pythia",
+    "Pythia-70m": "Pythia",
+    "mamba-370m": "Mamba",
+}
+"""The models of the tables whose last layer was scored on every task, and their families."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model whose every layer was scored: what rules see, and the truth in points."""
+
+    name: str
+    family: str
+    seen: Curves
+    score: Curve
+    tasks: dict[str, Curve]
+
+    @property
+    def best(self) -> float:
+        return max(self.score.values())
+
+    @property
+    def last(self) -> float:
+        return self.score[max(self.score)]
+
+    def at(self, layer: int) -> float:
+        """Return the score of the nearest scored layer."""
+        return self.score[min(self.score, key=lambda one: (abs(one - layer), one))]
+
+
+def model(name: str, family: str, frame: pl.DataFrame) -> Model:
+    found = curves(frame)
+    points = {layer: 100 * value for layer, value in found.score.items()}
+    tasks = {task: {layer: 100 * value for layer, value in curve.items()} for task, curve in found.tasks.items()}
+    return Model(name, family, replace(found, tasks={}, score={}), points, tasks)
+
+
+def reference(folder: Path, *, texts: str) -> list[Model]:
+    """Return the tables' models, with the metrics measured on the tasks' texts or on WikiText."""
+    own = pl.col("dataset") == "wikitext"
+    scores = reference_scores(folder)
+    frame = pl.concat([scores, reference_metrics(folder).filter(own if texts == "WikiText" else ~own)])
+    frame = frame.filter(pl.col("revision") == "main")
+    return [model(name, family, frame.filter(pl.col("model") == name)) for name, family in COMPLETE.items()]
+
+
+def outside() -> Iterator[Model]:
+    """Yield the models that are not in the tables, with whatever was measured of them."""
+    measured = pl.read_csv(HERE / "results" / "real_metrics.csv", schema_overrides=FRAME_SCHEMA)
+    scored = pl.read_csv(HERE.parent / "results" / "real_tasks.csv")
+    for name in scored["model"].unique(maintain_order=True):
+        part = scored.filter(pl.col("model") == name)
+        rows = part.select(
+            "model", pl.lit("default").alias("revision"), "layer", (pl.col("layer") / part["layer"].max()).alias("depth"),
+            pl.lit("score").alias("kind"), "dataset", "name", (pl.col("score") / 100).alias("value"),
+        ).cast(FRAME_SCHEMA)  # fmt: skip
+        wiki = measured.filter((pl.col("model") == name) & (pl.col("dataset") == "wikitext"))
+        yield model(name, name, pl.concat([rows, wiki.with_columns(depth=pl.col("layer") / part["layer"].max())]))
+    yield from trained()
+
+
+def trained() -> Iterator[Model]:
+    """Yield the last step of every model that benchmarks/pretraining has scored so far."""
+    frames = []
+    for path in sorted((HERE.parent / "pretraining" / "results").glob("*.csv")):
+        table = pl.read_csv(path, infer_schema_length=None)
+        if set(FRAME_SCHEMA) <= set(table.columns):
+            frames.append(table.select(list(FRAME_SCHEMA)).cast(FRAME_SCHEMA))
+    if not frames:
+        return
+    frame = pl.concat(frames).unique(["model", "revision", "layer", "kind", "dataset", "name"], keep="last", maintain_order=True)
+    step = pl.col("revision").str.extract(r"(\d+)$").cast(pl.Int64)
+    for (name,), part in frame.group_by("model", maintain_order=True):
+        scored = part.filter(kind="score").with_columns(step.alias("step"))
+        if scored.is_empty() or scored["step"].is_null().all():
+            continue
+        revision = scored.filter(pl.col("step") == scored["step"].max())["revision"][0]
+        try:
+            yield model(f"{name} ({revision})", name, part.filter(pl.col("revision") == revision))
+        except MidlayerError as error:
+            print(f"{name} is left out: {error}")
+
+
+def fitted(models: list[Model], one: Model, *, by: str) -> float:
+    """Return the depth with the smallest mean regret over the models outside one's own name or family."""
+    others = [other for other in models if getattr(other, by) != getattr(one, by)]
+    regret = {depth: np.mean([other.best - other.at(round(depth * other.seen.num_layers)) for other in others]) for depth in DEPTHS}
+    return min(regret, key=lambda depth: (round(regret[depth], 9), depth))
+
+
+def chosen(one: Model, rule: str) -> int | None:
+    try:
+        return choose(one.seen, rule)[0]
+    except CannotChooseError:
+        return None
+
+
+def layers(models: list[Model]) -> dict[str, list[int | None]]:
+    """Return what each rule chooses for each model, and the two fitted depths."""
+    found = {rule: [chosen(one, rule) for one in models] for rule in UNLABELLED}
+    for by, words in (("name", "depth fitted on the other models"), ("family", "depth fitted on other families")):
+        found[words] = [round(fitted(models, one, by=by) * one.seen.num_layers) for one in models]
+    return found
+
+
+def table(models: list[Model], found: dict[str, list[int | None]]) -> list[str]:
+    """Return the lines of a table: a rule a row, over the models on which it answers."""
+    lines = ["| rule | answers | mean regret | worst regret | gain over last | worst against last |", "|---|---|---|---|---|---|"]
+    for rule, choices in found.items():
+        pairs = [(one, layer) for one, layer in zip(models, choices, strict=True) if layer is not None]
+        if not pairs:
+            lines.append(f"| {rule} | 0 of {len(models)} | | | | |")
+            continue
+        regret = [one.best - one.at(layer) for one, layer in pairs]
+        gain = [one.at(layer) - one.last for one, layer in pairs]
+        lines.append(
+            f"| {rule} | {len(pairs)} of {len(models)} | {np.mean(regret):.2f} | {max(regret):.2f} | {np.mean(gain):+.2f} | {min(gain):+.2f} |"
+        )
+    return lines
+
+
+def by_model(models: list[Model], found: dict[str, list[int | None]]) -> list[str]:
+    names = [one.name.removeprefix("hist:") for one in models]
+    lines = ["| | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    lines.append("| best | " + " | ".join(f"{one.best:.2f} at {max(one.score, key=one.score.get)}" for one in models) + " |")
+    lines.append("| last | " + " | ".join(f"{one.last:.2f} at {max(one.score)}" for one in models) + " |")
+    for rule, choices in found.items():
+        cells = ["" if layer is None else f"{one.at(layer):.2f} at {layer}" for one, layer in zip(models, choices, strict=True)]
+        lines.append(f"| {rule} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def one_task(models: list[Model]) -> list[str]:
+    """Return what labels of one task are worth: its best layer, smoothed, scored on the task and on all others."""
+    lines = ["| model | tasks | regret on the average of the others | gain over last there | worst against last |", "|---|---|---|---|---|"]
+    for one in models:
+        regret, gain = [], []
+        for task, curve in one.tasks.items():
+            others = [other for name, other in one.tasks.items() if name != task]
+            mean = {layer: float(np.mean([other[layer] for other in others])) for layer in one.score}
+            layer = best_layer({layer: value for layer, value in curve.items() if layer in one.score})
+            regret.append(max(mean.values()) - mean[layer])
+            gain.append(mean[layer] - mean[max(mean)])
+        lines.append(f"| {one.name.removeprefix('hist:')} | {len(one.tasks)} | {np.mean(regret):.2f} | {np.mean(gain):+.2f} | {min(gain):+.2f} |")
+    return lines
+
+
+def few_labels() -> list[str]:
+    frame = pl.read_csv(HERE / "results" / "few_labels.csv")
+    lines = ["| model | labels from | number | rule | draws | regret | gain over last | worst | regret on all six | gain over last there | worst |", "|---|---|---|---|---|---|---|---|---|---|---|"]
+    for (name, task, count, rule), part in frame.group_by("model", "task", "labels", "rule", maintain_order=True):
+        lines.append(
+            f"| {name} | {task} | {count} | {rule} | {len(part)} | {part['regret'].mean():.2f} | {part['over_last'].mean():+.2f} | {part['over_last'].min():+.2f} "
+            f"| {part['average_regret'].mean():.2f} | {part['average_over_last'].mean():+.2f} | {part['average_over_last'].min():+.2f} |"
+        )
+    return lines
+
+
+def variants() -> list[str]:
+    frame = pl.read_csv(HERE / "results" / "variants.csv")
+    changes = frame["change"].unique(maintain_order=True).to_list()
+    lines = ["| model | vectors | " + " | ".join(changes) + " |", "|---|---|" + "---|" * len(changes)]
+    mean = frame.group_by("model", "vectors", "change", maintain_order=True).agg(pl.col("score").mean())
+    for (name, vectors), part in mean.group_by("model", "vectors", maintain_order=True):
+        values = dict(part.select("change", "score").iter_rows())
+        lines.append(f"| {name} | {vectors} | " + " | ".join(f"{values[change]:.1f}" for change in changes) + " |")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--reference", type=Path, default=HERE.parents[2] / "shared" / "reference")
+    given = parser.parse_args()
+    ten = reference(given.reference, texts="the tasks")
+    deep = [one for one in ten if one.seen.num_layers >= 12 and one.family != "Mamba"]
+    wiki = reference(given.reference, texts="WikiText")
+    out = list(outside())
+    parts = {
+        "seven": table(deep, layers(deep)),
+        "ten": table(ten, layers(ten)),
+        "ten-wikitext": table(wiki, layers(wiki)),
+        "ten-by-model": by_model(ten, layers(ten)),
+        "outside": table(out, {rule: [chosen(one, rule) for one in out] for rule in UNLABELLED}),
+        "outside-by-model": by_model(out, {rule: [chosen(one, rule) for one in out] for rule in UNLABELLED}),
+        "one-task": one_task([*ten, *out]),
+        "few-labels": few_labels(),
+        "variants": variants(),
+    }
+    page = HERE / "README.md"
+    text = page.read_text(encoding="utf8")
+    for name, lines in parts.items():
+        before, after = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        head, rest = text.split(before)
+        text = head + before + "\n".join(lines) + "\n" + rest[rest.index(after) :]
+    page.write_text(text, encoding="utf8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

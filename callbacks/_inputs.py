@@ -1,0 +1,144 @@
+"""The fixed inputs of a probe: tokenised once, or taken once from a dataloader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from midlayer_encoders.callbacks._backbone import accepted_inputs, main_input
+from midlayer_encoders.capture import plan_batches
+from midlayer_encoders.errors import OptionError
+
+__all__ = ["Batch", "Passes", "loaded_passes", "text_passes"]
+
+_NOT_INPUTS = {"labels", "label", "decoder_input_ids", "return_dict", "output_hidden_states"}
+_SHORTEST = 4  # tokens: two steps have an angle between them, two halves two tokens each
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some of the probe's inputs, ready for the model, and their places in the whole list."""
+
+    positions: list[int]
+    inputs: dict[str, Tensor]
+
+
+Passes = list[list[Batch]]
+"""The batches of the probe itself, then those of each view of it."""
+
+
+def text_passes(
+    texts: Sequence[str],
+    views: Sequence[Sequence[str]],
+    tokenizer: Any,
+    model: nn.Module,
+    *,
+    max_length: int,
+    token_budget: int,
+) -> Passes:
+    """Return the texts, then each view of them, as batches of token ids."""
+    if tokenizer is None:
+        raise OptionError("`tokenizer` must be given with texts. Pass the model's, or a dataloader instead of texts.")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise OptionError(f"`texts` must hold only strings, but `texts[{index}]` is a {type(text).__name__}.")
+    for number, view in enumerate(views):
+        if isinstance(view, str) or len(view) != len(texts):
+            raise OptionError(
+                f"`views` must be lists of {len(texts)} texts, one for each text, but view {number} is not."
+            )
+    _check_vocabulary(tokenizer, model)
+    encoded = [_encode(each, tokenizer, max_length) for each in (texts, *views)]
+    _check_lengths([len(ids) for ids in encoded[0]])
+    names = accepted_inputs(model)
+    return [_batches(ids, tokenizer, names, token_budget) for ids in encoded]
+
+
+def _encode(texts: Sequence[str], tokenizer: Any, max_length: int) -> list[list[int]]:
+    ids: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=max_length, verbose=False)["input_ids"]
+    return ids
+
+
+def _check_vocabulary(tokenizer: Any, model: nn.Module) -> None:
+    try:
+        table = model.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError, TypeError):
+        return
+    rows = getattr(table, "num_embeddings", None)
+    if rows is not None and len(tokenizer) > rows:
+        raise OptionError(
+            f"`tokenizer` must be the model's, but it has {len(tokenizer)} tokens and the embedding {rows} rows. "
+            "Pass the tokenizer that the model is trained with, or resize the embedding."
+        )
+
+
+def _check_lengths(lengths: Sequence[int]) -> None:
+    enough = sum(length >= _SHORTEST for length in lengths)
+    if enough < 2:
+        raise OptionError(
+            f"`texts` must hold at least 2 texts of {_SHORTEST} tokens or more, but {enough} of {len(lengths)} are. "
+            "Give more, or longer, texts."
+        )
+
+
+def _batches(ids: list[list[int]], tokenizer: Any, names: set[str] | None, token_budget: int) -> list[Batch]:
+    plan = plan_batches([max(len(each), 1) for each in ids], token_budget=token_budget)
+    return [Batch(positions, _padded([ids[place] for place in positions], tokenizer, names)) for positions in plan]
+
+
+def _padded(ids: list[list[int]], tokenizer: Any, names: set[str] | None) -> dict[str, Tensor]:
+    """Return one batch, padded on the right, where every family's positions are right."""
+    pad = getattr(tokenizer, "pad_token_id", None)
+    tokens = torch.full((len(ids), max(1, *map(len, ids))), 0 if pad is None else pad, dtype=torch.int64)
+    mask = torch.zeros_like(tokens)
+    for row, each in enumerate(ids):
+        tokens[row, : len(each)] = torch.tensor(each, dtype=torch.int64)
+        mask[row, : len(each)] = 1
+    made = {"input_ids": tokens, "attention_mask": mask}
+    return {name: value for name, value in made.items() if names is None or name in names}
+
+
+def loaded_passes(loaders: Sequence[Iterable[Any]], model: nn.Module, *, max_inputs: int) -> Passes:
+    """Return the first inputs of a dataloader, and of one for each view, as the batches they came in."""
+    return [_loaded(loader, model, max_inputs, view) for view, loader in enumerate(loaders, start=-1)]
+
+
+def _loaded(loader: Iterable[Any], model: nn.Module, max_inputs: int, view: int) -> list[Batch]:
+    names = accepted_inputs(model)
+    batches: list[Batch] = []
+    taken = 0
+    for given in loader:
+        inputs = _model_inputs(given, model, names)
+        count = min(len(next(iter(inputs.values()))), max_inputs - taken)
+        if count <= 0:
+            break
+        kept = {name: value[:count].detach().cpu().clone() for name, value in inputs.items()}
+        batches.append(Batch(list(range(taken, taken + count)), kept))
+        taken += count
+    if taken < 2:
+        what = "the dataloader" if view < 0 else f"view {view}"
+        raise OptionError(f"`texts_or_dataloader` must give at least 2 inputs, but {what} gave {taken}.")
+    return batches
+
+
+def _model_inputs(given: Any, model: nn.Module, names: set[str] | None) -> dict[str, Tensor]:
+    """Return the tensors of a dataloader's batch that the model takes, by name."""
+    main = main_input(model)
+    if isinstance(given, list | tuple) and given and isinstance(given[0], Tensor | Mapping):
+        given = given[0]  # (inputs, labels)
+    if isinstance(given, Tensor):
+        given = {main: given}
+    if isinstance(given, Mapping):
+        tensors = {str(name): value for name, value in given.items() if isinstance(value, Tensor) and value.ndim}
+        wanted = {n: v for n, v in tensors.items() if n not in _NOT_INPUTS and (names is None or n in names)}
+        if main in wanted:
+            return wanted
+    seen = list(given) if isinstance(given, Mapping) else type(given).__name__
+    raise OptionError(
+        f"`texts_or_dataloader` must be texts, or a dataloader of dicts of tensors with {main!r}, which "
+        f"{type(model).__name__} takes, but it gave {seen}. Give its `collate_fn` those names."
+    )

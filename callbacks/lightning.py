@@ -1,0 +1,177 @@
+"""Callbacks for Lightning's Trainer, of ``lightning.pytorch`` and of ``pytorch_lightning``."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from midlayer_encoders.callbacks._backbone import has_backbone
+from midlayer_encoders.callbacks._recorder import Recorder
+from midlayer_encoders.callbacks._watch import Watch
+from midlayer_encoders.errors import MidlayerError, OptionError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Two packages with unrelated classes of one name; each one's Trainer takes callbacks of either.
+try:
+    from lightning.pytorch import Callback
+except ImportError:
+    from pytorch_lightning import Callback  # type: ignore[assignment]
+
+__all__ = ["LastLayerDecline", "LayerMetricsCallback"]
+
+_SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAFSDPStrategy")
+
+
+class LayerMetricsCallback(Recorder, Callback):
+    """Logs every metric of every layer while a Lightning model trains, at the exact step.
+
+    Values go to every logger as ``midlayer/<metric>/layer_07``, to ``history.parquet`` beside the run, and into its
+    checkpoints, so that a resumed run has the history of one that was not stopped. Heat maps and curves are drawn when
+    training ends. In a distributed run the processes share the probe.
+
+    The options are those of :class:`~midlayer_encoders.callbacks._recorder.Recorder`::
+
+        Trainer(callbacks=[LayerMetricsCallback(texts, tokenizer, every_n_steps=100)])
+    """
+
+    # --- Lightning's hooks --------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
+        """Refuse what cannot work, before anything is trained."""
+        if stage not in ("fit", "validate"):
+            return
+        self._begin()
+        strategy = type(trainer.strategy).__name__
+        if strategy in _SHARDED:
+            raise MidlayerError(
+                f"{type(self).__name__} needs the whole model in each process, but {strategy} shards its weights. "
+                "Train with DDP, or measure its checkpoints afterwards: midlayer progression."
+            )
+        if not trainer.loggers and self._dirpath is None:
+            raise OptionError(
+                f"{type(self).__name__} has no logger to log to. Give the Trainer one (`logger=CSVLogger(...)`), or "
+                "pass `dirpath` to keep the history in a file alone."
+            )
+        if has_backbone(pl_module) or self._module != "auto" or not _makes_modules_later(pl_module):
+            self._prepare_once(pl_module)
+
+    def on_fit_start(self, _: Any, pl_module: nn.Module) -> None:
+        """Find a model that was made in the module's own ``setup`` or ``configure_model``."""
+        self._prepare_once(pl_module)
+
+    def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Look before the first step."""
+        if self._wants(trainer.global_step):
+            self._visit(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: nn.Module, *_: Any) -> None:
+        """Look when a step is due; batches that only accumulate gradients repeat the step before."""
+        if self._wants(trainer.global_step):
+            self._visit(trainer, pl_module)
+
+    def on_train_end(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Look at the trained model, and draw."""
+        if not self._has(trainer.global_step):
+            self._visit(trainer, pl_module)
+        folder = self._folder(trainer)
+        if trainer.is_global_zero:
+            for name, figure in self._draw(folder).items():
+                for logger in trainer.loggers:
+                    _show(logger, f"{self.name}/{name}", figure, trainer.global_step)
+
+    def on_validation_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Look once where the run is a validation alone."""
+        if trainer.state.fn == "validate" and not trainer.sanity_checking:
+            self._prepare_once(pl_module)
+            self._visit(trainer, pl_module)
+
+    @property
+    def state_key(self) -> str:
+        """Tells two of these callbacks apart in a checkpoint."""
+        return f"{type(self).__qualname__}[{self.name}]"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the history, for the checkpoint."""
+        return {"steps": {} if self._history is None else dict(self._history.steps)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the history of the run that is resumed; a look at its end that was not due is not part of it."""
+        self._restored = {step: values for step, values in state_dict["steps"].items() if self.cadence.due(step)}
+        if self._history is not None:
+            self._history.steps = dict(self._restored)
+
+    # --- ours ---------------------------------------------------------------------------------------------------------
+
+    def _prepare_once(self, pl_module: nn.Module) -> None:
+        if self._probe is None:
+            self._prepare(pl_module)
+
+    def _visit(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Look at the model, log what was found, and keep it beside the run."""
+        step = trainer.global_step
+        values = self._look(pl_module, step, _autocast(trainer))
+        folder = self._folder(trainer)  # asked in every process: Lightning broadcasts it
+        if values is not None and trainer.is_global_zero:
+            for logger in trainer.loggers:
+                logger.log_metrics(self._log_values(values), step=step)
+            self._write(folder)
+        self._looked(trainer, step)
+
+    def _looked(self, trainer: Any, step: int) -> None:
+        """Do what is to be done after a look: nothing here."""
+
+    def _folder(self, trainer: Any) -> Path:
+        beside = trainer.log_dir or trainer.default_root_dir
+        return self._dirpath or Path(beside) / self.name
+
+
+class LastLayerDecline(Watch, LayerMetricsCallback):
+    """Warns, stops or saves when the last layer of a Lightning model declines while an earlier one improves.
+
+    The options are those of :class:`~midlayer_encoders.callbacks._watch.Watch`::
+
+        Trainer(callbacks=[LastLayerDecline(texts, tokenizer, labels=labels, on_decline="checkpoint")])
+    """
+
+    def _looked(self, trainer: Any, step: int) -> None:
+        if not self._judge(step):
+            return
+        if self.on_decline == "stop":
+            trainer.should_stop = True
+        elif self.on_decline == "checkpoint":
+            trainer.save_checkpoint(self._folder(trainer) / f"decline-step{step}.ckpt")
+
+
+def _autocast(trainer: Any) -> AbstractContextManager[object]:
+    # Lightning turns autocast off around hooks.
+    context: AbstractContextManager[object] = trainer.precision_plugin.forward_context()
+    return context
+
+
+def _makes_modules_later(pl_module: nn.Module) -> bool:
+    """Return whether a LightningModule may make its layers after the callbacks' ``setup``."""
+    theirs = ("lightning", "pytorch_lightning", "lightning_fabric")
+    own = {name for cls in type(pl_module).__mro__ if cls.__module__.split(".")[0] not in theirs for name in vars(cls)}
+    return "configure_model" in own or "setup" in own
+
+
+def _show(logger: Any, name: str, figure: Figure, step: int) -> None:
+    """Hand a figure to a logger that takes one: TensorBoard, W&B, MLflow."""
+    kind = type(logger).__name__
+    if kind == "TensorBoardLogger":
+        logger.experiment.add_figure(name, figure, global_step=step)
+    elif kind == "WandbLogger":
+        from io import BytesIO
+
+        from PIL import Image
+
+        picture = BytesIO()
+        figure.savefig(picture, format="png", dpi=110)
+        logger.log_image(key=name, images=[Image.open(picture)], step=step)
+    elif kind == "MLFlowLogger":
+        logger.experiment.log_figure(logger.run_id, figure, f"{name}.png")

@@ -1,0 +1,117 @@
+"""The same callbacks for Hugging Face's ``Trainer`` and sentence-transformers' ``SentenceTransformerTrainer``."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainerCallback
+
+from midlayer_encoders.callbacks._recorder import Recorder
+from midlayer_encoders.callbacks._watch import Watch
+from midlayer_encoders.errors import MidlayerError, OptionError
+
+__all__ = ["LastLayerDeclineTrainerCallback", "LayerMetricsTrainerCallback"]
+
+
+class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[misc]
+    """Logs every metric of every layer while a Hugging Face Trainer trains, at the exact step.
+
+    A ``TrainerCallback`` is not told of its trainer: call :meth:`attach` for the values to reach the trainer's own
+    loggers (TensorBoard, W&B, MLflow). Without it they are in ``state.log_history``, in ``history.parquet`` in the
+    output folder, and in the figures. A resumed run goes on with the history up to the checkpoint. The tokenizer is
+    the trainer's where none is given.
+
+    The options are those of :class:`~midlayer_encoders.callbacks._recorder.Recorder`::
+
+        callback = LayerMetricsTrainerCallback(texts, every_n_steps=100)
+        callback.attach(Trainer(model, args, train_dataset=dataset))
+    """
+
+    _trainer: Any = None
+
+    def attach(self, trainer: Any) -> None:
+        """Log through ``trainer`` from now on; adds this callback to it where it is not there yet."""
+        self._trainer = trainer
+        if self not in trainer.callback_handler.callbacks:
+            trainer.add_callback(self)
+
+    # --- the trainer's events -----------------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Refuse what cannot work, take up the history of a resumed run, and look before the first step."""
+        if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):
+            raise MidlayerError(
+                f"{type(self).__name__} needs the whole model in each process, but FSDP and DeepSpeed shard its "
+                "weights. Train with DDP, or measure its checkpoints afterwards: midlayer progression."
+            )
+        if args.output_dir is None and self._dirpath is None:
+            raise OptionError("`dirpath` must be given where the trainer has no `output_dir`.")
+        self._begin()
+        self._prepare(given["model"], given.get("processing_class"))
+        self._resume(self._folder(args) / "history.parquet", state.global_step)
+        if self._wants(state.global_step):
+            self._visit(args, state, control, given["model"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Look when a step is due."""
+        if self._wants(state.global_step):
+            self._visit(args, state, control, given["model"])
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Look at the trained model, and draw."""
+        if not self._has(state.global_step):
+            self._visit(args, state, control, given["model"])
+        if state.is_world_process_zero:
+            self._draw(self._folder(args))
+
+    # --- ours ---------------------------------------------------------------------------------------------------------
+
+    def _resume(self, path: Path, step: int) -> None:
+        """Take the steps up to the checkpoint from the file of the run before; a new run begins a new file."""
+        if self._history is not None and step > 0 and path.exists():
+            self._history.read(path)
+            self._history.keep(lambda seen: seen <= step and self.cadence.due(seen))
+
+    def _visit(self, args: Any, state: Any, control: Any, model: nn.Module) -> None:
+        values = self._look(model, state.global_step, _autocast(args, model))
+        if values is not None and state.is_world_process_zero:
+            self._log(state, self._log_values(values))
+            self._write(self._folder(args))
+        self._looked(control, state.global_step)
+
+    def _log(self, state: Any, values: dict[str, float]) -> None:
+        if self._trainer is not None:
+            self._trainer.log(values)
+        else:
+            state.log_history.append({**values, "step": state.global_step, "epoch": state.epoch})
+
+    def _looked(self, control: Any, step: int) -> None:
+        """Do what is to be done after a look: nothing here."""
+
+    def _folder(self, args: Any) -> Path:
+        return self._dirpath or Path(args.output_dir) / self.name
+
+
+class LastLayerDeclineTrainerCallback(Watch, LayerMetricsTrainerCallback):
+    """Warns, stops or saves when the last layer declines while an earlier one improves, in a Hugging Face Trainer.
+
+    The options are those of :class:`~midlayer_encoders.callbacks._watch.Watch`.
+    """
+
+    def _looked(self, control: Any, step: int) -> None:
+        if not self._judge(step):
+            return
+        control.should_training_stop |= self.on_decline == "stop"
+        control.should_save |= self.on_decline == "checkpoint"
+
+
+def _autocast(args: Any, model: nn.Module) -> AbstractContextManager[object]:
+    """Return what the trainer's own forward passes run under; it wraps the outer forward alone."""
+    if not (args.bf16 or args.fp16):
+        return nullcontext()
+    device = next(model.parameters()).device.type
+    return torch.autocast(device, dtype=torch.bfloat16 if args.bf16 else torch.float16)

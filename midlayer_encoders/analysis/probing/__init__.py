@@ -1,0 +1,24 @@
+"""Probes: how well a small classifier on each frozen layer tells labelled examples apart, all layers together."""
+
+from __future__ import annotations
+
+from midlayer_encoders.analysis.probing.heads import AttentiveProbes, LinearProbes
+from midlayer_encoders.analysis.probing.neighbours import nearest_classes
+from midlayer_encoders.analysis.probing.probe import probe, probe_tokens
+from midlayer_encoders.analysis.probing.result import ProbeResult
+from midlayer_encoders.analysis.probing.scoring import Split, split_examples, wilson
+from midlayer_encoders.analysis.probing.tokens import KeptTokens, LiveTokens
+
+__all__ = [
+    "AttentiveProbes",
+    "KeptTokens",
+    "LinearProbes",
+    "LiveTokens",
+    "ProbeResult",
+    "Split",
+    "nearest_classes",
+    "probe",
+    "probe_tokens",
+    "split_examples",
+    "wilson",
+]

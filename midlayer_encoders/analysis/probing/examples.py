@@ -1,0 +1,92 @@
+"""Labelled examples from disk: a folder for each class, or a file with a class in each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from midlayer_encoders.errors import OptionError, did_you_mean
+from midlayer_encoders.inputs import media_files
+from midlayer_encoders.tasks.reading import SUFFIXES, Table, read_table
+
+__all__ = ["Examples", "read_examples"]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What to pass through a model, and the class of each.
+
+    Attributes:
+        inputs: texts, or paths of images or sounds.
+        labels: one class each.
+    """
+
+    inputs: list[Any]
+    labels: list[str]
+
+
+def read_examples(path: Path | str, media: Sequence[str], *, bad: str = "refuse") -> Examples:
+    """Return the labelled examples of a folder of class folders, or of a table with the column ``label``.
+
+    A class folder holds images, sounds, or texts as ``.txt`` files, whichever the model takes. A table (JSONL, CSV or
+    parquet) has a ``text`` in each row, or the ``path`` of an image or sound, relative to the table.
+
+    Args:
+        path: the folder or file.
+        media: what the model takes, of ``"text"``, ``"image"`` and ``"audio"``.
+        bad: ``"refuse"`` raises at a file that cannot be read; ``"skip"`` leaves it out and names it in the log.
+    """
+    where = Path(path).expanduser()
+    if where.is_file():
+        return _of_table(read_table(where))
+    if not where.is_dir():
+        raise OptionError(
+            f"`data` must be a folder with a folder for each class, or a file ({', '.join(SUFFIXES)}), "
+            f"but there is nothing at {where}."
+        )
+    folders = sorted(folder for folder in where.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    if len(folders) < 2:
+        raise OptionError(
+            f"`data` must be a folder with a folder for each class, at least two, but {where} has {len(folders)}"
+            f"{f' ({folders[0].name})' if folders else ''}."
+        )
+    found = {folder.name: _of_folder(folder, media, bad) for folder in folders}
+    return Examples(
+        [item for items in found.values() for item in items], [name for name, items in found.items() for _ in items]
+    )
+
+
+def _of_folder(folder: Path, media: Sequence[str], bad: str) -> list[Any]:
+    if "text" in media and (texts := sorted(folder.rglob("*.txt"))):
+        return [_text(path) for path in texts]
+    medium = "image" if "image" in media else "audio" if "audio" in media else None
+    if medium is None:
+        raise OptionError(f"`data` must hold .txt files for a model of texts, but {folder} has none.")
+    return [str(path) for path in media_files(folder, medium, bad=bad)]  # type: ignore[arg-type]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf8").strip()
+    except UnicodeDecodeError as reason:
+        raise OptionError(f"`data` must hold texts in UTF-8, but {path} is not: {reason}.") from reason
+
+
+def _of_table(table: Table) -> Examples:
+    column = next((name for name in ("text", "path") if name in table.columns), None)
+    for name, seen in (("text", column is not None), ("label", "label" in table.columns)):
+        if not seen:
+            raise OptionError(
+                f"`data` must have the columns label and text (or path), but {table.path.name} lacks {name!r}: it has "
+                f"{', '.join(table.columns)}.{did_you_mean(name, table.columns)}"
+            )
+    for number, row in zip(table.numbers, table.rows, strict=True):
+        empty = next((name for name in (str(column), "label") if row.get(name) in (None, "")), None)
+        if empty is not None:
+            raise OptionError(f"{table.path.name}, {table.unit} {number}: {empty!r} must not be empty.")
+    labels = [str(row["label"]) for row in table.rows]
+    if column == "text":
+        return Examples([str(row["text"]) for row in table.rows], labels)
+    return Examples([str(table.path.parent / str(row["path"])) for row in table.rows], labels)

@@ -1,0 +1,195 @@
+"""``probe``: how well each layer's frozen tokens tell labelled examples apart."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from midlayer_encoders._types import NORMS, Layer, Norm
+from midlayer_encoders.analysis.probing.heads import KINDS, AttentiveProbes, Kind, LinearProbes
+from midlayer_encoders.analysis.probing.neighbours import nearest_classes
+from midlayer_encoders.analysis.probing.result import ProbeResult
+from midlayer_encoders.analysis.probing.scoring import Split, chance_level, class_numbers, split_examples
+from midlayer_encoders.analysis.probing.tokens import (
+    KeptTokens,
+    LiveTokens,
+    Progress,
+    TokenSource,
+    read_tokens,
+    read_vectors,
+)
+from midlayer_encoders.errors import OptionError, check_choice
+
+if TYPE_CHECKING:
+    from midlayer_encoders.encoder import LayerEncoder
+
+__all__ = ["probe", "probe_tokens"]
+
+
+def probe(
+    encoder: LayerEncoder,
+    inputs: Sequence[Any],
+    labels: Sequence[Hashable],
+    *,
+    kind: Kind = "attentive",
+    layers: Sequence[Layer] | str = "all",
+    test_inputs: Sequence[Any] = (),
+    test_labels: Sequence[Hashable] = (),
+    norm: Norm = "final",
+    epochs: int = 30,
+    patience: int = 5,
+    batch_size: int = 256,
+    learning_rate: float = 1e-3,
+    weight_decay: float = 0.1,
+    heads: int | None = None,
+    neighbours: int = 20,
+    keep_gb: float = 4.0,
+    seed: int = 0,
+    dataset: str = "examples",
+    progress: Progress | None = None,
+) -> ProbeResult:
+    """Return the accuracy by layer of probes on a frozen model's tokens, all layers from one forward pass.
+
+    ``"attentive"`` trains an attentive pooling and a linear classifier on each layer's tokens, as El-Nouby et al.
+    (2024) do, ``"linear"`` a linear classifier on their mean, and ``"knn"`` asks the nearest training examples. The
+    probes of all layers train together, and each becomes what it would have become alone.
+
+    Args:
+        encoder: with the whole model, ``LayerEncoder(model, layer=-1)``; texts, images or sounds as it takes them.
+        inputs: the examples.
+        labels: the class of each, at least two classes.
+        kind: of the probe.
+        layers: ``"all"`` or some.
+        test_inputs: examples to test on; where there are none, a fifth of each class is held out for it.
+        test_labels: their classes.
+        norm: ``"final"`` applies the model's final norm to every layer first, ``"none"`` reads the raw states.
+        epochs: at the most.
+        patience: epochs without a better one after which a layer is done.
+        batch_size: examples in a step.
+        learning_rate: of AdamW, at the first step.
+        weight_decay: of AdamW.
+        heads: of the attentive pooling; ``None`` takes one for each 64 dimensions.
+        neighbours: of ``"knn"``.
+        keep_gb: memory for tokens, in half precision; if they need more, every epoch passes the examples through the
+            model again.
+        seed: of split, weights and order.
+        dataset: what the result calls the examples.
+        progress: told how far reading and training are.
+    """
+    check_choice("kind", kind, KINDS)
+    check_choice("norm", norm, NORMS)
+    everything, classes, split, names = _examples(inputs, labels, test_inputs, test_labels, seed)
+    from midlayer_encoders.measuring import layer_reader, plan
+
+    reader = layer_reader(encoder, layers=layers, norm=norm)
+    live = LiveTokens(reader, everything, norm)
+    batches = plan(encoder, everything)
+    source: TokenSource
+    if kind == "attentive":
+        source = read_tokens(live, batches, keep_gb=keep_gb, progress=progress)
+    else:
+        source = read_vectors(live, batches, progress=progress)
+    right, validation, best = probe_tokens(
+        source, classes, split, kind=kind, epochs=epochs, patience=patience, batch_size=batch_size,
+        learning_rate=learning_rate, weight_decay=weight_decay, heads=heads, neighbours=neighbours, seed=seed,
+        progress=progress, device=encoder.device,
+    )  # fmt: skip
+    spec = encoder.spec
+    return ProbeResult(
+        model=spec.model, revision=spec.revision or "default", num_layers=spec.num_layers, layers=tuple(reader.layers),
+        kind=kind, dataset=dataset, classes=names, right=right, validation=validation, epochs=best,
+        chance=chance_level(classes, split), num_train=len(split.train),
+    )  # fmt: skip
+
+
+def probe_tokens(
+    source: TokenSource,
+    labels: Tensor,
+    split: Split,
+    *,
+    kind: Kind = "attentive",
+    epochs: int = 30,
+    patience: int = 5,
+    batch_size: int = 256,
+    learning_rate: float = 1e-3,
+    weight_decay: float = 0.1,
+    heads: int | None = None,
+    neighbours: int = 20,
+    seed: int = 0,
+    progress: Progress | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which test examples each layer has right ``(L, M)``, validation accuracy ``(L,)`` and epochs ``(L,)``.
+
+    What :func:`probe` does once the tokens are there; for models that no encoder holds.
+
+    Args:
+        source: gives the tokens of every layer.
+        labels: classes from ``0`` of all examples, shape ``(N,)``.
+        split: which examples train, choose and test.
+        kind: of the probe.
+        epochs: see :func:`probe`, as the following.
+        patience: before a layer is done.
+        batch_size: examples in a step.
+        learning_rate: of AdamW.
+        weight_decay: of AdamW.
+        heads: of the attentive pooling.
+        neighbours: of ``"knn"``, which needs :class:`KeptTokens` of one token each.
+        seed: of weights and order.
+        progress: told after each epoch.
+        device: to train on.
+    """
+    if kind == "knn":
+        return _nearest(source, labels, split, neighbours)
+    from midlayer_encoders.analysis.probing.training import predict, train_probes
+
+    num_layers, width = source.shape
+    classes = int(labels.max()) + 1
+    head = (
+        AttentiveProbes(num_layers, width, classes, heads=heads, seed=seed)
+        if kind == "attentive"
+        else LinearProbes(num_layers, width, classes, seed=seed)
+    ).to(device)
+    trained = train_probes(
+        head, source, labels, train=split.train, validation=split.validation, epochs=epochs, patience=patience,
+        batch_size=batch_size, learning_rate=learning_rate, weight_decay=weight_decay, seed=seed, progress=progress,
+    )  # fmt: skip
+    right = predict(head, source, split.test, batch_size=batch_size) == labels[split.test]
+    return right, trained.best_accuracy, trained.best_epoch
+
+
+def _nearest(source: TokenSource, labels: Tensor, split: Split, neighbours: int) -> tuple[Tensor, Tensor, Tensor]:
+    if not isinstance(source, KeptTokens) or source.states.shape[2] != 1:
+        raise OptionError("`source` must be KeptTokens of one token an example for kind='knn'.")
+    vectors, known = source.states[:, :, 0], split.train.to(source.states.device)
+    classes = labels.to(vectors.device)
+
+    def right(index: Tensor) -> Tensor:
+        index = index.to(vectors.device)
+        named = nearest_classes(vectors[:, known], classes[known], vectors[:, index], neighbours=neighbours)
+        return (named == classes[index]).cpu()
+
+    validation = right(split.validation).double().mean(dim=1)
+    return right(split.test), validation, torch.zeros(len(vectors), dtype=torch.int64)
+
+
+def _examples(
+    inputs: Sequence[Any],
+    labels: Sequence[Hashable],
+    test_inputs: Sequence[Any],
+    test_labels: Sequence[Hashable],
+    seed: int,
+) -> tuple[list[Any], Tensor, Split, list[str]]:
+    """Return all examples, their classes, the split and the classes' names, or raise what is wrong with them."""
+    for name, some, theirs in (("labels", inputs, labels), ("test_labels", test_inputs, test_labels)):
+        if len(some) != len(theirs):
+            raise OptionError(f"`{name}` must have one class for each of {len(some)} examples, but got {len(theirs)}.")
+    unknown = sorted(set(map(str, test_labels)) - set(map(str, labels)))
+    if unknown:
+        raise OptionError(f"`test_labels` must be among `labels`, but {unknown[0]!r} is not.")
+    classes, names = class_numbers([*labels, *test_labels])
+    split = split_examples(classes, names=names, num_test=len(test_labels), seed=seed)
+    return [*inputs, *test_inputs], classes, split, names

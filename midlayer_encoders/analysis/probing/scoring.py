@@ -1,0 +1,106 @@
+"""How sure an accuracy is, which examples train, choose and test, and what guessing gives: pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.labelled import label_folds
+
+__all__ = ["Split", "chance_level", "class_numbers", "split_examples", "wilson"]
+
+_FOLDS = 5  # one to test, one to choose the epoch, the others to train
+
+
+@dataclass(frozen=True)
+class Split:
+    """Positions of the examples that train, choose the epoch, and test, each a tensor in ascending order."""
+
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+
+
+def wilson(right: int, count: int, *, z: float = 1.959964) -> tuple[float, float]:
+    r"""Return the Wilson interval of a share: ``right`` of ``count``, 95 % by default.
+
+    .. math::
+        \frac{p + z^2/2n \pm z \sqrt{p(1-p)/n + z^2/4n^2}}{1 + z^2/n}
+
+    Unlike the plain one it stays within 0 and 1, and has a width where all or none are right.
+
+    Example:
+        >>> [round(bound, 3) for bound in wilson(81, 100)], [round(bound, 3) for bound in wilson(10, 10)]
+        ([0.722, 0.875], [0.722, 1.0])
+    """
+    if not 0 <= right <= count or count < 1:
+        raise OptionError(f"`right` must be between 0 and `count`, and `count` at least 1, but got {right} of {count}.")
+    share, spread = right / count, z * z / count
+    middle = (share + spread / 2) / (1 + spread)
+    reach = z * math.sqrt(share * (1 - share) / count + spread / (4 * count)) / (1 + spread)
+    return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
+def class_numbers(labels: Sequence[Hashable]) -> tuple[Tensor, list[str]]:
+    """Return the class of each example as a number from ``0``, shape ``(N,)``, and the classes' names in order.
+
+    Example:
+        >>> class_numbers(["cat", "dog", "cat"])
+        (tensor([0, 1, 0]), ['cat', 'dog'])
+    """
+    names = sorted(set(labels), key=lambda name: (str(type(name)), name))
+    numbers = {name: number for number, name in enumerate(names)}
+    return torch.tensor([numbers[label] for label in labels]), [str(name) for name in names]
+
+
+def split_examples(labels: Tensor, *, names: Sequence[str] = (), num_test: int = 0, seed: int = 0) -> Split:
+    """Return which examples train, choose and test; every class is spread over the three evenly.
+
+    Args:
+        labels: classes from ``0``, shape ``(N,)``.
+        names: of the classes, for an error.
+        num_test: how many at the end are the test examples; with ``0`` a fifth of each class is.
+        seed: of the split.
+
+    Example:
+        >>> split = split_examples(torch.arange(20) % 2)
+        >>> len(split.train), len(split.validation), len(split.test)
+        (12, 4, 4)
+    """
+    places = torch.arange(len(labels))
+    given = len(labels) - num_test
+    _check_classes(labels[:given], names, least=2 if num_test else 3)
+    fold = label_folds(labels[:given], folds=_FOLDS, seed=seed)
+    held = fold == 1 if num_test else fold <= 1
+    test = places[given:] if num_test else places[fold == 0]
+    return Split(places[:given][~held], places[:given][fold == 1], test)
+
+
+def chance_level(labels: Tensor, split: Split) -> float:
+    """Return the accuracy on the test examples of always naming the commonest class of the training examples."""
+    commonest = labels[split.train].bincount().argmax()
+    return float((labels[split.test] == commonest).double().mean())
+
+
+def _check_classes(labels: Tensor, names: Sequence[str], *, least: int) -> None:
+    counts = labels.bincount(minlength=len(names)).tolist()
+    if len(counts) < 2:
+        one = f", {names[0]!r}" if names else ""
+        raise OptionError(
+            f"`labels` must name at least 2 classes, but {len(labels)} examples have {len(counts)}{one}: "
+            "there is nothing to tell apart."
+        )
+    few = [(number, count) for number, count in enumerate(counts) if count < least]
+    if few:
+        number, count = few[0]
+        raise OptionError(
+            f"`labels` must have at least {least} examples of each class, to train, choose and test, but "
+            f"{names[number] if names else number!r} has {count}. Give more of it, or leave the class out."
+        )
+    if len(labels) < 2 * _FOLDS:
+        raise OptionError(f"`labels` must be at least {2 * _FOLDS} examples, but there are {len(labels)}.")

@@ -1,0 +1,267 @@
+"""Metrics by layer while a model learns: one checkpoint after the other, each kept as soon as it is measured."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import polars as pl
+
+from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
+from midlayer_encoders.analysis.checkpoints import Checkpoint, find_checkpoints
+from midlayer_encoders.augment import augment
+from midlayer_encoders.encoder import LayerEncoder
+from midlayer_encoders.errors import MidlayerError, OptionError, check_choice
+from midlayer_encoders.identity import base_name
+from midlayer_encoders.measuring import measure, num_passes
+from midlayer_encoders.metrics import TooFewTextsError
+from midlayer_encoders.report import layer_changes, plot_steps_change, plot_steps_curves, plot_steps_heat, settled
+from midlayer_encoders.report.page import write_page
+from midlayer_encoders.report.steps_page import steps_html, steps_words
+from midlayer_encoders.report.versions import versions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["ProgressionResult", "progression"]
+
+StepAdvance: TypeAlias = Callable[[str, int], None]
+"""Told the revision, and how many texts more were passed through it; all at once for one that was measured before."""
+
+
+@dataclass(frozen=True)
+class ProgressionResult:
+    """Metrics of every layer at every step.
+
+    Attributes:
+        frame: tidy; ``revision`` is ``"step512"``.
+        folder: where everything was written; ``None`` where nothing was.
+        how: how it was measured.
+        failures: revisions that could not be measured, and why.
+    """
+
+    frame: pl.DataFrame
+    folder: Path | None
+    how: Mapping[str, str]
+    failures: Mapping[str, str] = field(default_factory=dict)
+
+    def changes(self) -> pl.DataFrame:
+        """Return how much each layer changes between successive steps; see :func:`layer_changes`."""
+        return layer_changes(self.frame)
+
+    def settled(self, *, within: float = 0.1) -> pl.DataFrame:
+        """Return the step from which on each layer stays near its final value; see :func:`settled`."""
+        return settled(self.frame, within=within)
+
+    def words(self) -> list[str]:
+        """Return what the history says of early, middle and late layers, in a sentence or two."""
+        return steps_words(self.frame)
+
+    def plots(self) -> dict[str, Figure]:
+        """Return the figures by name: ``curves``, ``heat`` and ``change``."""
+        return {
+            "curves": plot_steps_curves(self.frame),
+            "heat": plot_steps_heat(self.frame),
+            "change": plot_steps_change(self.frame),
+        }
+
+    def to_html(self, path: Path | str | None = None) -> Path:
+        """Write the self-contained page and return where it lies; by default ``report.html`` in the folder."""
+        notes = [f"{name} failed: {error}" for name, error in self.failures.items()]
+        text = steps_html(self.frame, title=f"{self.frame['model'][0]} learns", how=self.how, notes=notes)
+        return write_page(text, path or self._home() / "report.html")
+
+    def save(self, folder: Path | str | None = None) -> Path:
+        """Write frame (parquet and CSV), changes, settled steps, figures and page into a folder, and return it."""
+        home = Path(folder) if folder is not None else self._home()
+        home.mkdir(parents=True, exist_ok=True)
+        self.frame.write_parquet(home / "frame.parquet")
+        self.frame.write_csv(home / "frame.csv")
+        self.changes().write_csv(home / "changes.csv")
+        self.settled().write_csv(home / "settled.csv")
+        for name, figure in self.plots().items():
+            figure.savefig(home / f"{name}.png", dpi=150)
+        self.to_html(home / "report.html")
+        return home
+
+    def _home(self) -> Path:
+        if self.folder is None:
+            raise OptionError("`folder` must be given here, or `out` to `progression`: there is none to write to.")
+        return self.folder
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """Everything that a checkpoint's numbers depend on, besides the checkpoint."""
+
+    model: str
+    metrics: str | tuple[str, ...]
+    layers: str | tuple[Layer, ...]
+    norm: Norm
+    pooling: Pooling
+    views: int
+    seed: int
+    dataset: str
+    texts: str
+    dtype: str | None
+    max_length: int | None
+
+    def key(self, checkpoint: Checkpoint) -> str:
+        """Return twelve hexadecimal digits that differ whenever a setting, or the checkpoint's files, do."""
+        parts = json.dumps([asdict(self), checkpoint.fingerprint], sort_keys=True)
+        return hashlib.blake2b(parts.encode(), digest_size=6).hexdigest()
+
+
+def progression(
+    model: str,
+    revisions: Sequence[str] | None = None,
+    *,
+    texts: Sequence[str],
+    metrics: str | Sequence[str] = "paper",
+    layers: Sequence[Layer] | str = "all",
+    norm: Norm = "none",
+    pooling: Pooling = "mean",
+    views: int = 16,
+    seed: int = 0,
+    dataset: str = "texts",
+    out: Path | str | None = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    max_length: int | None = None,
+    trust_remote_code: bool = False,
+    advance: StepAdvance | None = None,
+) -> ProgressionResult:
+    """Return the metrics of every layer at every step of a model's training, as the paper's Figures 4 and 11 show them.
+
+    One model is in memory at a time. All steps see the same texts and the same views of them. With ``out``, each step's
+    frame is written as soon as it is measured, so a run that was killed goes on where it stopped; another model,
+    option, text or changed checkpoint is measured anew. A revision that fails is named in ``failures``, the others go
+    on.
+
+    Args:
+        model: name on the hub, or a folder with sub-folders such as ``checkpoint-500`` or ``step500``.
+        revisions: on the hub, such as ``["step1", "step512"]``; in a folder, names or steps of sub-folders, ``None``
+            for all; or paths of folders.
+        texts: what to pass through the model.
+        metrics: ``"paper"``, ``"all"``, one name or several.
+        layers: ``"all"`` or some.
+        norm: of the pooled vectors; ``"none"`` is the paper's.
+        pooling: how token states become one vector.
+        views: number of views of each text for LiDAR.
+        seed: of the views.
+        dataset: what the frame calls the texts.
+        out: folder for steps as they are measured, frame, figures and page; ``None`` writes nothing.
+        dtype: of the weights; ``None`` keeps that of the files.
+        device: as in ``LayerEncoder``.
+        max_length: number of tokens after which a text is cut off.
+        trust_remote_code: whether the model's own code on the hub may run.
+        advance: told after each batch how many texts it held.
+
+    Raises:
+        OptionError: fewer than two texts or revisions, a revision twice or not there, different numbers of blocks.
+        MidlayerError: when every revision failed.
+    """
+    check_choice("norm", norm, NORMS)
+    check_choice("pooling", pooling, POOLINGS)
+    if isinstance(texts, str) or len(texts) < 2:
+        got = "one string" if isinstance(texts, str) else str(len(texts))
+        raise OptionError(f"`texts` must be a list of two or more texts, but got {got}; a few hundred are good.")
+    passes = num_passes(metrics, views=views)  # a wrong name is said before anything is read
+    checkpoints = find_checkpoints(model, revisions, trust_remote_code=trust_remote_code)
+    settings = _Settings(
+        model=base_name(model), metrics=metrics if isinstance(metrics, str) else tuple(metrics),
+        layers=layers if isinstance(layers, str) else tuple(layers), norm=norm, pooling=pooling, views=views,
+        seed=seed, dataset=dataset, texts=_digest(texts), dtype=dtype, max_length=max_length,
+    )  # fmt: skip
+    made = augment(texts, views=passes - 1, seed=seed) if passes > 1 else []
+    folder = Path(out) if out is not None else None
+    run = _Run(settings, texts, made, folder, device, trust_remote_code, advance or (lambda *_: None))
+    frames, failures = run.frames(checkpoints)
+    result = ProgressionResult(pl.concat(frames), folder, _how(settings, len(texts)), failures)
+    if folder is not None:
+        result.save()
+    return result
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One checkpoint after the other."""
+
+    settings: _Settings
+    texts: Sequence[str]
+    views: Sequence[Sequence[str]]
+    folder: Path | None
+    device: str | None
+    trust_remote_code: bool
+    advance: StepAdvance
+
+    def frames(self, checkpoints: Sequence[Checkpoint]) -> tuple[list[pl.DataFrame], dict[str, str]]:
+        """Return the frame of each checkpoint, and why others have none; raise where none has."""
+        frames: list[pl.DataFrame] = []
+        failures: dict[str, str] = {}
+        for checkpoint in checkpoints:
+            try:
+                frames.append(self._frame(checkpoint))
+            except (OptionError, TooFewTextsError):  # the caller's mistake, the same at every step
+                raise
+            except Exception as error:
+                failures[checkpoint.name] = f"{type(error).__name__}: {error}"
+        if not frames:
+            raise MidlayerError("No revision could be measured. " + "; ".join(f"{k}: {v}" for k, v in failures.items()))
+        return frames, failures
+
+    def _frame(self, checkpoint: Checkpoint) -> pl.DataFrame:
+        """Return a checkpoint's frame: the one that was kept, or a new one that is kept at once."""
+        if self.folder is None:
+            return self._measured(checkpoint)
+        kept = self.folder / "steps" / f"step{checkpoint.step}.{self.settings.key(checkpoint)}.parquet"
+        if kept.is_file():
+            self.advance(checkpoint.name, (1 + len(self.views)) * len(self.texts))
+            return pl.read_parquet(kept)
+        frame = self._measured(checkpoint)
+        _write(frame, kept)
+        return frame
+
+    def _measured(self, checkpoint: Checkpoint) -> pl.DataFrame:
+        how = self.settings
+        gc.collect()  # an encoder and its card hold each other, so the one before is still there
+        encoder = LayerEncoder(
+            checkpoint.source, -1, revision=checkpoint.revision, dtype=how.dtype, device=self.device,
+            max_length=how.max_length, trust_remote_code=self.trust_remote_code,
+        )  # fmt: skip
+        frame = measure(
+            encoder, self.texts, metrics=how.metrics, layers=how.layers, norm=how.norm, pooling=how.pooling,
+            views=self.views or how.views, dataset=how.dataset,
+            advance=lambda count: self.advance(checkpoint.name, count),
+        )  # fmt: skip
+        return frame.with_columns(model=pl.lit(how.model), revision=pl.lit(f"step{checkpoint.step}"))
+
+
+def _digest(texts: Sequence[str]) -> str:
+    return hashlib.blake2b(json.dumps(list(texts)).encode(), digest_size=6).hexdigest()
+
+
+def _write(frame: pl.DataFrame, path: Path) -> None:
+    """Write a frame so that its name stands for the whole of it or is not there, whenever the process is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    frame.write_parquet(aside)
+    aside.replace(path)
+
+
+def _how(settings: _Settings, count: int) -> dict[str, str]:
+    return {
+        "texts": f"{count} ({settings.dataset}, digest {settings.texts})",
+        "views": f"seed {settings.seed}",
+        "norm": settings.norm,
+        "pooling": settings.pooling,
+        "longest text": f"{settings.max_length} tokens" if settings.max_length else "as the model takes",
+        "dtype": settings.dtype or "as in the files",
+        **versions(),
+    }

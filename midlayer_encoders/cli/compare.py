@@ -1,0 +1,100 @@
+"""``midlayer compare``: what sets other models apart from a base, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from midlayer_encoders.cli._app import (
+    Device,
+    Dtype,
+    MaxLength,
+    NormText,
+    PoolingText,
+    app,
+    console,
+    parse_layers,
+    parse_names,
+    progress_bars,
+    quieten,
+    whole_model,
+)
+
+if TYPE_CHECKING:
+    from midlayer_encoders.analysis.compare import CompareResult
+
+_MODEL = "Folder, name on the hub, name@revision, or built-in"
+
+
+@app.command()
+def compare(
+    base: Annotated[str, typer.Argument(help=f"{_MODEL}.")],
+    tuned: Annotated[list[str], typer.Argument(help=f"One or more to compare with it. {_MODEL}.")],
+    texts: Annotated[Path, typer.Option(help="A text a line, or JSONL with --field; a few hundred.")],
+    out: Annotated[Path, typer.Option(help="Folder for frames, figures and page.")],
+    names: Annotated[str, typer.Option("--metrics", help="paper, all, or names with commas.")] = "paper",
+    layers: Annotated[str, typer.Option(help="all, or layers with commas: 0,6,0.5,-1.")] = "all",
+    field: Annotated[str | None, typer.Option(help="Field of each JSON line that holds the text.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Take the first so many texts.")] = None,
+    norm: NormText = "none",
+    pooling: PoolingText = "mean",
+    dtype: Dtype = None,
+    device: Device = None,
+    max_length: MaxLength = None,
+    views: Annotated[int, typer.Option(help="Augmented views of each text, for LiDAR.")] = 16,
+    resamples: Annotated[int, typer.Option(help="Random halves of the texts, for the intervals.")] = 50,
+    seed: Annotated[int, typer.Option(help="Of the augmented views and the halves.")] = 0,
+) -> None:
+    """Compare models with a base: metrics side by side, differences with intervals, CKA between their layers."""
+    quieten()
+    from midlayer_encoders.analysis.compare import compare as run
+    from midlayer_encoders.analysis.kept import comparable
+    from midlayer_encoders.measuring import num_passes
+    from midlayer_encoders.texts import read_texts
+
+    wanted = comparable(parse_names(names))
+    lines = read_texts(texts, field=field)[:limit]
+    options = {"dtype": dtype, "device": device, "max_length": max_length}
+    models = [whole_model(name, gguf_file=None, **options) if name == "built-in" else name for name in (base, *tuned)]
+    with progress_bars() as progress:
+        bars = {
+            "texts": progress.add_task("texts", total=len(models) * len(lines) * num_passes(wanted, views=views)),
+            "halves": progress.add_task("halves", total=len(models) * len(wanted) * resamples),
+        }
+        result = run(
+            *models, texts=lines, metrics=wanted, layers=parse_layers(layers), norm=norm, pooling=pooling,  # type: ignore[arg-type]
+            views=views, seed=seed, resamples=resamples, dataset=texts.stem, out=out, **options,  # type: ignore[arg-type]
+            advance=lambda what, name, count: progress.update(
+                bars[what], advance=count, description=f"{what} of {name}"
+            ),
+        )  # fmt: skip
+    _print_differences(result)
+    for note in (*result.words(), *result.notes):
+        console().print(note, highlight=False, markup=False)
+    console().print(f"The report: {out / 'report.html'}", soft_wrap=True)
+
+
+def _print_differences(result: CompareResult) -> None:
+    """Print each model minus the base by layer; those whose interval holds zero are dim."""
+    from rich.table import Table
+
+    for (base, model), rows in result.differences.group_by("base", "model", maintain_order=True):
+        names = rows["name"].unique(maintain_order=True).to_list()
+        cells = {(row["layer"], row["name"]): row for row in rows.iter_rows(named=True)}
+        for start in range(0, len(names), 6):  # a few at a time, so that they fit a terminal
+            shown = names[start : start + 6]
+            table = Table(title=f"{model} minus {base} (dim: the interval holds zero)")
+            for title in ("layer", *(name.replace("_", " ") for name in shown)):
+                table.add_column(title, justify="right")
+            for layer in sorted(rows["layer"].unique().to_list()):
+                words = (_word(cells[layer, name]) for name in shown)
+                table.add_row(str(layer), *words)
+            console().print(table)
+
+
+def _word(row: Mapping[str, float]) -> str:
+    text = f"{row['difference']:+.3g}" if row["difference"] else "0"
+    return text if row["low"] > 0 or row["high"] < 0 else f"[dim]{text}[/]"

@@ -1,0 +1,126 @@
+"""``midlayer probe``: how well each layer tells your classes apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from midlayer_encoders.cli._app import (
+    Device,
+    Dtype,
+    GgufFile,
+    MaxLength,
+    Model,
+    NormText,
+    Revision,
+    app,
+    console,
+    parse_layers,
+    progress_bars,
+    quieten,
+    whole_model,
+)
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+    from midlayer_encoders.analysis.probing import ProbeResult
+    from midlayer_encoders.analysis.probing.tokens import Progress
+
+
+@app.command()
+def probe(
+    model: Model,
+    data: Annotated[Path, typer.Option(help="A folder for each class, or a file with the columns text and label.")],
+    out: Annotated[Path, typer.Option(help="Folder for frame, table, figure and page.")],
+    test: Annotated[Path | None, typer.Option(help="The same to test on; else a fifth of each class is.")] = None,
+    kind: Annotated[str, typer.Option(help="attentive, linear or knn.")] = "attentive",
+    layers: Annotated[str, typer.Option(help="all, or layers with commas: 0,6,0.5,-1.")] = "all",
+    epochs: Annotated[int, typer.Option(help="At the most; each layer keeps its best.")] = 30,
+    batch_size: Annotated[int, typer.Option(help="Examples in a step.")] = 256,
+    learning_rate: Annotated[float, typer.Option(help="Of AdamW, at the first step.")] = 1e-3,
+    keep_gb: Annotated[float, typer.Option(help="Memory for tokens; above it each epoch reads them again.")] = 4.0,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out files that cannot be read.")] = False,
+    norm: NormText = "final",
+    revision: Revision = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    max_length: MaxLength = None,
+    gguf_file: GgufFile = None,
+    seed: Annotated[int, typer.Option(help="Of split, weights and order.")] = 0,
+) -> None:
+    """Train a small classifier on every frozen layer, all together, and say which layer tells the classes apart."""
+    quieten()
+    from midlayer_encoders.analysis.probing import probe as probe_layers
+    from midlayer_encoders.analysis.probing.examples import Examples, read_examples
+    from midlayer_encoders.analysis.probing.heads import KINDS
+    from midlayer_encoders.errors import check_choice
+
+    check_choice("kind", kind, KINDS)  # said before the model is loaded
+    options = {"revision": revision, "dtype": dtype, "device": device, "max_length": max_length}
+    encoder = whole_model(model, gguf_file=gguf_file, **options)
+    bad = "skip" if skip_bad else "refuse"
+    train = read_examples(data, encoder.media, bad=bad)
+    tested = read_examples(test, encoder.media, bad=bad) if test is not None else Examples([], [])
+    with progress_bars() as progress:
+        result = probe_layers(
+            encoder, train.inputs, train.labels, test_inputs=tested.inputs, test_labels=tested.labels, kind=kind,  # type: ignore[arg-type]
+            layers=parse_layers(layers), norm=norm, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,  # type: ignore[arg-type]
+            keep_gb=keep_gb, seed=seed, dataset=data.stem, progress=bars(progress),
+        )  # fmt: skip
+    write_probe(result, out)
+    print_probe(result)
+    console().print(f"Written to {out}: probe.parquet, probe.csv, probe.png, report.html", soft_wrap=True)
+
+
+def bars(progress: RichProgress) -> Progress:
+    """Return what moves a bar for each stage, shown when there is something to do."""
+    shown: dict[str, int] = {}
+    titles = {"reading": "examples read", "training": "epochs, all layers together"}
+
+    def told(stage: str, done: int, total: int) -> None:
+        if stage not in shown:
+            shown[stage] = progress.add_task(titles[stage], total=total)
+        progress.update(shown[stage], completed=done, total=total)  # type: ignore[arg-type]
+
+    return told
+
+
+def write_probe(result: ProbeResult, out: Path) -> None:
+    """Write frame, table, figure and page."""
+    from midlayer_encoders.report import write_report
+
+    out.mkdir(parents=True, exist_ok=True)
+    result.frame.write_parquet(out / "probe.parquet")
+    result.table.write_csv(out / "probe.csv")
+    result.plot().savefig(out / "probe.png", dpi=150)
+    how = {
+        "Probe": f"{result.kind}, all layers trained together on the same batches, each at its best epoch",
+        "Examples": f"{result.num_train} to train, {result.right.shape[1]} to test, {len(result.classes)} classes",
+    }
+    write_report(
+        result.frame, out / "report.html", title=f"Probes of every layer: {result.dataset}", how=how,
+        baselines={result.frame["dataset"][0]: result.chance}, baseline_name="Guessing",
+    )  # fmt: skip
+
+
+def print_probe(result: ProbeResult) -> None:
+    """Print a row for each layer, and what the best one gains over the last."""
+    from rich.table import Table
+
+    best = result.best_layer
+    table = Table(title=f"{result.dataset}: {result.kind} probe, accuracy in per cent")
+    for title in ("layer", "accuracy", "95 % interval", "validation", "best epoch"):
+        table.add_column(title, justify="right")
+    for layer, accuracy, low, high, validation, epoch in result.table.iter_rows():
+        cells = (f"{100 * accuracy:.1f}", f"{100 * low:.1f} to {100 * high:.1f}", f"{100 * validation:.1f}")
+        style = "bold green" if layer == best else None
+        table.add_row(str(layer), *cells, str(epoch) if epoch else "", style=style)
+    console().print(table)
+    gain, low, high = (100 * value for value in result.gain())
+    console().print(
+        f"Best layer by validation: {best} of {result.num_layers}. On the test examples it is {gain:+.1f} points from "
+        f"the last layer probed (95 % interval {low:+.1f} to {high:+.1f}). Guessing gives {100 * result.chance:.1f}."
+    )

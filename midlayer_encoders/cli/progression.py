@@ -1,0 +1,88 @@
+"""``midlayer progression``: every layer of a model at every step of its training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from midlayer_encoders.cli._app import (
+    Device,
+    Dtype,
+    MaxLength,
+    NormText,
+    PoolingText,
+    app,
+    console,
+    parse_layers,
+    parse_names,
+    progress_bars,
+    quieten,
+)
+
+if TYPE_CHECKING:
+    from midlayer_encoders.analysis.progression import ProgressionResult
+
+
+@app.command()
+def progression(
+    model: Annotated[str, typer.Argument(help="Name on the hub, or a folder of checkpoint-500, step500, …")],
+    texts: Annotated[Path, typer.Option(help="A text a line, or JSONL with --field.")],
+    out: Annotated[Path, typer.Option(help="Folder for frame, figures and page; a run that was killed goes on there.")],
+    revisions: Annotated[
+        str | None, typer.Option(help="step1,step512,…: on the hub, or sub-folders of MODEL (all by default).")
+    ] = None,
+    names: Annotated[str, typer.Option("--metrics", help="paper, all, or names with commas.")] = "paper",
+    layers: Annotated[str, typer.Option(help="all, or layers with commas: 0,6,0.5,-1.")] = "all",
+    field: Annotated[str | None, typer.Option(help="Field of each JSON line that holds the text.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Take the first so many texts.")] = None,
+    norm: NormText = "none",
+    pooling: PoolingText = "mean",
+    dtype: Dtype = None,
+    device: Device = None,
+    max_length: MaxLength = None,
+    views: Annotated[int, typer.Option(help="Augmented views of each text, for LiDAR.")] = 16,
+    seed: Annotated[int, typer.Option(help="Of the augmented views.")] = 0,
+) -> None:
+    """Measure every layer at every step of a model's training: which layers settle first?"""
+    quieten()
+    from midlayer_encoders.analysis.checkpoints import find_checkpoints
+    from midlayer_encoders.analysis.progression import progression as run
+    from midlayer_encoders.measuring import num_passes
+    from midlayer_encoders.texts import read_texts
+
+    wanted, asked = parse_names(names), revisions.split(",") if revisions else None
+    lines = read_texts(texts, field=field)[:limit]
+    total = len(find_checkpoints(model, asked)) * len(lines) * num_passes(wanted, views=views)
+    with progress_bars() as progress:
+        bar = progress.add_task("checkpoints", total=total)
+        result = run(
+            model, asked, texts=lines, metrics=wanted, layers=parse_layers(layers), norm=norm, pooling=pooling,  # type: ignore[arg-type]
+            views=views, seed=seed, dataset=texts.stem, out=out, dtype=dtype, device=device, max_length=max_length,
+            advance=lambda name, count: progress.update(bar, advance=count, description=name),
+        )  # fmt: skip
+    _print_settled(result)
+    for name, error in result.failures.items():
+        console().print(f"{name} failed, {error}", style="bold red", highlight=False, markup=False)
+    console().print(f"The report: {out / 'report.html'}", soft_wrap=True)
+    if result.failures:
+        raise typer.Exit(1)
+
+
+def _print_settled(result: ProgressionResult) -> None:
+    """Print from which step on each layer stays near where it ends, and the finding in words."""
+    from rich.table import Table
+
+    ends = result.settled()
+    names = ends["name"].unique(maintain_order=True).to_list()
+    steps = {(layer, name): step for layer, name, step in ends.select("layer", "name", "step").iter_rows()}
+    for start in range(0, len(names), 6):  # a few at a time, so that they fit a terminal
+        shown = names[start : start + 6]
+        table = Table(title="settled within 10 % of the metric's range from step")
+        for title in ("layer", *(name.replace("_", " ") for name in shown)):
+            table.add_column(title, justify="right")
+        for layer in sorted(ends["layer"].unique().to_list()):
+            table.add_row(str(layer), *(str(steps.get((layer, name), "")) for name in shown))
+        console().print(table)
+    console().print(" ".join(result.words()), highlight=False)

@@ -1,0 +1,99 @@
+"""``midlayer reproduce``: the paper's figures, table and theorems on your model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from midlayer_encoders.cli._app import Device, Dtype, GgufFile, app, console, quieten, whole_model
+
+if TYPE_CHECKING:
+    from midlayer_encoders.analysis.reproduce import Outcome
+    from midlayer_encoders.encoder import LayerEncoder
+
+
+@app.command()
+def reproduce(
+    figure: Annotated[str, typer.Argument(help="fig1 to fig15, table2, theorems, several with commas, or all.")],
+    model: Annotated[
+        list[str] | None, typer.Option(help="Folder or name of a model, or built-in; repeatable: base first.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for frames, figures and page; a run goes on there.")] = Path(
+        "midlayer-results/paper"
+    ),
+    texts: Annotated[Path | None, typer.Option(help="WikiText, or a text a line.")] = None,
+    solutions: Annotated[Path | None, typer.Option(help="GSM8K's JSONL, or a worked solution a line.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="Folder of the paper's own per-layer tables.")] = None,
+    revisions: Annotated[str | None, typer.Option(help="Checkpoints of the first model: step1,step512,…")] = None,
+    tasks: Annotated[str, typer.Option(help="What layers are scored on, as in sweep.")] = "builtin",
+    limit: Annotated[int, typer.Option(help="Texts for prompts; metrics take four times as many.")] = 8,
+    max_length: Annotated[int, typer.Option(help="Tokens after which a text is cut off.")] = 64,
+    dtype: Dtype = None,
+    device: Device = None,
+    gguf_file: GgufFile = None,
+    seed: Annotated[int, typer.Option(help="Of every draw.")] = 0,
+) -> None:
+    """Run the paper's experiments on your model: one by name, or all that can run, with one report.
+
+    Where MIDLAYER_DATA names a folder with corpora/wikitext2_raw_test.txt and corpora/gsm8k_test.jsonl (and the paper's
+    tables in reference/ beside it), these are taken unless you name others.
+    """
+    quieten()
+    from midlayer_encoders.analysis.reproduce import reproduce as run
+    from midlayer_encoders.analysis.reproduce import resolve_experiments, write_experiments
+    from midlayer_encoders.analysis.setting import Setting
+    from midlayer_encoders.errors import OptionError
+
+    names = resolve_experiments(figure)  # a wrong name is said before a model is loaded
+    if limit < 2 or max_length < 8:
+        raise OptionError(f"`limit` must be 2 or more and `max_length` 8 or more, but got {limit} and {max_length}.")
+
+    def load(name: str) -> LayerEncoder:
+        return whole_model(name, gguf_file=gguf_file, dtype=dtype, device=device, max_length=2 * max_length)
+
+    setting = Setting(
+        models=tuple(model or ()), load=load, out=out, texts=_texts(texts, max_length), solutions=_solutions(solutions),
+        reference=reference or _default("../reference"), revisions=tuple(revisions.split(",") if revisions else ()),
+        tasks=tasks, limit=limit, max_length=max_length, seed=seed,
+    )  # fmt: skip
+    outcomes = run(names, setting, told=_say)
+    console().print(f"The report: {write_experiments(outcomes, setting)}", soft_wrap=True)
+    if any(one.status == "failed" for one in outcomes):
+        raise typer.Exit(1)
+
+
+def _say(outcome: Outcome) -> None:
+    style = {"done": "green", "kept": "green", "left out": "yellow", "failed": "bold red"}[outcome.status]
+    console().print(f"{outcome.name}: {outcome.status} ({outcome.seconds:.1f} s)", style=style, highlight=False)
+    for sentence in outcome.words:
+        console().print(f"  {sentence}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _default(path: str) -> Path | None:
+    """Return a place under the folder of data that MIDLAYER_DATA names, where it is there."""
+    folder = os.environ.get("MIDLAYER_DATA")
+    found = Path(folder) / path if folder else None
+    return found if found is not None and found.exists() else None
+
+
+def _texts(path: Path | None, max_length: int) -> tuple[str, ...]:
+    """Return the paragraphs of a file that fill ``max_length`` tokens, headings dropped."""
+    from midlayer_encoders.texts import read_texts, wikitext_paragraphs
+
+    path = path or _default("corpora/wikitext2_raw_test.txt")
+    if path is None:
+        return ()
+    # Words, not tokens, so that no tokenizer is needed yet: a word has one token or more.
+    return tuple(wikitext_paragraphs(read_texts(path), lambda line: len(line.split()), least=max_length))
+
+
+def _solutions(path: Path | None) -> tuple[str, ...]:
+    from midlayer_encoders.texts import read_texts
+
+    path = path or _default("corpora/gsm8k_test.jsonl")
+    if path is None:
+        return ()
+    return tuple(read_texts(path, field="answer" if path.suffix in (".jsonl", ".ndjson") else None))

@@ -1,0 +1,44 @@
+"""What reading images and reading sounds share: the error, arrays out of tensors, an input in few words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from midlayer_encoders.errors import MidlayerError
+
+__all__ = ["InputError", "as_array", "shown"]
+
+
+class InputError(MidlayerError, ValueError):
+    """An image or a sound that cannot be read, or a medium that the model does not take.
+
+    Attributes:
+        item: the input as it was given, where it was one of several.
+    """
+
+    item: Any = None
+
+
+def as_array(source: Any) -> npt.NDArray[Any]:
+    """Return an array, or a tensor as one, or raise an :class:`InputError`."""
+    if hasattr(source, "detach"):  # a tensor, on whatever device
+        source = source.detach().cpu().numpy()
+    if not isinstance(source, np.ndarray):
+        raise InputError(
+            "`inputs` must be PIL images, paths, arrays or tensors, or for sound (array, rate), "
+            f"but got a {type(source).__name__}: {shown(source)}."
+        )
+    return source
+
+
+def shown(item: Any) -> str:
+    """Return an input in few words, for an error."""
+    if isinstance(item, str | Path | Iterable) and not hasattr(item, "shape"):
+        text = repr(item)
+        return text if len(text) <= 60 else text[:57] + "…"
+    return f"a {type(item).__name__} of shape {tuple(item.shape)}" if hasattr(item, "shape") else repr(item)[:60]

@@ -1,0 +1,140 @@
+"""Half match: whether the two halves of a text find each other among the halves of all texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.metrics._layer_metric import Kind
+from midlayer_encoders.metrics._precision import full_precision, precise, result_dtype, unit_rows
+from midlayer_encoders.metrics._sample_metric import NumberedMetric
+from midlayer_encoders.metrics._token_metric import check_tokens, parts
+
+__all__ = ["LEAST_TOKENS", "HalfMatch", "half_match", "half_means"]
+
+LEAST_TOKENS = 4
+"""Texts with fewer tokens are left out: a half of one token is a word, not a text."""
+
+
+def half_match(first: Tensor, second: Tensor, *, center: bool = True) -> Tensor:
+    r"""Return the mean reciprocal rank at which the halves of a text find each other, in both directions.
+
+    .. math::
+        \frac{1}{2N} \sum_i \frac{1}{r_{1 \to 2}(i)} + \frac{1}{r_{2 \to 1}(i)}
+
+    where :math:`r_{1 \to 2}(i)` is the rank of text i's second half, by cosine with its first half, among all second
+    halves. Halves that are equally near share the mean of their ranks.
+
+    Args:
+        first: mean of each text's first half, shape ``(N, D)``, two texts or more.
+        second: of its second half, shape ``(N, D)``.
+        center: subtract the mean first half from the first halves, and likewise the second. What all texts share, such
+            as a massive first token, then tells nothing.
+
+    Returns:
+        Scalar, above ``0`` and up to ``1``; for vectors that have nothing to do with each other about
+        ``(log(N) + 0.58) / N``. NaN where the rows hold NaN or infinity.
+
+    Example:
+        >>> half_match(torch.eye(4), 2 * torch.eye(4)), half_match(torch.ones(3, 2), torch.ones(3, 2))
+        (tensor(1.), tensor(0.5000))
+    """
+    if first.shape != second.shape or first.ndim != 2 or len(first) < 2:
+        raise OptionError(
+            f"`first` and `second` must both be (N, D) with N of 2 or more, "
+            f"but got {tuple(first.shape)} and {tuple(second.shape)}."
+        )
+    sides = [precise(side) for side in (first, second)]
+    x, y = (unit_rows(side - side.mean(dim=0) if center else side) for side in sides)
+    with full_precision(x.device):
+        cosine = x @ y.mT
+    value = (_reciprocal_ranks(cosine) + _reciprocal_ranks(cosine.mT)).mean() / 2
+    return torch.where(torch.isfinite(cosine.sum()), value, torch.nan).to(result_dtype(first))
+
+
+def _reciprocal_ranks(cosine: Tensor) -> Tensor:
+    """Return one over the rank of each row's own column, shape ``(N,)``."""
+    own = cosine.diagonal().unsqueeze(-1)
+    close = (cosine - own).abs() <= 16 * torch.finfo(cosine.dtype).eps  # equal but for rounding: cosines are at most 1
+    nearer = (cosine > own) & ~close
+    return 2 / (1 + 2 * nearer.sum(dim=1) + close.sum(dim=1)).double()
+
+
+def half_means(states: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of each text's first half of tokens and of the rest, shape ``(2, B, D)``, float32 or better.
+
+    Args:
+        states: shape ``(B, T, D)``.
+        mask: which tokens are real, shape ``(B, T)``, bool; padding may stand on either side.
+
+    Example:
+        >>> half_means(torch.tensor([[[1.0], [3.0], [5.0], [9.0]]]), torch.ones(1, 4, dtype=torch.bool)).flatten()
+        tensor([2., 7.])
+    """
+    count = mask.sum(dim=1, keepdim=True)
+    early = mask & (mask.cumsum(dim=1) <= count // 2)
+    halves = torch.stack([early, mask & ~early])  # (2, B, T)
+    # Padding may hold NaN, which times zero is NaN still.
+    clean = torch.where(mask.unsqueeze(-1), states, 0.0).to(result_dtype(states))
+    with full_precision(states.device):
+        total = torch.einsum("vbt,btd->vbd", halves.to(clean.dtype), clean)
+    return total / halves.sum(dim=2).clamp(min=1).unsqueeze(-1)
+
+
+class HalfMatch(NumberedMetric):
+    """:func:`half_match` of each layer, from the token states of one pass: no augmentation, no second pass.
+
+    Texts of fewer than four tokens are left out. On at most ``max_samples`` texts, drawn by a seeded hash of their
+    index: the value falls with the number of texts, so compare values of equal ``num_samples``.
+
+    Args:
+        layers: layer numbers that ``update`` will name.
+        center: subtract the mean of each side.
+        max_samples: most texts that are kept.
+        seed: which sample is drawn when there are more.
+        torchmetrics_options: torchmetrics' own.
+    """
+
+    kind: ClassVar[Kind] = "tokens"
+    views: int = 2
+    counted: ClassVar[str] = f"Different texts of {LEAST_TOKENS} tokens or more"
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        *,
+        center: bool = True,
+        max_samples: int = 1000,
+        seed: int = 0,
+        **torchmetrics_options: Any,
+    ) -> None:
+        super().__init__(layers, max_samples=max_samples, seed=seed, **torchmetrics_options)
+        self.center = center
+
+    def update(self, layer: int, states: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:
+        """Add one layer's token states of a batch.
+
+        Args:
+            layer: one of ``layers``.
+            states: shape ``(B, T, D)``.
+            mask: which tokens are real, shape ``(B, T)``, bool; padding may stand on either side.
+            index: position of each text in the whole list, shape ``(B,)``. Without it texts are numbered as they come,
+                which several processes cannot do.
+        """
+        check_tokens(states, mask)
+        if index is None:
+            index = self._numbered(layer, len(states))
+        numbers = states.shape[1] * states.shape[2]
+        halves = torch.cat([half_means(*part) for part in parts(states.detach(), mask, numbers)], dim=1)
+        long_enough = mask.sum(dim=1) >= LEAST_TOKENS
+        kept = index.to(states.device)[long_enough]
+        for view, rows in enumerate(halves):
+            self._keep(layer, rows[long_enough], kept, view)
+
+    def _value(self, layer: int) -> Tensor:
+        (first, second), _ = self._sample(layer)
+        return half_match(first, second, center=self.center)

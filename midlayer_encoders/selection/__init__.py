@@ -1,0 +1,21 @@
+"""Which layer: rules that choose one, with or without labels, and say why."""
+
+from __future__ import annotations
+
+from midlayer_encoders.selection.answer import LabelEvidence, Selection
+from midlayer_encoders.selection.curves import Curves, curves
+from midlayer_encoders.selection.measured import select, selection_passes
+from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose
+
+__all__ = [
+    "RULES",
+    "CannotChooseError",
+    "Choice",
+    "Curves",
+    "LabelEvidence",
+    "Selection",
+    "choose",
+    "curves",
+    "select",
+    "selection_passes",
+]

@@ -1,0 +1,69 @@
+"""The two towers of a joint model such as CLIP: one of text, one of images, whose heads project into one space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import nn
+
+from midlayer_encoders._types import Layer
+from midlayer_encoders.errors import LayerIndexError, OptionError, check_choice
+
+__all__ = ["TOWERS", "Tower", "check_tower", "find_towers", "tower_layers"]
+
+
+class Tower(NamedTuple):
+    """Where transformers keeps a tower: the model's attribute, the config's, and the method that projects."""
+
+    model: str
+    config: str
+    method: str
+
+
+TOWERS: dict[str, Tower] = {
+    "text": Tower("text_model", "text_config", "get_text_features"),
+    "image": Tower("vision_model", "vision_config", "get_image_features"),
+}
+"""The towers of a joint model by the medium that each takes."""
+
+
+def find_towers(model: nn.Module) -> dict[str, str]:
+    """Return the path of each tower of a joint model; empty for a model that is not one.
+
+    A model counts as joint where both towers are there and each has a method that projects its states. A language
+    model that also reads images has one stack of blocks for both, and is none.
+    """
+    found = {
+        name: tower.model
+        for name, tower in TOWERS.items()
+        if isinstance(getattr(model, tower.model, None), nn.Module) and hasattr(model, tower.method)
+    }
+    return found if len(found) == len(TOWERS) else {}
+
+
+def check_tower(tower: str, towers: Mapping[str, str], model: str) -> None:
+    """Raise unless a model has towers and this is one of them."""
+    check_choice("tower", tower, TOWERS)
+    if tower not in towers:
+        raise OptionError(f"`tower` must be None for {model}, which is not a joint model, but got {tower!r}.")
+
+
+def tower_layers(layer: Layer | Mapping[str, Layer], towers: Mapping[str, str], model: str) -> dict[str, Layer]:
+    """Return the layer that is asked of each tower; one number is meant for both.
+
+    Example:
+        >>> towers = {"text": "text_model", "image": "vision_model"}
+        >>> tower_layers(-1, towers, "a model"), tower_layers({"image": 9, "text": 6}, towers, "a model")
+        ({'text': -1, 'image': -1}, {'text': 6, 'image': 9})
+    """
+    if not isinstance(layer, Mapping):
+        return dict.fromkeys(towers, layer)
+    for name in layer:
+        check_choice("layer", name, towers)
+    if missing := [name for name in towers if name not in layer]:
+        raise LayerIndexError(
+            f"`layer` must name a layer for each tower of {model} ({', '.join(towers)}), but {dict(layer)} has none "
+            f"for {missing[0]!r}. Add it, or pass `tower` and one number to read one tower alone."
+        )
+    return {name: layer[name] for name in towers}

@@ -1,0 +1,63 @@
+"""Two gloo processes that train together log what one process logs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning.pytorch as pl
+import polars
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from midlayer_encoders.callbacks import LastLayerDecline, LayerMetricsCallback
+from tests.callbacks.training import PROBE, TOKENIZER, Boring, neox
+
+LABELS = [0, 1] * 6
+TEXTS = [f"{'good' if label else 'bad'} text {place}" for place, label in enumerate(LABELS)]
+
+
+class Same(Boring):
+    """Every process sees the same rows, so that two take the steps that one takes."""
+
+    def training_step(self, batch: Tensor, _: int) -> Tensor:
+        return self.run_backbone(input_ids=batch, labels=batch).loss
+
+
+def train(processes: int, folder: Path) -> None:
+    pl.seed_everything(0, verbose=False)
+    rows = torch.randint(4, 90, (4, 12)).repeat(8, 1)
+    common = {"token_budget": 64, "strict": True, "figures": False}
+    seen = LayerMetricsCallback(PROBE, TOKENIZER, every_n_steps=2, dirpath=folder / "metrics", **common)
+    watch = LastLayerDecline(TEXTS, TOKENIZER, labels=LABELS, every_n_steps=2, dirpath=folder / "watch", **common)
+    trainer = pl.Trainer(
+        max_steps=4, accelerator="cpu", devices=processes, strategy="ddp_fork" if processes > 1 else "auto",
+        logger=False, callbacks=[seen, watch], enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, use_distributed_sampler=False,
+    )  # fmt: skip
+    trainer.fit(Same(neox(dropout=0.0)), DataLoader(rows, 4))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_two_processes_log_what_one_logs(tmp_path: Path) -> None:
+    train(1, tmp_path / "1")
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.callbacks.test_ddp", str(tmp_path / "2")],
+        capture_output=True, text=True, timeout=300, cwd=root, env={**os.environ, "PYTHONPATH": str(root)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name in ("metrics", "watch"):
+        one, two = (polars.read_parquet(tmp_path / count / name / "history.parquet") for count in "12")
+        assert one.drop("value").equals(two.drop("value"))
+        torch.testing.assert_close(torch.tensor(one["value"]), torch.tensor(two["value"]), rtol=1e-6, atol=1e-7)
+    assert set(one["name"]) == {"prompt_entropy", "label_accuracy"}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    train(2, Path(sys.argv[1]))

@@ -1,0 +1,359 @@
+"""The Lightning callbacks: what they log is right, and the run is what it would have been without them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import polars as pl_frames
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from midlayer_encoders.callbacks import LastLayerDecline, LayerMetricsCallback
+from midlayer_encoders.errors import AnatomyError, MidlayerError, OptionError
+from tests.callbacks.training import PROBE, TOKENIZER, Boring, Stack, assert_same, fit, neox
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice on workers, loggers and folders
+
+CHEAP = ["prompt_entropy", "dataset_entropy", "infonce"]
+
+
+def callback(**options: Any) -> LayerMetricsCallback:
+    return LayerMetricsCallback(PROBE, TOKENIZER, **{"metrics": CHEAP, "figures": False, "strict": True, **options})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"precision": "bf16-mixed"},
+        {"accumulate_grad_batches": 2, "num_sanity_val_steps": 1},
+        {"gradient_clip_val": 0.1},
+    ],
+    ids=["plain", "bf16", "accumulation and sanity check", "clipping"],
+)
+def test_a_run_is_bit_for_bit_the_same(options: dict[str, Any], tmp_path: Path) -> None:
+    without, _ = fit(Boring(neox()), tmp_path / "a", [], **options)
+    seen = callback(every_n_steps=3)
+    with_it, _ = fit(Boring(neox()), tmp_path / "b", [seen, LastLayerDecline(PROBE, TOKENIZER, strict=True)], **options)
+    assert_same(without, with_it)
+    assert len(set(seen.frame["revision"])) == 4  # steps 0, 3, 6 and 9
+
+
+def test_a_boring_model_with_buffers_that_learn_is_the_same(tmp_path: Path) -> None:
+    rows = torch.randn(32, 4, 8, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(rows[:8] + 1, 4)
+    without, _ = fit(Boring(Stack()), tmp_path / "a", [], rows=rows)
+    seen = LayerMetricsCallback(
+        loader, module="backbone", blocks="steps", metrics=["prompt_entropy", "lidar"], views=[loader, loader],
+        figures=False, strict=True,
+    )  # fmt: skip
+    with_it, _ = fit(Boring(Stack()), tmp_path / "b", [seen], rows=rows)
+    assert_same(without, with_it)
+    assert set(seen.frame["name"]) == {"prompt_entropy", "lidar"}
+
+
+def test_a_frozen_part_stays_in_eval_mode(tmp_path: Path) -> None:
+    class Frozen(Boring):
+        def on_train_start(self) -> None:
+            self.backbone.gpt_neox.layers[0].eval()
+
+    without, _ = fit(Frozen(neox()), tmp_path / "a", [])
+    with_it, _ = fit(Frozen(neox()), tmp_path / "b", [callback(every_n_steps=2)])
+    assert_same(without, with_it)
+    assert without.modes.count(False) > 1
+
+
+@pytest.mark.parametrize("family", ["plain", pytest.param("GPTNeoX", marks=pytest.mark.slow)])
+def test_a_compiled_module_is_not_compiled_again(family: str, tmp_path: Path) -> None:
+    from torch._dynamo.utils import counters
+
+    rows = torch.randn(32, 4, 8, generator=torch.Generator().manual_seed(0)) if family == "plain" else None
+    seen = (
+        callback(every_n_steps=2)
+        if rows is None
+        else LayerMetricsCallback([rows[:7]], module="backbone", blocks="steps", metrics=CHEAP[:1], strict=True)
+    )
+    graphs = []
+    for callbacks in ([], [seen]):
+        torch._dynamo.reset()
+        counters.clear()
+        backbone = neox() if rows is None else Stack()
+        found, _ = fit(Boring(backbone, compiled=True), tmp_path, callbacks, rows=rows)
+        graphs.append((counters["stats"]["unique_graphs"], found))
+    assert graphs[0][0] == graphs[1][0] > 0
+    assert_same(graphs[0][1], graphs[1][1])
+
+
+def test_values_are_those_of_measure(tmp_path: Path) -> None:
+    from midlayer_encoders import LayerEncoder, measure
+    from midlayer_encoders.augment import augment
+
+    module = Boring(neox())
+    seen = callback(metrics="paper", every_n_steps=[9])
+    fit(module, tmp_path / "run", [seen])
+    module.backbone.save_pretrained(tmp_path / "model")
+    TOKENIZER.save_pretrained(tmp_path / "model")
+    encoder = LayerEncoder(str(tmp_path / "model"), -1, device="cpu")
+    expected = measure(encoder, PROBE, metrics="paper", views=augment(PROBE, views=4))
+    both = seen.frame.join(expected, on=["name", "layer"], suffix="_expected")
+    assert len(both) == len(expected) == len(seen.frame)
+    torch.testing.assert_close(torch.tensor(both["value"]), torch.tensor(both["value_expected"]), rtol=1e-4, atol=1e-5)
+
+
+def test_loggers_get_every_layer_at_the_exact_step(tmp_path: Path) -> None:
+    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+    csv, board = CSVLogger(tmp_path), TensorBoardLogger(str(tmp_path), name="board")
+    seen = callback(every_n_steps=3, figures=True)
+    fit(Boring(neox()), tmp_path, [seen], logger=[csv, board], accumulate_grad_batches=2)
+    logged = pl_frames.read_csv(Path(csv.log_dir) / "metrics.csv")
+    key = "midlayer/prompt_entropy/layer_03"
+    rows = logged.filter(pl_frames.col(key).is_not_null())
+    assert rows["step"].to_list() == [0, 3, 6, 9]
+    expected = seen.frame.filter((pl_frames.col("name") == "prompt_entropy") & (pl_frames.col("layer") == 3))
+    assert rows[key].to_list() == pytest.approx(expected["value"].to_list())
+    folder = Path(csv.log_dir) / "midlayer"
+    assert {path.name for path in folder.iterdir()} == {"history.parquet", "heat.png", "curves.png"}
+    assert pl_frames.read_parquet(folder / "history.parquet").equals(seen.frame)
+    written = b"".join(path.read_bytes() for path in Path(board.log_dir).glob("events*"))
+    assert b"midlayer/infonce/layer_00" in written
+    assert b"midlayer/heat" in written
+
+
+class Killed(pl.Callback):
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == 6:
+            raise RuntimeError("killed")
+
+
+def test_a_run_killed_and_resumed_has_the_history_of_one_that_was_not(tmp_path: Path) -> None:
+    whole = callback(every_n_steps=1)
+    expected, _ = fit(Boring(neox()), tmp_path / "a", [whole], max_steps=10)
+    saver = pl.callbacks.ModelCheckpoint(tmp_path / "ckpt", every_n_train_steps=4, save_top_k=-1)
+    with pytest.raises(RuntimeError, match="killed"):
+        fit(Boring(neox()), tmp_path / "b", [callback(every_n_steps=1), Killed(), saver], enable_checkpointing=True)
+    resumed = callback(every_n_steps=1)
+    (ckpt,) = (tmp_path / "ckpt").glob("*step=4.ckpt")
+    found, _ = fit(Boring(neox(seed=3)), tmp_path / "c", [resumed], ckpt=str(ckpt), max_steps=10)
+    assert resumed.frame["revision"].unique(maintain_order=True).to_list() == [f"step{k}" for k in range(11)]
+    before = [f"step{k}" for k in range(5)]
+    first = pl_frames.col("revision").is_in(before)
+    assert resumed.frame.filter(first).equals(whole.frame.filter(first))
+    written = pl_frames.read_parquet(next((tmp_path / "c").rglob("history.parquet")))
+    assert written.equals(resumed.frame)
+    assert found.step == expected.step
+
+
+def test_a_validation_alone_is_looked_at_once(tmp_path: Path) -> None:
+    seen = callback(dirpath=tmp_path)
+    trainer = pl.Trainer(accelerator="cpu", logger=False, callbacks=[seen], enable_progress_bar=False)
+    trainer.validate(Boring(neox()), DataLoader(torch.ones(4, 4), 4), verbose=False)
+    assert set(seen.frame["revision"]) == {"step0"}
+    assert (tmp_path / "history.parquet").exists()
+
+
+def test_a_model_made_in_configure_model_is_found(tmp_path: Path) -> None:
+    class Late(Boring):
+        def __init__(self) -> None:
+            super().__init__(nn.Identity())
+
+        def configure_model(self) -> None:
+            self.backbone = self.run_backbone = neox()
+
+    seen = callback(every_n_steps=[1])
+    fit(Late(), tmp_path, [seen], max_steps=1)
+    assert len(set(seen.frame["layer"])) == 4
+
+
+class Two(Boring):
+    def __init__(self) -> None:
+        super().__init__(neox())
+        self.teacher = neox()
+
+
+@pytest.mark.parametrize(
+    ("module", "made", "error", "text"),
+    [
+        (lambda: Boring(Stack()), callback, AnatomyError, "holds no Hugging Face model.*'backbone.steps'"),
+        (Two, callback, AnatomyError, "holds 2 transformers: 'backbone' .*'teacher'.*`module`"),
+        (Two, lambda: callback(module="teachr"), AnatomyError, "no 'teachr'.*'teacher'"),
+        (None, lambda: LayerMetricsCallback(["a", "b"], TOKENIZER), OptionError, "at least 2 texts of 4 tokens"),
+        (None, lambda: LayerMetricsCallback("a text", TOKENIZER), OptionError, "write `\\[text\\]`"),
+        (None, lambda: LayerMetricsCallback([*PROBE, 3], TOKENIZER), OptionError, "only strings"),
+        (None, lambda: LayerMetricsCallback(PROBE), OptionError, "`tokenizer` must be given"),
+        (None, lambda: callback(layers=[9]), MidlayerError, r"must be in \[0, 3\]"),
+        (None, lambda: callback(views=[PROBE]), OptionError, "must hold 2 views"),
+        (None, lambda: callback(views=[PROBE, PROBE[:2]]), OptionError, "view 1 is not"),
+        (None, lambda: callback(labels=[0, 1]), OptionError, "one for each of the probe's 8 inputs"),
+        (None, lambda: LayerMetricsCallback([("x", "y")], metrics=CHEAP[:1]), OptionError, "dicts of tensors with 'input_ids'"),
+        (None, lambda: LayerMetricsCallback([{"pixels": torch.ones(2, 4)}], metrics=CHEAP[:1]), OptionError, "it gave \\['pixels'\\]"),
+        (None, lambda: LayerMetricsCallback([torch.ones(1, 4).long()], metrics=CHEAP[:1]), OptionError, "at least 2 inputs"),
+        (None, lambda: LayerMetricsCallback([torch.ones(2, 4).long()]), OptionError, "`views` must be given"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_before_training(
+    module: Any, made: Any, error: type[Exception], text: str, tmp_path: Path
+) -> None:
+    trained = Boring(neox()) if module is None else module()
+    with pytest.raises(error, match=text):
+        fit(trained, tmp_path, [made()])
+    assert trained.losses == []
+
+
+def test_options_are_refused_when_given() -> None:
+    with pytest.raises(MidlayerError, match="Did you mean"):
+        callback(metrics=["prompt_entrpy"])
+    with pytest.raises(OptionError, match="must be 1 or more"):
+        callback(every_n_steps=0)
+    with pytest.raises(MidlayerError, match="on_decline"):
+        LastLayerDecline(PROBE, TOKENIZER, on_decline="halt")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="`patience`"):
+        LastLayerDecline(PROBE, TOKENIZER, patience=0)
+    with pytest.raises(OptionError, match="no frame before"):
+        _ = callback().frame
+
+
+def test_no_logger_and_a_wrong_tokenizer_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"no logger to log to.*`dirpath`"):
+        fit(Boring(neox()), tmp_path, [callback()], logger=False)
+    larger = TOKENIZER.__class__(tokenizer_object=TOKENIZER.backend_tokenizer)
+    larger.add_tokens(["one more"])
+    with pytest.raises(OptionError, match="100 tokens and the embedding 99 rows"):
+        fit(Boring(neox()), tmp_path, [LayerMetricsCallback(PROBE, larger, metrics=CHEAP)])
+
+
+def test_weights_that_are_sharded_are_refused(tmp_path: Path) -> None:
+    class FSDPStrategy:  # building the real one needs a GPU
+        pass
+
+    class Trainer:
+        strategy, loggers = FSDPStrategy(), [1]
+
+    with pytest.raises(MidlayerError, match=r"shards its weights.*midlayer progression"):
+        callback().setup(Trainer(), Boring(neox()), "fit")
+
+
+class Failing(LayerMetricsCallback):
+    """A probe that cannot run after the second step, as one that is out of memory."""
+
+    def _look(self, root: nn.Module, step: int, autocast: Any) -> Any:
+        if step > 2 and self._probe is not None:
+            self._probe.passes[0][0].inputs["input_ids"] = torch.full((8, 4), 10**6)
+        return super()._look(root, step, autocast)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_error_in_the_probe_does_not_stop_the_run(
+    strict: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Failing(PROBE, TOKENIZER, metrics=CHEAP[:2], every_n_steps=1, figures=False, strict=strict)
+    if strict:
+        with pytest.raises(IndexError):
+            fit(Boring(neox()), tmp_path, [made])
+        return
+    without, _ = fit(Boring(neox()), tmp_path / "a", [])
+    with caplog.at_level(logging.ERROR, "midlayer_encoders"):
+        with_it, _ = fit(Boring(neox()), tmp_path / "b", [made])
+    assert_same(without, with_it)
+    assert set(made.frame["revision"]) == {"step0", "step1", "step2"}
+    (record,) = [each for each in caplog.records if each.name == "midlayer_encoders"]
+    assert "failed at step 3; the run goes on" in record.getMessage()
+    assert record.exc_info is not None
+
+
+LABELS = [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
+LABELLED = [f"{'good' if label else 'bad'} text {chr(97 + place)}" for place, label in enumerate(LABELS)]
+
+
+@pytest.mark.parametrize("action", ["stop", "checkpoint"])
+def test_a_collapse_stops_or_saves_the_run(action: Any, tmp_path: Path) -> None:
+    class Collapses(Boring):
+        def on_train_batch_end(self, *_: Any) -> None:
+            if self.global_step == 3:
+                with torch.no_grad():
+                    line = torch.linspace(-1e4, 1e4, 99)[:, None]
+                    self.backbone.gpt_neox.embed_in.weight[:] = line  # all tokens on one line
+
+    watch = LastLayerDecline(PROBE, TOKENIZER, every_n_steps=1, on_decline=action, strict=True, figures=False)
+    found, _ = fit(Collapses(neox(dropout=0.0)), tmp_path, [watch])
+    assert len(watch.events) == 1
+    assert "the entropy of layer 0 collapsed" in watch.events[0]
+    assert (found.step < 9) == (action == "stop")
+    assert bool(list(tmp_path.rglob("decline-step*.ckpt"))) == (action == "checkpoint")
+
+
+def test_states_that_are_not_finite_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Diverges(Boring):
+        def on_train_batch_end(self, *_: Any) -> None:
+            if self.global_step == 3:
+                with torch.no_grad():
+                    self.backbone.gpt_neox.layers[1].mlp.dense_4h_to_h.bias[:] = float("nan")
+
+    watch = LastLayerDecline(LABELLED, TOKENIZER, labels=LABELS, every_n_steps=1, on_decline="stop", figures=False)
+    found, _ = fit(Diverges(neox()), tmp_path, [watch])
+    assert found.step <= 5
+    assert "hold NaN or infinity" in watch.events[0]
+    assert set(watch.frame["name"]) == {"prompt_entropy", "label_accuracy"}
+
+
+def test_a_decline_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    watch = LastLayerDecline(
+        LABELLED, TOKENIZER, labels=LABELS, every_n_steps=1, patience=1, figures=False, strict=True
+    )
+    fit(Boring(neox()), tmp_path, [watch], max_steps=1)
+    assert watch._history is not None
+    steps = watch._history.steps
+    entropy = steps.pop(0)["prompt_entropy"]
+    steps.clear()
+    steps[10] = {"prompt_entropy": entropy, "label_accuracy": [0.1, 0.1, 0.1, 1.0]}
+    steps[20] = {"prompt_entropy": entropy, "label_accuracy": [0.1, 0.9, 0.1, 0.2]}
+    with caplog.at_level(logging.WARNING, "midlayer_encoders"):
+        assert watch._judge(20)
+        assert not watch._judge(20)
+    assert "while layer 1 rose from 0.100 to 0.900" in caplog.text
+
+
+def test_two_callbacks_keep_their_own_history(tmp_path: Path) -> None:
+    one, two = callback(every_n_steps=2), callback(every_n_steps=3, name="other")
+    _, trainer = fit(Boring(neox()), tmp_path, [one, two], max_steps=6)
+    trainer.save_checkpoint(tmp_path / "both.ckpt")
+    saved = torch.load(tmp_path / "both.ckpt", weights_only=True)["callbacks"]
+    kept = {key: sorted(state["steps"]) for key, state in saved.items() if "LayerMetrics" in key}
+    assert kept == {"LayerMetricsCallback[midlayer]": [0, 2, 4, 6], "LayerMetricsCallback[other]": [0, 3, 6]}
+
+
+def test_a_second_run_begins_anew(tmp_path: Path) -> None:
+    seen = callback(every_n_steps=1)
+    fit(Boring(neox()), tmp_path / "a", [seen], max_steps=4)
+    fit(Boring(neox(seed=1)), tmp_path / "b", [seen], max_steps=2)
+    fresh = callback(every_n_steps=1)
+    fit(Boring(neox(seed=1)), tmp_path / "c", [fresh], max_steps=2)
+    assert seen.frame.equals(fresh.frame)
+
+
+def test_pytorch_lightning_takes_it_too(tmp_path: Path) -> None:
+    import pytorch_lightning
+
+    class Other(pytorch_lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = neox()
+
+        def training_step(self, batch: Tensor, _: int) -> Tensor:
+            return self.backbone(input_ids=batch, labels=batch).loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    seen = callback(dirpath=tmp_path, every_n_steps=2)
+    trainer = pytorch_lightning.Trainer(
+        max_steps=2, accelerator="cpu", logger=False, callbacks=[seen], enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(Other(), DataLoader(torch.randint(4, 90, (8, 8)), 4))
+    assert set(seen.frame["revision"]) == {"step0", "step2"}

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from midlayer_encoders.analysis.orders import order_entropies
+from midlayer_encoders.analysis.theorems import STATEMENTS, check_theorems
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.report import FRAME_SCHEMA
+from midlayer_encoders.report.experiment_figures import panels_figure, rule_figure, theorem_figure
+from midlayer_encoders.report.experiments import (
+    Panel,
+    Trace,
+    along_panels,
+    metric_depth_panels,
+    order_panels,
+    prompt_panels,
+    score_panels,
+    subblock_panels,
+)
+from midlayer_encoders.report.experiments_page import Finding, experiments_html
+from tests.report.made_frames import rows_frame
+
+
+def extra_frame(rows: list[tuple[object, ...]], **extra: pl.DataType) -> pl.DataFrame:
+    return pl.DataFrame(rows, schema={**FRAME_SCHEMA, **extra}, orient="row")
+
+
+def test_scores_by_depth_average_the_layers_that_have_every_task() -> None:
+    rows = [("m", "main", k, k / 2, "score", "a", "s", v) for k, v in enumerate([0.1, 0.3, 0.2])]
+    rows += [("m", "main", k, k / 2, "score", "b", "s", v) for k, v in enumerate([0.3, 0.5])]  # not the last layer
+    (panel,) = score_panels(rows_frame(rows))
+    assert panel.traces == (Trace("m (2 tasks)", (0.0, 50.0), (pytest.approx(20), pytest.approx(40))),)
+    with pytest.raises(OptionError, match="rows of kind 'score'"):
+        score_panels(rows_frame([]))
+
+
+def test_models_of_different_depth_share_an_axis_of_depth() -> None:
+    rows = [
+        (m, "main", k, k / n, "metric", "t", "lidar", float(k)) for m, n in (("a", 2), ("b", 4)) for k in range(n + 1)
+    ]
+    (panel,) = metric_depth_panels(rows_frame(rows))
+    assert [trace.x[-1] for trace in panel.traces] == [100, 100]
+    (alone,) = metric_depth_panels(rows_frame(rows[:3]))
+    assert (alone.x_label, alone.traces[0].x) == ("layer", (0, 1, 2))
+
+
+def test_along_leaves_out_positions_that_few_texts_reach() -> None:
+    extra = {"position": pl.Int64(), "deviation": pl.Float64(), "texts": pl.Int64()}
+    rows = [
+        ("m", "main", k, k / 4, "metric", "t", "prompt_entropy", 1.0 * position, position, 0.5, count)
+        for k in range(5)
+        for position, count in ((4, 10), (8, 10), (12, 5), (16, 4))
+    ]
+    panels = along_panels(extra_frame(rows, **extra))
+    assert [panel.traces[0].label for panel in panels] == ["m, layer 1", "m, layer 2", "m, layer 3", "m, layer 4"]
+    assert panels[0].traces[0].x == (4, 8, 12)
+    assert panels[0].traces[0].band[0] == (3.5, 4.5)
+
+
+def test_prompts_and_sites_are_curves_of_their_own() -> None:
+    extra = {"condition": pl.String(), "amount": pl.Float64()}
+    rows = [
+        ("m", "main", k, k / 2, "metric", "t", "prompt_entropy", k * amount, condition, amount)
+        for condition in ("length", "repetition")
+        for amount in (8.0, 2.0)
+        for k in range(3)
+    ]
+    panels = prompt_panels(extra_frame(rows, **extra))
+    assert [trace.label for trace in panels[0].traces] == ["2 tokens", "8 tokens"]
+    assert [trace.label for trace in panels[1].traces] == ["p = 2", "p = 8"]
+    assert all(panel.ordered for panel in panels)
+    sites = [
+        ("m", "main", k, k / 2, "metric", "t", "x", 1.0, site) for site in ("residual_in", "mlp_in") for k in (1, 2)
+    ]
+    (panel,) = subblock_panels(extra_frame(sites, site=pl.String()))
+    assert [trace.label for trace in panel.traces] == ["mlp in"]
+
+
+def test_figures_draw_what_the_panels_hold() -> None:
+    panels = order_panels(order_entropies([1.0, 2.0], [0.0, 1.0], size=4))
+    figure = panels_figure(panels, title="orders")
+    assert [len(axes.lines) for axes in figure.axes] == [2, 2]
+    assert len(figure.legends) == 1
+    other = panels_figure([panels[0], Panel("one", "layer", (Trace("x", (0, 1), (0.0, 1.0), ((0, 1), (0, 2))),))])
+    assert not other.legends
+    assert other.axes[1].collections  # the band
+    with pytest.raises(OptionError, match="`panels` must hold curves"):
+        panels_figure([])
+    rows = [
+        ("m", "main", 1, 0.5, "score", task, rule, v) for task in "ab" for rule, v in (("best", 0.6), ("last", 0.4))
+    ]
+    assert rule_figure(rows_frame(rows)).axes[0].lines[0].get_xdata().tolist() == pytest.approx([60, 40])
+    theorems = check_theorems(draws=100, width=16)
+    texts = [text.get_text() for text in theorem_figure(theorems, STATEMENTS).axes[0].texts]
+    assert texts[:2] == ["holds in 0 of 100", "holds in 100 of 100"]
+
+
+def test_the_page_escapes_what_it_is_given_and_colours_ordered_curves() -> None:
+    panel = Panel(
+        "<b>", "layer", (Trace("p = 0 & 1", (0, 1), (0.0, 1.0)), Trace("p = 1", (0, 1), (0.0, 2.0))), ordered=True
+    )
+    found = Finding("fig6", "<i>", "claims <x>", ("came <y>",), (panel,), (("rule", "m<"), ("last", "1.0")))
+    page = experiments_html([found], title="T<", how={"seed": "<0>"}, notes=["fig5 was left out: <z>"])
+    for tag in ("<b>", "<i>", "<x>", "<y>", "<z>", "<0>", "m<<"):
+        assert tag not in page
+    assert ".ordered-2 .s1" in page
+    assert 'class="ordered-2"' in page
+    assert "p = 0 &amp; 1" in page
+    assert "<td>1.0</td>" in page

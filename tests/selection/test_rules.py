@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.selection import RULES, CannotChooseError, choose, curves
+from midlayer_encoders.selection.rules import best_layer, metrics_of
+from tests.selection.made import VALLEY, frame
+
+FALLING = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
+BUMP = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.6, 0.5]
+
+
+def layer(rule: str, made: pl.DataFrame) -> int:
+    return choose(curves(made), rule)[0]
+
+
+def test_last_and_fixed_depth_look_at_nothing_but_the_number_of_blocks() -> None:
+    made = frame({"dime": VALLEY})
+    assert layer("last", made) == 8
+    assert layer("fixed-depth", made) == 6, "0.8 of 8 blocks is 6.4"
+
+
+@pytest.mark.parametrize("name", ["dime", "infonce", "dataset_entropy", "prompt_entropy"])
+def test_each_minimum_is_its_metrics_lowest_layer(name: str) -> None:
+    rule = f"min-{name.replace('_', '-')}"
+    assert layer(rule, frame({name: VALLEY})) == 2
+    assert layer(rule, frame({name: FALLING})) == 8
+    assert metrics_of(rule) == (name,)
+
+
+def test_ranks_are_added_up() -> None:
+    first, second = [1, 2, 3, 4, 9, 9, 9, 9, 9], [9, 9, 3, 1, 2, 9, 9, 9, 9]
+    made = frame({"dime": first, "dataset_entropy": second, "infonce": FALLING, "prompt_entropy": FALLING})
+    # ranks of dime 0 1 2 3 4 …, of dataset entropy 3 4 2 0 1 …: sums 3 5 4 3 5, the lower layer of the two least
+    assert layer("min-dime+dataset-entropy", made) == 0
+    assert layer("min-dataset-entropy+dime", made) == 0, "any combination, in any order"
+    assert layer("min-infonce+prompt-entropy", made) == 8
+
+
+def test_valley_midpoint_lies_between_an_interior_valley_and_the_last() -> None:
+    assert layer("valley-midpoint", frame({"prompt_entropy": VALLEY})) == 5
+    for curve in (FALLING, FALLING[::-1]):
+        with pytest.raises(CannotChooseError, match="needs a valley of prompt_entropy between the ends"):
+            layer("valley-midpoint", frame({"prompt_entropy": curve}))
+    with pytest.raises(CannotChooseError, match="needs a valley"):
+        layer("valley-midpoint", frame({"prompt_entropy": [1.0, 0.95, 0.96, 0.97, 0.97, 0.97, 0.98, 0.99, 1.0]}))
+
+
+def test_half_match_takes_the_highest() -> None:
+    assert layer("half-match", frame({"half_match": BUMP})) == 6
+
+
+def test_few_labels_takes_the_highest_mean_score_but_not_one_lucky_layer() -> None:
+    assert layer("few-labels", frame(scores={"A": BUMP, "B": BUMP})) == 6
+    lucky = [0.1, 0.62, 0.1, 0.4, 0.55, 0.6, 0.55, 0.4, 0.3]
+    assert layer("few-labels", frame(scores={"A": lucky})) == 5
+    assert best_layer({0: 0.5, 1: 0.5}) == 0, "of equal ones the lower costs less"
+
+
+@pytest.mark.parametrize(
+    ("half_match", "expected"),
+    [
+        (BUMP, 6),  # highest before the last: the record's depth
+        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.95], 8),  # made for comparing texts
+        ([0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09], 6),  # highest at the last, but hardly any match
+        ([0.1] * 9, 6),  # tells nothing
+    ],
+)
+def test_auto_takes_the_last_layer_only_where_the_halves_match_there(half_match: list[float], expected: int) -> None:
+    assert layer("auto", frame({"half_match": half_match})) == expected
+
+
+def test_auto_takes_scores_where_there_are_some() -> None:
+    made = frame({"half_match": BUMP}, {"A": FALLING})
+    assert choose(curves(made), "auto") == (0, "few-labels: the score on A is highest there, 90.0")
+
+
+def test_layers_that_were_not_measured_are_counted() -> None:
+    made = frame({"dime": VALLEY}).filter(pl.col("layer").is_in([0, 2, 4, 8]))
+    assert choose(curves(made), "min-dime") == (2, "dime is lowest there, 1 (5 of 8 layers were not measured)")
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ("last", "fixed-depth", "auto")])
+def test_a_rule_without_what_it_needs_says_what_that_is(rule: str) -> None:
+    made = frame({"curvature": VALLEY})
+    with pytest.raises(CannotChooseError, match="^needs "):
+        layer(rule, made)
+
+
+@pytest.mark.parametrize("rule", ["min-dime", "half-match", "few-labels"])
+def test_constant_curves_choose_nothing(rule: str) -> None:
+    made = frame({"dime": [1.0] * 9, "half_match": [0.2] * 9}, {"A": [0.5] * 9})
+    with pytest.raises(CannotChooseError, match="needs layers that differ"):
+        layer(rule, made)
+
+
+def test_few_measured_layers_and_unknown_rules_are_refused() -> None:
+    made = frame({"dime": VALLEY}).filter(pl.col("layer") < 2)
+    with pytest.raises(CannotChooseError, match="needs dime of 3 layers or more, but got 2"):
+        layer("min-dime", made)
+    with pytest.raises(OptionError, match="Did you mean 'half-match'"):
+        layer("halfmatch", made)
+    with pytest.raises(OptionError, match="`rule` must be one of"):
+        layer("min-dime+lidar", made)
+
+
+def test_curves_average_over_texts_and_tasks() -> None:
+    found = curves(frame(scores={"A": VALLEY, "B": FALLING}))
+    assert found.score[2] == pytest.approx((1.0 + 0.7) / 2)
+    assert found.num_layers == 8
+
+
+def test_mixed_and_shallow_frames_are_refused() -> None:
+    with pytest.raises(OptionError, match="one model at one revision"):
+        curves(pl.concat([frame({"dime": VALLEY}), frame({"dime": VALLEY}, model="other")]))
+    cut = frame({"infonce": VALLEY[:5]}, num_layers=4)
+    with pytest.raises(OptionError, match="m has 4 and 8 blocks in it: frames of different encoders are mixed"):
+        curves(pl.concat([frame({"dime": VALLEY}), cut]))
+    with pytest.raises(OptionError, match="3 blocks or more to choose between its layers, but m has 2"):
+        curves(frame({"dime": [1, 2, 3]}, num_layers=2))
+    with pytest.raises(OptionError, match="layer 0 alone"):
+        curves(frame({"dime": [1]}))
