@@ -114,7 +114,7 @@ def prompts(name: str, encoder: Any, texts: list[str], tokens: int) -> str:
     ours, frame = timed(lambda: extreme_prompts(encoder, texts, kinds=["randomness"], max_length=tokens))
     theirs, expected = timed(one_by_one)
     found = frame.sort("amount", "layer")["value"].to_torch().reshape(len(PROBABILITIES), -1)
-    off = float((found - expected / torch.tensor(float(tokens)).log()).abs().max())
+    off = float((found - expected / torch.tensor(float(min(tokens, encoder[1].embedding_dimension))).log()).abs().max())
     return f"| {name} | {len(texts)} x {len(PROBABILITIES)} x {tokens} | {theirs:.1f} | {ours:.1f} | **{theirs / ours:.1f}** | {off:.0e} |"
 
 

@@ -17,14 +17,14 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results" / "media.md"
 
 
-def write_vit(folder: Path, blocks: int, width: int, size: int) -> None:
+def write_vit(folder: Path, blocks: int, width: int, size: int, patch: int) -> None:
     import torch
     import transformers as tf
 
     torch.manual_seed(0)
     config = tf.ViTConfig(
         hidden_size=width, num_hidden_layers=blocks, num_attention_heads=width // 64, intermediate_size=4 * width,
-        image_size=size, patch_size=16,
+        image_size=size, patch_size=patch,
     )  # fmt: skip
     tf.ViTModel(config).save_pretrained(folder)
     tf.ViTImageProcessor(size={"height": size, "width": size}).save_pretrained(folder)
@@ -111,7 +111,7 @@ def main() -> None:
         "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        write_vit(Path(folder, "small"), 12, 192, 224)
+        write_vit(Path(folder, "small"), 12, 192, 224, 16)
         lines.append(
             row(
                 "ViT, 12 blocks of 192, 64 images of 224 x 224",
@@ -121,7 +121,7 @@ def main() -> None:
                 16,
             )
         )
-        write_vit(Path(folder, "tiny"), 12, 192, 32)
+        write_vit(Path(folder, "tiny"), 12, 192, 32, 4)
         lines.append(
             row("ViT, 12 blocks of 192, 256 images of 32 x 32", Path(folder, "tiny"), images(256, 32), given.rounds, 32)
         )

@@ -118,7 +118,7 @@ def main() -> None:
     lines = ["# Probing every layer: together, and one layer at a time", ""]
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} thread(s)"
     lines += [
-        f"`python -m benchmarks.probing OUT --epochs {given.epochs} --batch-size {given.batch_size}`: {name}, torch "
+        f"`python -m benchmarks.probing OUT --epochs {given.epochs} --examples {given.examples} --batch-size {given.batch_size}`: {name}, torch "
         f"{torch.__version__}; {given.blocks} blocks, width {given.width}, 64 tokens, {given.examples} images,",
         f"{given.epochs} epochs of {math.ceil(len(bench.train) / given.batch_size)} steps; one run of each way, the "
         "forward passes included. A run of one layer passes through no block after it.", "",
@@ -133,7 +133,7 @@ def main() -> None:
         )
         print(lines[-1], flush=True)
     given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / f"probing_{device.type}_{given.batch_size}.md").write_text("\n".join(lines) + "\n")
+    (given.out / "probing.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
 

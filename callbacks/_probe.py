@@ -74,7 +74,7 @@ class Probe:
         made = make_for_views(self.metrics, self.layers, self.views) if self.metrics else {}
         vectors: dict[int, Tensor] = {}
         with undisturbed(model):
-            metrics = {name: metric.to(_home(device)) for name, metric in made.items()}
+            metrics = {name: metric.to(device) for name, metric in made.items()}
             with _together(device), autocast:
                 for view, batches in enumerate(self.passes, start=-1):
                     for batch in _share(batches):
@@ -117,7 +117,6 @@ class Probe:
         vectors: dict[int, Tensor],
     ) -> None:
         """Hand one vector per layer and input, ``(L, B, D)``, to the metrics that want them."""
-        pooled = pooled.to(_home(pooled.device))
         index = torch.tensor(positions)
         wants = "pooled" if view < 0 else "views"
         place = {} if view < 0 else {"view": view}
@@ -140,15 +139,6 @@ class Probe:
             raise NotFiniteError(f"Layer {layer} gives NaN or infinity for the probe's inputs.")
         correct = ridge_correct(stacked, labels, seed=self.seed)
         return [float(value) for value in correct.double().mean(dim=1)]
-
-
-def _home(device: torch.device) -> torch.device:
-    """Return where metrics keep what they add up.
-
-    Vectors of a probe are few: on the CPU their spectra cost less than on a GPU. NCCL, though, gathers on the GPU.
-    """
-    nccl = _world() > 1 and dist.get_backend() == "nccl"
-    return device if nccl else torch.device("cpu")
 
 
 def _world() -> int:
@@ -176,6 +166,6 @@ def _together(device: torch.device) -> Iterator[None]:
 def _in_any_process(failed: bool, device: torch.device) -> bool:
     if _world() == 1:
         return failed
-    flag = torch.tensor(int(failed), device=_home(device))
+    flag = torch.tensor(int(failed), device=device)
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return bool(flag)

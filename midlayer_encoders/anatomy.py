@@ -282,6 +282,7 @@ def _final_norm(model: nn.Module, blocks: str) -> tuple[str, ...] | None:
 
 _ATTENTION = re.compile(r"Attention|Attn|Mixer")
 _OUTPUT_PROJECTION = re.compile(r"(^|\.)(o|o_proj|out_proj|c_proj|dense|out_lin|Wo|proj)$")
+_FUSED = {"WavLMAttention"}  # hands its projections' weights to one function, and never calls them
 _SPARSE = re.compile(r"Moe|MoE|Sparse")
 
 # The residual stream between attention and MLP: what the norm before the MLP receives, or, in blocks that norm after
@@ -321,7 +322,8 @@ def block_sites(block: nn.Module, config: Any = None) -> dict[str, Site]:
     linear = [name for name, module in names.items() if type(module).__name__ in _LINEAR]
     if attention := [name for name in linear if name.startswith(inside) and _OUTPUT_PROJECTION.search(name)]:
         readers = [name for name in linear if name.startswith(inside) and name not in attention]
-        sites |= {"attention_in": Site(readers[0], "input"), "attention": Site(attention[-1], "output")}
+        reader, writer = (readers[0], attention[-1]) if type(names[heads[0]]).__name__ not in _FUSED else heads[:1] * 2
+        sites |= {"attention_in": Site(reader, "input"), "attention": Site(writer, "output")}
     sparse = [name for name, module in names.items() if name and _SPARSE.search(type(module).__name__)]
     if mlp := sparse[:1] or [name for name in linear if not name.startswith(inside)]:
         sites |= {"mlp_in": Site(mlp[0], "input"), "mlp": Site(mlp[-1], "output")}

@@ -20,24 +20,13 @@ from midlayer_encoders.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.card import CardData
 from midlayer_encoders.checks import check_states, turn_mask_off
 from midlayer_encoders.cut import Cut, JointCut
-from midlayer_encoders.errors import CutError, NotFiniteError, OptionError, check_choice
+from midlayer_encoders.errors import NotFiniteError, OptionError, check_choice
 from midlayer_encoders.identity import base_name, model_card, weights_digest
 from midlayer_encoders.inputs import MAX_PIXELS, InputError, Medium
 from midlayer_encoders.layer_module import layer_module
 from midlayer_encoders.loading import load_cut
-from midlayer_encoders.media import (
-    both_media,
-    check_lengths,
-    media_taken,
-    pass_by_length,
-    probe_input,
-    read_inputs,
-    sampling_rate,
-    suffers_from_padding,
-    with_fixed_order,
-    with_token_mask,
-    without_needless_mask,
-)
+from midlayer_encoders.media import both_media, probe_input
+from midlayer_encoders.media_encoder import MediaEncoder
 from midlayer_encoders.plain_module import PlainModule, plain_module
 
 if TYPE_CHECKING:
@@ -50,11 +39,9 @@ logger = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 _MODES = {"last": "lasttoken"}  # sentence-transformers' own name for it
 _LEAST_CENTRE = 16  # texts: the mean of fewer is one of them as much as what all share
-# What sentence-transformers keeps among a batch's features for itself.
-_BOOKKEEPING = {"modality", "task", "prompt_length", "token_embeddings", "sentence_embedding"}
 
 
-class LayerEncoder(SentenceTransformer):
+class LayerEncoder(MediaEncoder):
     """A ``SentenceTransformer`` whose model ends after ``layer`` blocks; the weights after them are never read.
 
     Args:
@@ -240,28 +227,6 @@ class LayerEncoder(SentenceTransformer):
         first: Any = self[0]
         return first.anatomy if isinstance(first, PlainModule) else find_anatomy(first.model)
 
-    @property
-    def media(self) -> list[str]:
-        """What it takes, one at a time: ``"text"``, ``"image"``, ``"audio"``."""
-        return media_taken(self.modalities)
-
-    @property
-    def sampling_rate(self) -> int | None:
-        """Samples a second that its model of sound was made for; sounds at another rate are resampled."""
-        return sampling_rate(self.processor) if "audio" in self.media else None
-
-    def for_mteb(self) -> Any:
-        """Return this encoder as mteb should see it: with the media that it takes.
-
-        ``mteb.evaluate`` takes a text encoder as it is, but any local SentenceTransformer for one of text alone, and
-        refuses to run tasks of images or sound on it.
-        """
-        from mteb.models import SentenceTransformerEncoderWrapper
-
-        wrapped = SentenceTransformerEncoderWrapper(self, target_sampling_rate=self.sampling_rate)
-        wrapped.mteb_model_meta = wrapped.mteb_model_meta.model_copy(update={"modalities": self.media})
-        return wrapped
-
     def _create_model_card(self, path: str, *_: Any, **__: Any) -> None:
         """Write our own card: the generated one names this class and guesses the lineage."""
         parameters = sum(parameter.numel() for parameter in self.parameters())
@@ -275,42 +240,7 @@ class LayerEncoder(SentenceTransformer):
         """Load a checkpoint as what it is on disk, a plain SentenceTransformer, when the trainer asks for it."""
         return SentenceTransformer._load_with_module_classes(*args, **kwargs)
 
-    def save(self, path: str, *args: Any, **kwargs: Any) -> None:
-        """Write a folder that any ``SentenceTransformer`` loads, or raise where it would give other vectors.
-
-        Raises:
-            CutError: naming the reason.
-        """
-        self._check_export()
-        super().save(path, *args, **kwargs)
-
-    def _check_export(self) -> None:
-        model: Any = self[0].model
-        if isinstance(self[0], PlainModule):
-            self[0].save("a folder")
-        if getattr(model, "main_input_name", "") == "input_features" and self.pooling != "cls":
-            raise CutError(
-                f"The states of {type(model).__name__} fill a fixed window, and the pooling of a plain folder cannot "
-                "leave out those after the sound's end, since it knows masks of the states' own length only: its "
-                "vectors would be others. Use this encoder itself, or pooling='cls'."
-            )
-        if suffers_from_padding(model) or hasattr(model, "_get_feature_vector_attention_mask"):
-            logger.warning(
-                "A plain folder pools the padding of shorter sounds in a batch: encode with batch_size=1 there."
-            )
-        if not _loads_by_itself(model):
-            raise CutError(
-                f"{type(model).__name__} has no automatic class in transformers, by which a plain folder is loaded. "
-                "Export the joint model, without `tower`."
-            )
-
     # --- encoding ---------------------------------------------------------------------------------------------------
-
-    def is_singular_input(self, inputs: Any) -> bool:  # type: ignore[override]
-        """Return whether this is one input, not several; a sound as ``(array, rate)`` is one."""
-        if isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[1], int | np.integer):
-            return True
-        return bool(super().is_singular_input(inputs))
 
     def encode(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Return embeddings as ``SentenceTransformer.encode`` does, or raise where one is not finite.
@@ -335,12 +265,6 @@ class LayerEncoder(SentenceTransformer):
         self._check_finite([inputs] if single else inputs, embeddings, single)
         return embeddings
 
-    def _encode_both(self, inputs: Any, single: bool, *args: Any, **kwargs: Any) -> Any:
-        if single:
-            return self.encode(inputs["text"], *args, **kwargs) + self.encode(inputs["image"], *args, **kwargs)
-        parts = [self.encode([item[medium] for item in inputs], *args, **kwargs) for medium in ("text", "image")]
-        return parts[0] + parts[1] if not isinstance(parts[0], list) else [a + b for a, b in zip(*parts, strict=True)]
-
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
         """Return the features of a batch; images and sounds are read, and a text or sound cut off is said once."""
         if self.media != ["text"] or not all(isinstance(item, str | list | Mapping) for item in inputs):
@@ -354,28 +278,6 @@ class LayerEncoder(SentenceTransformer):
         if not self._truncation_said:
             self._say_truncation(inputs, features, prompt)
         return features
-
-    def _preprocess_media(self, inputs: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        read = read_inputs(
-            inputs, self.media, model=self.name, rate=self.sampling_rate, max_pixels=self.max_pixels
-        )  # fmt: skip
-        model: Any = self[0].model
-        if "audio" in self.media and hasattr(model, "config"):
-            cut_off = check_lengths(read, inputs, model, self.processor)
-            if cut_off and not self._truncation_said:
-                self._truncation_said = True
-                logger.warning("A sound is longer than the window of %s and is cut off; this is said once.", self.name)
-        if suffers_from_padding(model):  # the extractor's scaling needs the mask, the model does not
-            kwargs["processing_kwargs"] = {"audio": {"return_attention_mask": True}}
-        return without_needless_mask(model, with_fixed_order(model, super().preprocess(read, **kwargs)))
-
-    def model_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
-        """Return the features of a batch that the model itself takes, on its device."""
-        features = self._moved(self.preprocess(inputs, prompt=prompt))
-        return {key: value for key, value in features.items() if isinstance(value, Tensor) and key not in _BOOKKEEPING}
-
-    def _moved(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in features.items()}
 
     def forward(self, input: dict[str, Any], **kwargs: Any) -> dict[str, Any]:  # noqa: A002  (the base class's name)
         """Run the modules; a text without tokens embeds as zero under every pooling."""
@@ -392,19 +294,6 @@ class LayerEncoder(SentenceTransformer):
         ):
             features["sentence_embedding"] = embedding.masked_fill(~mask.bool().any(dim=1, keepdim=True), 0.0)
         return features
-
-    def _forward_media(self, features: dict[str, Any]) -> dict[str, Any]:
-        """Run the modules on images or sounds: pooling is told which states are real."""
-        first: Any = self[0]
-        model = first.model
-
-        def read(batch: dict[str, Any]) -> dict[str, Any]:
-            return with_token_mask(model, first(dict(batch)))
-
-        made = pass_by_length(read, features) if suffers_from_padding(model) else read(features)
-        for module in list(self)[1:]:
-            made = module(made)
-        return made
 
     def _say_truncation(self, inputs: Sequence[Any], features: dict[str, Any], prompt: str | None) -> None:
         limit, mask = self.max_seq_length, features.get("attention_mask")
@@ -499,11 +388,3 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
         return dtype
     check_choice("dtype", dtype, _DTYPES)
     return _DTYPES[dtype]
-
-
-def _loads_by_itself(model: nn.Module) -> bool:
-    """Return whether a plain folder of this model can be loaded: by an automatic class, or as an encoder alone."""
-    from transformers import MODEL_MAPPING
-
-    kind = type(model.config)
-    return kind in MODEL_MAPPING or not kind.__module__.startswith("transformers.")

@@ -16,6 +16,9 @@ __all__ = ["layer_module"]
 
 # The medium of models whose processor may prepare others too, by what their forward takes first.
 _MEDIA = {"pixel_values": "image", "input_values": "audio", "input_features": "audio"}
+# Towers of text that want every text padded to the longest: SigLIP reads its last position, and was trained so; AIMv2's
+# attention is causal only where something is padded (transformers 5.17 to 5.22).
+_PADDED_ALWAYS = {"siglip", "siglip2", "aimv2", "aimv2_text_model"}
 
 
 class _Prepared(Transformer):
@@ -42,7 +45,10 @@ def layer_module(
     """Return the module that prepares inputs and reads the layer's states, or of a joint model what its heads make."""
     config: Any = loaded.config
     kind = type("Prepared", (_Prepared,), {"prepared": loaded})
-    module: Any = kind(model, processor_kwargs=_processor_options(model, loaded, source, max_length))
+    options = _processor_options(model, loaded, source, max_length)
+    if isinstance(cut, JointCut):
+        options.pop("model_input_names", None)  # its processor knows whether its model wants a mask
+    module: Any = kind(model, processor_kwargs=options)
     module.__class__ = Transformer
     if getattr(loaded, "hf_quantizer", None) is not None:  # GGUF weights are plain ones once they are read
         loaded.hf_quantizer = None  # type: ignore[assignment]
@@ -52,6 +58,9 @@ def layer_module(
         config.mask_ratio = 0.0  # a masked autoencoder shows its encoder every patch
     if isinstance(cut, Cut):
         _read_states(module, cut, model, chat_template)
+    if config.model_type in _PADDED_ALWAYS:
+        length = getattr(config, "text_config", config).max_position_embeddings
+        module.processing_kwargs = {"text": {"padding": "max_length", "max_length": length, "truncation": True}}
     module.input_formatter.supported_modalities = list(module.modality_config)
     if "audio" in module.modality_config and not suffers_from_padding(loaded):
         # Some extractors hand out no mask unless they are asked.

@@ -60,7 +60,8 @@ def test_embeddings_are_found(name: str) -> None:
 
 
 SCALED = {"DINOv2": "layer_scale1", "Gemma2": "post_attention_layernorm"}  # what stands between attention and the sum
-POST_NORM = {"BERT", "RoBERTa", "DistilBERT", "DeBERTaV2", "DeBERTaV2-conv", "ALBERT", "OPT-350m", "Wav2Vec2", "HuBERT"}
+POST_NORM = {"BERT", "RoBERTa", "DistilBERT", "DeBERTaV2", "DeBERTaV2-conv", "ALBERT", "OPT-350m"}
+POST_NORM |= {"Wav2Vec2", "HuBERT", "WavLM"}
 NO_MIDDLE = {"GPTNeoX", "Mamba", "Mamba2"}  # side by side, or no MLP
 
 

@@ -279,7 +279,7 @@ def test_a_process_pool_gives_what_one_process_gives(norm: Norm, tiny_folder: Fo
     [
         ({"layer": 5}, LayerIndexError, r"in \[0, 4\].*but got 5"),
         ({"layer": 1.5}, LayerIndexError, r"fraction of the depth in \(0, 1\], but got 1.5"),
-        ({"layer": "auto"}, LayerIndexError, "`layer` must be an int"),
+        ({"layer": "atuo"}, OptionError, "Did you mean 'auto'"),
         ({"pooling": "maen"}, OptionError, "Did you mean 'mean'"),
         ({"norm": "finale"}, OptionError, "Did you mean 'final'"),
         ({"dtype": "bfloat"}, OptionError, "Did you mean 'bfloat16'"),

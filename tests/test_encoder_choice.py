@@ -53,7 +53,7 @@ def test_the_mean_of_texts_is_taken_out_and_saved(tiny_folder: Folder, tmp_path:
 
 def test_wrong_input_is_refused(tiny_folder: Folder) -> None:
     folder = tiny_folder("Llama")
-    with pytest.raises(OptionError, match="`layer` must be one of .* Did you mean 'auto'"):
+    with pytest.raises(OptionError, match=r"`layer` must be one of .* Did you mean 'auto'"):
         LayerEncoder(folder, "atuo", device="cpu")
     with pytest.raises(OptionError, match="must be None unless `layer` is a rule's name, but it is 2"):
         LayerEncoder(folder, 2, texts=TEXTS, device="cpu")

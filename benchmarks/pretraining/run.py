@@ -50,7 +50,7 @@ class Record:
         model.train()
         module = Pretraining(model, objective, steps=steps, seed=self.given.seed, compiled=self.given.compile)
         batches = Windows(self.train, steps, self.given.batch, self.given.length, self.given.seed)
-        self._fit(objective, module, batches, steps, Stages(stages(steps), self.evaluation, self.held))
+        self._fit(objective, module, batches, looks(steps), Stages(stages(steps), self.evaluation, self.held))
         return model
 
     def fine_tune(self, model: LanguageModel, name: str) -> None:
@@ -63,11 +63,12 @@ class Record:
         else:
             labelled = labelled_texts(self.given.data / "tasks" / "Banking77Classification", self.tokenizer)
             batches = SameLabel(*labelled, steps, self.device)
-        self._fit(name, Contrastive(tuned, steps=steps), batches, steps, Stages([0, steps // 2, steps], self.evaluation))
+        self._fit(name, Contrastive(tuned, steps=steps), batches, stages(steps), Stages([0, steps], self.evaluation))
 
-    def _fit(self, name: str, module: Any, batches: Any, steps: int, stage: Stages) -> None:
+    def _fit(self, name: str, module: Any, batches: Any, when: list[int], stage: Stages) -> None:
+        steps = when[-1]
         look = TimedLook(
-            self.probes["texts"], self.tokenizer, metrics=METRICS, every_n_steps=looks(steps), views=self.probes["views"],
+            self.probes["texts"], self.tokenizer, metrics=METRICS, every_n_steps=when, views=self.probes["views"],
             module="model.backbone", figures=False, dirpath=self.given.out / "history" / name,
         )  # fmt: skip
         watching = [stage] if self.given.no_callback else [look, stage]
@@ -79,7 +80,7 @@ class Record:
         start = time.perf_counter()
         trainer.fit(module, batches)
         seconds = time.perf_counter() - start
-        if not self.given.no_callback and len({row["revision"] for row in look.history}) < len(looks(steps)):
+        if not self.given.no_callback and len({row["revision"] for row in look.history}) < len(when):
             print(f"{name}: the probe failed at some steps", flush=True)  # its trace is in the log
         losses = torch.stack(module.losses).float().cpu().tolist()
         self.runs[name] = {

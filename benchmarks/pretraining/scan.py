@@ -33,7 +33,9 @@ def mixer_forward(
     **_: Any,
 ) -> Tensor:
     """Return what ``mixer`` makes of states ``(B, T, D)``."""
-    states = hidden_states if attention_mask is None else hidden_states * attention_mask[..., None].to(hidden_states.dtype)
+    states = (
+        hidden_states if attention_mask is None else hidden_states * attention_mask[..., None].to(hidden_states.dtype)
+    )
     gate, mixed, steps = mixer.in_proj(states).split([mixer.intermediate_size, mixer.conv_dim, mixer.num_heads], dim=-1)
     mixed = silu(_convolved(mixed, mixer.conv1d.weight[:, 0], mixer.conv1d.bias))
     if attention_mask is not None:

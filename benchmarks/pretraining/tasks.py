@@ -160,7 +160,9 @@ class Evaluation:
         reader = LayerReader(backbone, lambda ids: padded(ids, device), anatomy, range(anatomy.num_layers + 1))
         made = torch.empty(anatomy.num_layers + 1, 0)
         backbone.eval()
-        for positions, vectors in reader.embed(self.ids, plan_batches(list(map(len, self.ids)), token_budget=TOKEN_BUDGET)):
+        for positions, vectors in reader.embed(
+            self.ids, plan_batches(list(map(len, self.ids)), token_budget=TOKEN_BUDGET)
+        ):
             if not made.numel():
                 made = vectors.new_empty(len(vectors), len(self.ids), vectors.shape[2])
             made[:, positions] = vectors

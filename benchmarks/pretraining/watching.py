@@ -84,8 +84,14 @@ class Stages(pl.Callback):
         """Return the scores as rows of the tidy frame."""
         return [
             {
-                "model": "", "revision": f"step{step}", "layer": layer, "depth": layer / (len(values) - 1),
-                "kind": "score", "dataset": task, "name": name, "value": value,
+                "model": "",
+                "revision": f"step{step}",
+                "layer": layer,
+                "depth": layer / (len(values) - 1),
+                "kind": "score",
+                "dataset": task,
+                "name": name,
+                "value": value,
             }  # fmt: skip
             for step in sorted(self.scores)
             for task, (name, values) in self.scores[step].items()

@@ -22,9 +22,9 @@ import polars as pl
 from midlayer_encoders.analysis.reference import reference_metrics, reference_scores
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.report import FRAME_SCHEMA
-from midlayer_encoders.selection import RULES, CannotChooseError, choose, curves
+from midlayer_encoders.selection import RULES, CannotChooseError, choose, curves, select
 from midlayer_encoders.selection.curves import Curve, Curves
-from midlayer_encoders.selection.rules import DEPTH, best_layer
+from midlayer_encoders.selection.rules import best_layer
 
 HERE = Path(__file__).parent
 DEPTHS = [place / 100 for place in range(50, 101, 5)]
@@ -164,6 +164,8 @@ def by_model(models: list[Model], found: dict[str, list[int | None]]) -> list[st
     lines.append("| best | " + " | ".join(f"{one.best:.2f} at {max(one.score, key=one.score.get)}" for one in models) + " |")
     lines.append("| last | " + " | ".join(f"{one.last:.2f} at {max(one.score)}" for one in models) + " |")
     for rule, choices in found.items():
+        if rule == "last":
+            continue
         cells = ["" if layer is None else f"{one.at(layer):.2f} at {layer}" for one, layer in zip(models, choices, strict=True)]
         lines.append(f"| {rule} | " + " | ".join(cells) + " |")
     return lines
@@ -185,13 +187,22 @@ def one_task(models: list[Model]) -> list[str]:
 
 
 def few_labels() -> list[str]:
+    """Return a row for each model, task and number of labels; regret, then gain over the last layer: mean (worst draw)."""
     frame = pl.read_csv(HERE / "results" / "few_labels.csv")
-    lines = ["| model | labels from | number | rule | draws | regret | gain over last | worst | regret on all six | gain over last there | worst |", "|---|---|---|---|---|---|---|---|---|---|---|"]
-    for (name, task, count, rule), part in frame.group_by("model", "task", "labels", "rule", maintain_order=True):
-        lines.append(
-            f"| {name} | {task} | {count} | {rule} | {len(part)} | {part['regret'].mean():.2f} | {part['over_last'].mean():+.2f} | {part['over_last'].min():+.2f} "
-            f"| {part['average_regret'].mean():.2f} | {part['average_over_last'].mean():+.2f} | {part['average_over_last'].min():+.2f} |"
-        )
+    titles = ["regret", "gain over last", "regret on all six", "gain over last there"]
+    lines = ["| model | labels from | number | " + " | ".join(f"{rule}: {title}" for rule in ("few-labels", "auto") for title in titles) + " |"]
+    lines.append("|---|---|---|" + "---|" * 8)
+    for (name, task, count), part in frame.group_by("model", "task", "labels", maintain_order=True):
+        cells = []
+        for rule in ("few-labels", "auto"):
+            one = part.filter(rule=rule)
+            for regret, gain in (("regret", "over_last"), ("average_regret", "average_over_last")):
+                cells += [f"{one[regret].mean():.2f}", f"{one[gain].mean():+.2f} ({one[gain].min():+.2f})"]
+        lines.append(f"| {name} | {task} | {count} | " + " | ".join(cells) + " |")
+    for rule in ("few-labels", "auto"):
+        one = frame.filter(rule=rule)
+        worse = (one["average_over_last"] < -0.5).sum()
+        lines.append(f"| all | | | {rule}: {worse} of {len(one)} draws are more than 0.5 below the last layer on all six |" + " |" * 7)
     return lines
 
 
@@ -204,6 +215,15 @@ def variants() -> list[str]:
         values = dict(part.select("change", "score").iter_rows())
         lines.append(f"| {name} | {vectors} | " + " | ".join(f"{values[change]:.1f}" for change in changes) + " |")
     return lines
+
+
+def speed() -> list[str]:
+    path = HERE / "results" / "speed.csv"
+    if not path.exists():
+        return ["Not measured yet."]
+    frame = pl.read_csv(path)
+    lines = ["| " + " | ".join(name.replace("_", " ") for name in frame.columns) + " |", "|---|" + "---|" * (len(frame.columns) - 1)]
+    return lines + ["| " + " | ".join(map(str, row)) + " |" for row in frame.iter_rows()]
 
 
 def main() -> None:
@@ -224,7 +244,12 @@ def main() -> None:
         "one-task": one_task([*ten, *out]),
         "few-labels": few_labels(),
         "variants": variants(),
+        "speed": speed(),
     }
+    measured = pl.read_csv(HERE / "results" / "real_metrics.csv", schema_overrides=FRAME_SCHEMA)
+    smollm2 = measured.filter((pl.col("model") == "SmolLM2-135M") & (pl.col("dataset") == "wikitext"))
+    smollm2 = smollm2.with_columns(depth=pl.col("layer") / smollm2["layer"].max())
+    select(smollm2).plot().savefig(HERE.parents[1] / "docs" / "figures" / "selection_smollm2.png", dpi=90)
     page = HERE / "README.md"
     text = page.read_text(encoding="utf8")
     for name, lines in parts.items():

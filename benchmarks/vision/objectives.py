@@ -54,8 +54,7 @@ class Objective(LightningModule):
         wide = [p for p in self.parameters() if p.requires_grad and p.ndim > 1]
         thin = [p for p in self.parameters() if p.requires_grad and p.ndim <= 1]
         groups = [{"params": wide, "weight_decay": 0.05}, {"params": thin, "weight_decay": 0.0}]
-        fused = self.device.type == "cuda"
-        optimizer = torch.optim.AdamW(groups, lr=self.learning_rate, betas=(0.9, 0.95), fused=fused)
+        optimizer = torch.optim.AdamW(groups, lr=self.learning_rate, betas=(0.9, 0.95))
         steps = int(self.trainer.estimated_stepping_batches)
         warm = max(1, steps // 20)
 

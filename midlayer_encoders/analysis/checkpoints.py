@@ -17,6 +17,7 @@ _LIGHTNING = (
     "Lightning's .ckpt holds a LightningModule's whole training state, not a model folder. Write a folder for each "
     "step: `MyModule.load_from_checkpoint(path).model.save_pretrained('step500')`, and the tokenizer into it."
 )
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def find_checkpoints(
     folder = Path(model).expanduser()
     found = _in_folder(folder, revisions) if folder.is_dir() else _on_hub(model, revisions or ())
     _check_steps(found)
+    _check_tokenizers(found)
     _check_depths(found, trust_remote_code)
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
@@ -152,6 +154,16 @@ def _check_steps(found: Sequence[Checkpoint]) -> None:
             f"`revisions` must be two or more, or nothing can change between them, but got {found[0].name!r} alone. "
             "For one model use `midlayer metrics`."
         )
+
+
+def _check_tokenizers(found: Sequence[Checkpoint]) -> None:
+    """Raise where a folder has no tokenizer: transformers would make an empty one, which reads a text as nothing."""
+    for checkpoint in found:
+        if checkpoint.revision is None and not any((Path(checkpoint.source) / name).is_file() for name in _TOKENIZERS):
+            raise OptionError(
+                f"`revisions` must have their tokenizer with them, but {checkpoint.source} has none. Write it there "
+                "with `tokenizer.save_pretrained(folder)`; a Trainer does so when given `processing_class=tokenizer`."
+            )
 
 
 def _check_depths(found: Sequence[Checkpoint], trust_remote_code: bool) -> None:

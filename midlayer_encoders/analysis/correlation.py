@@ -122,10 +122,11 @@ def _pairs(part: pl.DataFrame, metrics: Sequence[str] | None) -> Iterator[_Pair]
         if not curves or not scores:
             continue
         own = [task for task in scores if task in curves]
-        average = _mean([curves[task] for task in own] or list(curves.values()))
+        everywhere = _mean(list(curves.values()))
+        average = _mean([curves[task] for task in own]) if own else everywhere
         yield _pair(name, "average", average, _mean([scores[task] for task in own or scores]))
         for task, score in scores.items():
-            yield _pair(name, task, curves.get(task, average), score)
+            yield _pair(name, task, curves.get(task, everywhere), score)
 
 
 def _curves(rows: pl.DataFrame) -> dict[str, _Curve]:
@@ -198,5 +199,6 @@ def _cosine(x: _Values, y: _Values) -> float:
 def _blocks(count: int, block: int, resamples: int, seed: int) -> NDArray[np.int64]:
     """Return positions of moving blocks, with replacement, shape ``(resamples, count)``."""
     block = min(block, count)
-    starts = np.random.default_rng(seed).integers(0, count - block + 1, size=(resamples, -(-count // block)))
-    return (starts[:, :, None] + np.arange(block)).reshape(resamples, -1)[:, :count]
+    number = -(-count // block)
+    starts = np.random.default_rng(seed).integers(0, count - block + 1, size=(resamples, number))
+    return (starts[:, :, None] + np.arange(block)).reshape(resamples, number * block)[:, :count]

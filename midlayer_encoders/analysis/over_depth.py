@@ -43,7 +43,9 @@ Rows: TypeAlias = tuple[tuple[str, ...], ...]
 def scores_by_depth(setting: Setting) -> pl.DataFrame:
     """Return scores on the tasks by depth, and the paper's own of three models."""
     paper = setting.reference_scores(["Pythia-410m", "mamba-370m", "LLM2Vec-mntp-unsup-simcse-8B"])
-    ours = [setting.sweep(model).filter(pl.col("kind") == "score") for model in setting.wanted_models()]
+    ours = [frame.filter(pl.col("kind") == "score") for frame in setting.sweeps()]
+    if not ours and paper.is_empty():
+        raise MissingInputError("It needs a model: pass --model, or --swept FILE.")
     return pl.concat([*ours, paper])
 
 
@@ -96,18 +98,27 @@ def correlations(reference: Sequence[str]) -> Callable[[Setting], pl.DataFrame]:
     """Return what correlates metrics with scores, of the models and of some of the paper's."""
 
     def run(setting: Setting) -> pl.DataFrame:
-        frames = [correlate(setting.sweep(model), resamples=_RESAMPLES, seed=setting.seed) for model in setting.models]
+        frames = [_correlated(setting, frame, f"sweep{place}") for place, frame in enumerate(setting.sweeps())]
         if setting.reference is not None:
             both = pl.concat([reference_scores(setting.reference), reference_metrics(setting.reference)])
             mine = both.filter(pl.col("model").is_in(reference), pl.col("revision") == "main")
             if mine["kind"].n_unique() == 2:
                 mine = mine.with_columns(pl.col("model") + REFERENCE)
-                frames.append(correlate(mine, resamples=_RESAMPLES, seed=setting.seed))
+                frames.append(_correlated(setting, mine, "-".join(reference)))
         if not frames:
             raise MissingInputError("It needs a model (--model) or the paper's tables (--reference DIR).")
         return pl.concat(frames)
 
     return run
+
+
+def _correlated(setting: Setting, frame: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Return the correlations of a frame, kept in the folder: three figures show them."""
+    kept = setting.out / "correlations" / f"{name}-{setting.digest}.parquet"
+    if not kept.is_file():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        correlate(frame, resamples=_RESAMPLES, seed=setting.seed).write_parquet(kept)
+    return pl.read_parquet(kept)
 
 
 def correlation_words(frame: pl.DataFrame) -> list[str]:
@@ -125,10 +136,9 @@ def correlation_words(frame: pl.DataFrame) -> list[str]:
     return words
 
 
-def correlation_table(frame: pl.DataFrame) -> Rows:
+def correlation_table(frame: pl.DataFrame, statistics: Sequence[str] = ("spearman", "kendall", "dcor")) -> Rows:
     """Return a row for each model and metric: the correlations and their intervals."""
     average = frame.filter(pl.col("task") == "average", pl.col("statistic") != "signed_dcor")
-    statistics = ("spearman", "kendall", "dcor")
     rows: list[tuple[str, ...]] = [("model", "metric", *statistics)]
     for (model, metric), part in average.group_by("model", "metric", maintain_order=True):
         cells = {name: _interval(*ends) for name, *ends in part.select("statistic", "value", "low", "high").iter_rows()}
@@ -160,7 +170,10 @@ def training(names: Sequence[str]) -> Callable[[Setting], pl.DataFrame]:
             return found.frame
         folder = setting.reference_folder("checkpoints (--revisions step1,step512,… of the first model)")
         known = reference_metrics(folder).filter(
-            pl.col("model") == "Pythia-410m", pl.col("dataset") == "wikitext", pl.col("name").is_in(names)
+            pl.col("model") == "Pythia-410m",
+            pl.col("dataset") == "wikitext",
+            pl.col("name").is_in(names),
+            pl.col("name") != "curvature",  # NaN in most layers of the tables
         )
         last = pl.col("revision").replace("main", "step143000")
         return known.with_columns(last, pl.col("model") + REFERENCE, pl.col("name") + REFERENCE)
@@ -208,7 +221,7 @@ _RULES = ("last", "fixed-depth", "min-dime", "min-infonce", "min-dataset-entropy
 
 def chosen_layers(setting: Setting) -> pl.DataFrame:
     """Return for each model, task and rule the layer that it chooses and its score."""
-    frames = [setting.sweep(model) for model in setting.models]
+    frames = [part for frame in setting.sweeps() for part in frame.partition_by("model", maintain_order=True)]
     if setting.reference is not None:
         paper = ["Pythia-410m", "LLM2Vec-mntp-unsup-simcse-8B"]
         both = pl.concat([reference_scores(setting.reference), reference_metrics(setting.reference)])
@@ -222,16 +235,18 @@ def chosen_layers(setting: Setting) -> pl.DataFrame:
 def _chosen(frame: pl.DataFrame) -> pl.DataFrame:
     """Return for each task and rule the chosen layer and its score; metrics are of the task's own texts where they are.
 
-    A layer that was not scored counts as the nearest one that was.
+    ``best`` is the one layer with the highest mean score. A layer that was not scored counts as the nearest that was.
     """
     scores, measured = (frame.filter(pl.col("kind") == kind) for kind in ("score", "metric"))
+    whole = curves(frame).score
+    best = max(whole, key=lambda k: whole[k])
     rows = []
     for (task,), part in scores.group_by("dataset", maintain_order=True):
         own = measured.filter(pl.col("dataset") == task)
         found = curves(pl.concat([part, measured if own.is_empty() else own]))
         for rule in ("best", *_RULES):
             try:
-                layer = max(found.score, key=lambda k: found.score[k]) if rule == "best" else choose(found, rule)[0]
+                layer = best if rule == "best" else choose(found, rule)[0]
             except CannotChooseError:
                 continue
             near = min(found.score, key=lambda k: (abs(k - layer), k))
@@ -250,7 +265,7 @@ def chosen_table(frame: pl.DataFrame) -> Rows:
         .iter_rows()
     }
     rows = [(rule, *(means.get((model, rule), "–") for model in models)) for rule in ("best", *_RULES)]
-    return (("rule, a layer for each task", *models), *rows)
+    return (("rule", *models), *rows)
 
 
 def chosen_words(frame: pl.DataFrame) -> list[str]:
@@ -260,7 +275,7 @@ def chosen_words(frame: pl.DataFrame) -> list[str]:
         means = dict(part.group_by("name").agg(100 * pl.col("value").mean()).iter_rows())
         rule = max((one for one in _RULES if one in means and one != "last"), key=lambda one: means[one])
         words.append(
-            f"{model}: the best layer of each task {means['best']:.1f}, the last {means['last']:.1f}, "
-            f"{rule} {means[rule]:.1f}, the best of the rules without labels."
+            f"{model}: the best layer {means['best']:.1f}, the last {means['last']:.1f}; of the rules without labels "
+            f"{rule} is best with {means[rule]:.1f}."
         )
     return words

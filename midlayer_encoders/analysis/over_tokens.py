@@ -34,7 +34,14 @@ def along_solutions(setting: Setting) -> pl.DataFrame:
         raise MissingInputError("It needs worked solutions: pass --solutions FILE (the paper's are GSM8K's).")
     length = 2 * setting.max_length
     return pl.concat(
-        entropy_along(setting.encoder(model), texts, every=4, max_length=length, dataset="solutions")
+        entropy_along(
+            setting.encoder(model),
+            texts,
+            every=4,
+            max_length=length,
+            pass_per_prefix=setting.pass_per_prefix,
+            dataset="solutions",
+        )
         for model in setting.wanted_models()
     )
 

@@ -114,17 +114,10 @@ def _label(encoder: LayerEncoder, taken: Sequence[str]) -> str:
 
 def metric_rows(read: ReadModel, dataset: str) -> pl.DataFrame:
     """Return the tidy frame of a model's metrics."""
+    spec, depth = read.spec, read.kept.num_layers
+    model = spec.model if spec.revision else read.label  # the revision has a column of its own
     rows = [
-        (
-            read.label,
-            read.spec.revision or "default",
-            layer,
-            layer / read.kept.num_layers,
-            "metric",
-            dataset,
-            name,
-            value,
-        )
+        (model, spec.revision or "default", layer, layer / depth, "metric", dataset, name, value)
         for name, values in read.values.items()
         for layer, value in zip(read.kept.layers, values.tolist(), strict=True)
     ]

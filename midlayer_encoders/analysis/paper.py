@@ -105,7 +105,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "fig3": Experiment(
         "Metrics against scores", _GO_WITH, correlations(["Pythia-410m"]), correlation_words,
-        figure=lambda frame: correlation_figure(frame, statistics=["dcor"]), table=correlation_table,
+        figure=lambda frame: correlation_figure(frame, statistics=["dcor"]),
+        table=lambda frame: correlation_table(frame, ["dcor"]),
     ),
     "fig4": Experiment(
         "Metrics while a model learns", "middle layers change most, early ones settle first.",

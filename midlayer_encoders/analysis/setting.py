@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from midlayer_encoders._types import Layer
 from midlayer_encoders.analysis.reference import reference_metrics, reference_scores
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.measuring import measure
@@ -23,6 +24,10 @@ __all__ = ["MissingInputError", "Setting"]
 
 REFERENCE = " (reference)"
 """What is added to the names of the paper's own models and numbers, so that they do not pass for measured ones."""
+
+
+TENTHS: tuple[Layer, ...] = (0, *(tenth / 10 for tenth in range(1, 11)))
+"""The embeddings and every tenth of the depth."""
 
 
 class MissingInputError(MidlayerError):
@@ -42,9 +47,12 @@ class Setting:
         reference: folder of the paper's own tables; ``None`` where there is none.
         revisions: checkpoints of the first model, for Figures 4 and 11.
         tasks: to score layers on.
+        layers: that are scored; by default every tenth of the depth, which takes a third of the time of all 31.
+        swept: tidy frames of sweeps made elsewhere, taken as they are beside what is swept here.
         limit: how many texts a prompt experiment takes; metrics over texts take four times as many.
         max_length: tokens after which a text is cut off.
         seed: of every draw.
+        pass_per_prefix: pass each prefix of a solution through the model by itself, for models that look ahead.
         workers: processes that score layers; ``None`` for all cores.
     """
 
@@ -56,17 +64,21 @@ class Setting:
     reference: Path | None = None
     revisions: tuple[str, ...] = ()
     tasks: str = "builtin"
+    layers: tuple[Layer, ...] | str = TENTHS
+    swept: tuple[pl.DataFrame, ...] = ()
     limit: int = 8
     max_length: int = 64
     seed: int = 0
+    pass_per_prefix: bool = False
     workers: int | None = None
     _loaded: dict[str, LayerEncoder] = field(default_factory=dict, repr=False)
 
     @property
     def digest(self) -> str:
         """Twelve hexadecimal digits that differ whenever what is measured does."""
-        parts = [self.models, self.texts, self.solutions, str(self.reference), self.revisions, self.tasks]
-        text = json.dumps([*parts, self.limit, self.max_length, self.seed])
+        frames = [frame.hash_rows().sort().to_list() for frame in self.swept]
+        parts = [self.models, self.texts, self.solutions, str(self.reference), self.revisions, self.tasks, frames]
+        text = json.dumps([*parts, self.layers, self.limit, self.max_length, self.seed, self.pass_per_prefix])
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
     def encoder(self, model: str) -> LayerEncoder:
@@ -103,13 +115,17 @@ class Setting:
         if (folder / "sweep.json").is_file():
             return SweepResult.load(folder).frame
         result = sweep(
-            self.encoder(model), self.tasks.split(","), metrics="paper", metric_texts=4 * self.limit, views=4,
-            out=folder, workers=self.workers,
+            self.encoder(model), self.tasks.split(","), layers=self.layers, metrics="paper", views=4,
+            metric_texts=4 * self.limit, out=folder, workers=self.workers,
         )  # fmt: skip
         if result.failures:
             reasons = "; ".join(f"{task}: {error}" for task, error in result.failures.items())
             raise MidlayerError(f"Some tasks failed. {reasons}")
         return result.frame
+
+    def sweeps(self) -> list[pl.DataFrame]:
+        """Return the frames of sweeps: those given, or else one of each model."""
+        return list(self.swept) or [self.sweep(model) for model in self.models]
 
     def metrics(self, model: str) -> pl.DataFrame:
         """Return the paper's metrics of every layer on the texts; kept in the folder."""
@@ -127,12 +143,17 @@ class Setting:
         return self._of_reference(reference_scores, models)
 
     def reference_metrics(self, models: Sequence[str]) -> pl.DataFrame:
-        """Return the paper's own metrics on WikiText, over the largest entropy, of some models."""
+        """Return the paper's own metrics on WikiText, over the largest entropy, of some models.
+
+        Its curvature is left out: it is NaN in most layers.
+        """
         frame = self._of_reference(reference_metrics, models)
-        return frame.filter(pl.col("dataset") == "wikitext").with_columns(pl.col("name") + REFERENCE)
+        kept = frame.filter(pl.col("dataset") == "wikitext", pl.col("name") != "curvature")
+        return kept.with_columns(pl.col("name") + REFERENCE)
 
     def _of_reference(self, read: Callable[[Path], pl.DataFrame], models: Sequence[str]) -> pl.DataFrame:
         if self.reference is None:
             return pl.DataFrame(schema=FRAME_SCHEMA)
-        frame = read(self.reference).filter(pl.col("model").is_in(models), pl.col("revision") == "main")
-        return frame.with_columns(pl.col("model") + REFERENCE)
+        frame = read(self.reference).filter(pl.col("revision") == "main")
+        mine = pl.concat(frame.filter(pl.col("model") == model) for model in models)
+        return mine.with_columns(pl.col("model") + REFERENCE)

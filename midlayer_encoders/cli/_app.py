@@ -40,6 +40,7 @@ Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; b
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; by default the best there is.")]
 MaxLength = Annotated[int | None, typer.Option(help="Tokens after which a text is cut off.")]
 GgufFile = Annotated[str | None, typer.Option(help="Name of a GGUF file in MODEL to read the weights from.")]
+TowerText = Annotated[str | None, typer.Option("--tower", help="text or image: that tower of a joint model as CLIP.")]
 
 
 @app.callback()

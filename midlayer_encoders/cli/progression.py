@@ -52,7 +52,8 @@ def progression(
     from midlayer_encoders.measuring import num_passes
     from midlayer_encoders.texts import read_texts
 
-    wanted, asked = parse_names(names), revisions.split(",") if revisions else None
+    wanted = parse_names(names)
+    asked = [name.strip() for name in revisions.split(",")] if revisions else None
     lines = read_texts(texts, field=field)[:limit]
     total = len(find_checkpoints(model, asked)) * len(lines) * num_passes(wanted, views=views)
     with progress_bars() as progress:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from midlayer_encoders.cli._app import Device, Dtype, GgufFile, app, console, quieten, whole_model
+from midlayer_encoders.cli._app import Device, Dtype, GgufFile, app, console, parse_layers, quieten, whole_model
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from midlayer_encoders.analysis.reproduce import Outcome
     from midlayer_encoders.encoder import LayerEncoder
 
@@ -29,8 +31,17 @@ def reproduce(
     reference: Annotated[Path | None, typer.Option(help="Folder of the paper's own per-layer tables.")] = None,
     revisions: Annotated[str | None, typer.Option(help="Checkpoints of the first model: step1,step512,…")] = None,
     tasks: Annotated[str, typer.Option(help="What layers are scored on, as in sweep.")] = "builtin",
+    layers: Annotated[
+        str, typer.Option(help="That are scored: tenths of the depth, all, or some with commas.")
+    ] = "tenths",
+    swept: Annotated[
+        list[Path] | None, typer.Option(help="Frame of a sweep made before, parquet or CSV, instead of one now.")
+    ] = None,
     limit: Annotated[int, typer.Option(help="Texts for prompts; metrics take four times as many.")] = 8,
     max_length: Annotated[int, typer.Option(help="Tokens after which a text is cut off.")] = 64,
+    pass_per_prefix: Annotated[
+        bool, typer.Option(help="fig5 on a model that looks ahead: a pass for each prefix.")
+    ] = False,
     dtype: Dtype = None,
     device: Device = None,
     gguf_file: GgufFile = None,
@@ -44,7 +55,7 @@ def reproduce(
     quieten()
     from midlayer_encoders.analysis.reproduce import reproduce as run
     from midlayer_encoders.analysis.reproduce import resolve_experiments, write_experiments
-    from midlayer_encoders.analysis.setting import Setting
+    from midlayer_encoders.analysis.setting import TENTHS, Setting
     from midlayer_encoders.errors import OptionError
 
     names = resolve_experiments(figure)  # a wrong name is said before a model is loaded
@@ -57,7 +68,8 @@ def reproduce(
     setting = Setting(
         models=tuple(model or ()), load=load, out=out, texts=_texts(texts, max_length), solutions=_solutions(solutions),
         reference=reference or _default("../reference"), revisions=tuple(revisions.split(",") if revisions else ()),
-        tasks=tasks, limit=limit, max_length=max_length, seed=seed,
+        tasks=tasks, layers=TENTHS if layers == "tenths" else _layers(layers), swept=tuple(map(_frame, swept or ())),
+        limit=limit, max_length=max_length, seed=seed, pass_per_prefix=pass_per_prefix,
     )  # fmt: skip
     outcomes = run(names, setting, told=_say)
     console().print(f"The report: {write_experiments(outcomes, setting)}", soft_wrap=True)
@@ -70,6 +82,23 @@ def _say(outcome: Outcome) -> None:
     console().print(f"{outcome.name}: {outcome.status} ({outcome.seconds:.1f} s)", style=style, highlight=False)
     for sentence in outcome.words:
         console().print(f"  {sentence}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _layers(text: str) -> tuple[int | float, ...] | str:
+    found = parse_layers(text)
+    return found if isinstance(found, str) else tuple(found)
+
+
+def _frame(path: Path) -> pl.DataFrame:
+    """Return the tidy frame in a file."""
+    import polars as pl
+
+    from midlayer_encoders.errors import OptionError
+    from midlayer_encoders.report import check_frame
+
+    if not path.is_file():
+        raise OptionError(f"`--swept` must be the frame.parquet or frame.csv of a sweep, but there is no {path}.")
+    return check_frame(pl.read_csv(path) if path.suffix == ".csv" else pl.read_parquet(path))
 
 
 def _default(path: str) -> Path | None:

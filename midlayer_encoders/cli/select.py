@@ -69,7 +69,8 @@ def select_command(
     _print(found)
     if out is not None:
         _write(found, out)
-    console().print(f"Take it with: midlayer export {model} --layer {found.layer} --out FOLDER", highlight=False)
+    command = f"midlayer export {model} --layer {found.layer} --out FOLDER"
+    console().print(f"Take it with: {command}", highlight=False, soft_wrap=True)
 
 
 def _read_labels(path: Path, count: int) -> list[str | None]:
@@ -93,7 +94,7 @@ def _print(found: Selection) -> None:
         style = "bold green" if choice.rule == found.rule else "dim" if choice.layer is None else None
         table.add_row(choice.rule, "" if choice.layer is None else str(choice.layer), choice.reason, style=style)
     console().print(table)
-    console().print(found.confidence, highlight=False)
+    console().print(found.confidence, highlight=False, soft_wrap=True)
 
 
 def _write(found: Selection, out: Path) -> None:

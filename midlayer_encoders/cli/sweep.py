@@ -17,6 +17,7 @@ from midlayer_encoders.cli._app import (
     NormText,
     PoolingText,
     Revision,
+    TowerText,
     app,
     console,
     parse_layers,
@@ -53,6 +54,7 @@ def sweep(
     device: Device = None,
     max_length: MaxLength = None,
     gguf_file: GgufFile = None,
+    tower: TowerText = None,
     devices: Annotated[int, typer.Option(help="Processes on this machine that share the embedding.")] = 1,
     num_nodes: Annotated[int, typer.Option(help="Machines that share it (torchrun or SLURM start them).")] = 1,
 ) -> None:
@@ -61,7 +63,7 @@ def sweep(
     from midlayer_encoders.tasks import task_sources
 
     task_sources(tasks.split(","))  # a wrong name is said before the model is loaded
-    options = {"revision": revision, "dtype": dtype, "device": device, "max_length": max_length}
+    options = {"revision": revision, "dtype": dtype, "device": device, "max_length": max_length, "tower": tower}
     encoder = whole_model(model, gguf_file=gguf_file, **options)
     run_sweep(
         encoder, tasks.split(","), layers=parse_layers(layers), metrics=parse_names(names), out=out, store=store,

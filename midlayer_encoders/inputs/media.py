@@ -92,6 +92,6 @@ def _readable(path: Path, medium: str, bad: str, max_pixels: int) -> bool:
     except InputError as reason:
         if bad == "refuse":
             raise
-        _log.warning("%s is left out: %s", path, reason)
+        _log.warning("Left out: %s", reason)
         return False
     return True

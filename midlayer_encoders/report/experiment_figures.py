@@ -10,7 +10,7 @@ import polars as pl
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report.axes import MISSING, SOFT, columns_for, grid, layer_axis
-from midlayer_encoders.report.experiments import Panel
+from midlayer_encoders.report.experiments import Panel, shared_labels
 from midlayer_encoders.report.steps import step_colours
 from midlayer_encoders.report.style import DASHES, SERIES
 from midlayer_encoders.report.ticks import padded
@@ -33,28 +33,34 @@ def panels_figure(panels: Sequence[Panel], *, title: str = "") -> Figure:
     """
     if not panels or not all(panel.traces for panel in panels):
         raise OptionError("`panels` must hold curves to draw, but got none.")
-    labels = [tuple(trace.label for trace in panel.traces) for panel in panels]
-    shared = len(set(labels)) == 1 and len(labels[0]) > 1
+    labels = shared_labels(panels)
+    shared = len(labels) > 1
     wide = 2 if len(panels) in (2, 4) else columns_for(len(panels))
-    figure, axes = grid(len(panels), columns=wide, legend=len(labels[0]) if shared else 0)
+    figure, axes = grid(len(panels), columns=wide, legend=len(labels) if shared else 0)
     figure.set_size_inches(
-        max(figure.get_figwidth(), 4.2 * wide), figure.get_figheight() + 0.6 * -(-len(panels) // wide)
+        max(figure.get_figwidth(), 4.2 * wide, 7.0 if len(labels) > 2 else 0.0),
+        figure.get_figheight() + 0.6 * -(-len(panels) // wide),
     )
     for one, panel in zip(axes, panels, strict=True):
-        _draw(one, panel)
-        if not shared and len(panel.traces) > 1:
+        _draw(one, panel, labels or [trace.label for trace in panel.traces])
+        if not labels and len(panel.traces) > 1:
             one.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))  # never over a curve
     if shared:
-        handles, words = axes[0].get_legend_handles_labels()
-        figure.legend(handles, words, loc="outside upper left", ncols=min(len(words), 6), frameon=False, fontsize=8)
+        drawn = [(word, handle) for one in axes for handle, word in zip(*one.get_legend_handles_labels(), strict=True)]
+        found = {word: dict(reversed(drawn))[word] for word in labels}
+        columns = 6 if max(map(len, labels)) < 20 else max(1, int(figure.get_figwidth() // 3.2))
+        figure.legend(
+            list(found.values()), list(found), loc="outside upper left", ncols=columns, frameon=False, fontsize=8
+        )
     if title:
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     return figure
 
 
-def _draw(axes: Axes, panel: Panel) -> None:
+def _draw(axes: Axes, panel: Panel, labels: Sequence[str]) -> None:
     colours = step_colours(len(panel.traces)) if panel.ordered else None
-    for place, trace in enumerate(panel.traces):
+    for trace in panel.traces:
+        place = labels.index(trace.label)
         colour = colours(place) if colours is not None else SERIES[place % len(SERIES)]
         dashes = "" if panel.ordered else DASHES[place // len(SERIES) % len(DASHES)]
         axes.plot(
@@ -119,8 +125,9 @@ def rule_figure(frame: pl.DataFrame) -> Figure:
     """
     models = frame["model"].unique(maintain_order=True).to_list()
     rules = frame["name"].unique(maintain_order=True).to_list()
-    figure, panels = grid(len(models), columns=columns_for(len(models)))
-    figure.set_size_inches(max(figure.get_figwidth(), 5.5), 0.32 * len(rules) * -(-len(models) // 3) + 1.0)
+    columns = min(len(models), 2)
+    figure, panels = grid(len(models), columns=columns)
+    figure.set_size_inches(4.4 * columns, (0.26 * len(rules) + 0.7) * -(-len(models) // columns))
     for axes, model in zip(panels, models, strict=True):
         means = frame.filter(pl.col("model") == model).group_by("name").agg(100 * pl.col("value").mean())
         points = dict(means.iter_rows())

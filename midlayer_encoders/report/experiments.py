@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.report.frames import check_frame, metric_series, number_of_layers
+from midlayer_encoders.report.frames import check_frame, number_of_layers
 from midlayer_encoders.report.histories import histories, step_word
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ __all__ = [
     "order_panels",
     "prompt_panels",
     "score_panels",
+    "shared_labels",
     "step_panels",
     "subblock_panels",
 ]
@@ -69,6 +70,13 @@ class Panel:
         return max(max(trace.x) for trace in self.traces)
 
 
+def shared_labels(panels: Sequence[Panel]) -> list[str]:
+    """Return the labels of one key for all panels, or none where each needs its own: amounts that differ."""
+    labels = list(dict.fromkeys(trace.label for panel in panels for trace in panel.traces))
+    alike = all(len(panel.traces) == len(labels) for panel in panels)
+    return labels if alike or not any(panel.ordered for panel in panels) else []
+
+
 # --- what each experiment draws ------------------------------------------------------------------------------------
 
 
@@ -91,21 +99,21 @@ def score_panels(frame: pl.DataFrame) -> list[Panel]:
 
 
 def metric_depth_panels(frame: pl.DataFrame) -> list[Panel]:
-    """Return a panel for each metric, a curve for each model and set of texts (Figures 2, 10 and 12)."""
-    frame = check_frame(frame)
+    """Return a panel for each metric, a curve for each model and set of texts (Figures 2, 10, 12 and 13)."""
+    frame = check_frame(frame).filter(pl.col("kind") == "metric")
     depths = {number_of_layers(part) for _, part in frame.group_by("model", "revision")} - {0}
     relative = len(depths) > 1
-    return [
-        Panel(
-            name,
-            _DEPTH if relative else "layer",
-            tuple(
-                Trace(one.label, tuple(100 * d for d in one.depths) if relative else one.layers, one.values)
-                for one in many
-            ),
-        )
-        for name, many in metric_series(frame).items()
-    ]
+    x = 100 * pl.col("depth") if relative else pl.col("layer")
+    traces: dict[str, list[Trace]] = {name: [] for name in frame["name"].unique(maintain_order=True)}
+    for (name, model, revision, dataset), part in frame.group_by(
+        "name", "model", "revision", "dataset", maintain_order=True
+    ):
+        label = _model_label(frame, model, revision)
+        mine = frame.filter(pl.col("model") == model, pl.col("name") == name)
+        label += f", {dataset}" if mine["dataset"].n_unique() > 1 else ""
+        rows = part.sort("layer").select(x.alias("x"), "value")
+        traces[str(name)].append(Trace(label, tuple(rows["x"]), tuple(rows["value"])))
+    return [Panel(name, _DEPTH if relative else "layer", tuple(many)) for name, many in traces.items()]
 
 
 def along_panels(frame: pl.DataFrame, *, depths: Sequence[float] = (0.25, 0.5, 0.75, 1.0)) -> list[Panel]:
@@ -114,6 +122,7 @@ def along_panels(frame: pl.DataFrame, *, depths: Sequence[float] = (0.25, 0.5, 0
     Positions that fewer than half of the texts reach are left out: which texts are long is not the model's doing.
     """
     panels: dict[float, list[Trace]] = {depth: [] for depth in depths}
+    shown: dict[float, set[int]] = {depth: set() for depth in depths}
     for (model, revision), part in frame.group_by("model", "revision", maintain_order=True):
         kept = part.filter(pl.col("texts") >= part["texts"].max() / 2)  # type: ignore[operator]
         layers = kept["layer"].unique().sort().to_list()
@@ -121,9 +130,14 @@ def along_panels(frame: pl.DataFrame, *, depths: Sequence[float] = (0.25, 0.5, 0
             layer = min(layers, key=lambda one: (abs(one - depth * max(layers)), one))
             rows = kept.filter(pl.col("layer") == layer).sort("position")
             around = zip(rows["value"] - rows["deviation"], rows["value"] + rows["deviation"], strict=True)
-            label = f"{_model_label(frame, model, revision)}, layer {layer}"
+            shown[depth].add(layer)
+            label = _model_label(frame, model, revision)
             panels[depth].append(Trace(label, tuple(rows["position"]), tuple(rows["value"]), tuple(around)))
-    return [Panel(f"at {100 * depth:g} % of the depth", "tokens so far", tuple(many)) for depth, many in panels.items()]
+    titles = {
+        depth: f"layer{'s'[: len(layers) - 1]} {' and '.join(map(str, sorted(layers)))}, {100 * depth:g} % of the depth"
+        for depth, layers in shown.items()
+    }
+    return [Panel(titles[depth], "tokens so far", tuple(many)) for depth, many in panels.items()]
 
 
 _CONDITIONS = {

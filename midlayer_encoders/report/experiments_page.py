@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from midlayer_encoders.report.experiments import Panel, Trace
+from midlayer_encoders.report.experiments import Panel, shared_labels
 from midlayer_encoders.report.page import document, facts, section, sentences
 from midlayer_encoders.report.panels import panel_grid
 from midlayer_encoders.report.steps import step_colours
-from midlayer_encoders.report.svg import PANEL, Line, chart
+from midlayer_encoders.report.svg import PANEL, Line, Size, chart
 from midlayer_encoders.report.tables import breakable
 
 __all__ = ["Finding", "experiments_html"]
+
+
+_ALONE = Size(780, 300, 44, 20, 10, (11, 6), words=False)  # a panel that has the page's width to itself
 
 
 @dataclass(frozen=True)
@@ -78,42 +81,42 @@ def _panels(panels: Sequence[Panel]) -> str:
     """Return the panels, under one key where they share their labels, else each with its own."""
     if not panels:
         return ""
-    labels = [tuple(trace.label for trace in panel.traces) for panel in panels]
-    shared = len(set(labels)) == 1
-    figures = [
-        f"<figure{_order(panel)}><figcaption><h3>{breakable(panel.title)}</h3>by {escape(panel.x_label)}</figcaption>"
-        f"{_chart(panel)}{'' if shared else _key(panel.traces)}</figure>"
-        for panel in panels
-    ]
-    key = f"<div{_order(panels[0])}>{_key(panels[0].traces)}</div>" if shared and len(labels[0]) > 1 else ""
-    return key + panel_grid(figures)
+    labels = shared_labels(panels)
+    figures = []
+    for panel in panels:
+        mine = [trace.label for trace in panel.traces]
+        drawn = _chart(panel, labels or mine, _ALONE if len(panels) == 1 else PANEL) + ("" if labels else _key(mine))
+        title = f"<h3>{breakable(panel.title)}</h3>by {escape(panel.x_label)}"
+        figures.append(f"<figure{_order(panel)}><figcaption>{title}</figcaption>{drawn}</figure>")
+    key = f"<div{_order(panels[0])}>{_key(labels)}</div>" if len(labels) > 1 else ""
+    return key + (panel_grid(figures) if len(panels) > 1 else figures[0])
 
 
 def _order(panel: Panel) -> str:
     return f' class="ordered-{len(panel.traces)}"' if panel.ordered else ""
 
 
-def _key(traces: Sequence[Trace]) -> str:
+def _key(labels: Sequence[str]) -> str:
     items = "".join(
         f'<li><svg viewBox="0 0 32 12" aria-hidden="true"><g class="line s{place}"><path d="M0 6H32"/></g></svg>'
-        f"{escape(trace.label)}</li>"
-        for place, trace in enumerate(traces)
+        f"{escape(label)}</li>"
+        for place, label in enumerate(labels)
     )
     return f'<ul class="legend">{items}</ul>'
 
 
-def _chart(panel: Panel) -> str:
+def _chart(panel: Panel, labels: Sequence[str], size: Size) -> str:
     lines = [
         Line(
             list(zip(trace.x, trace.y, strict=True)),
             [f"{trace.label}, {x:g}: {y:.4g}" for x, y in zip(trace.x, trace.y, strict=True)],
-            place,
+            labels.index(trace.label),
             trace.band,
         )
-        for place, trace in enumerate(panel.traces)
+        for trace in panel.traces
     ]
     end = max(1, -int(-panel.end // 1))
-    return chart(lines, end, size=PANEL, label=f"{panel.title} by {panel.x_label}")
+    return chart(lines, end, size=size, label=f"{panel.title} by {panel.x_label}")
 
 
 def _table(one: Finding) -> str:

@@ -218,6 +218,8 @@ def surely_better(right: Tensor, layer: int, other: int, *, seed: int = 0) -> bo
 def _weighed(found: Curves, right: Tensor, *, seed: int) -> tuple[int, str]:
     """Return what ``auto`` makes of labels: their layer where it is surely better than what it takes without them."""
     without, words = choose(replace(found, tasks={}, score={}), "auto")
+    if len(set(found.score.values())) == 1:
+        return without, f"{words}; the labels tell no layer from another"
     layer, reason = choose(found, "few-labels")
     if layer == without:
         return layer, f"few-labels: {reason}, and {words}"

@@ -166,8 +166,16 @@ def test_checkpoints_of_different_depth_are_refused(run: Path, tmp_path: Path) -
     config = tmp_path / "step2" / "config.json"
     config.parent.mkdir()
     text = (run / "step1" / "config.json").read_text()
+    shutil.copy(run / "step1" / "tokenizer.json", config.parent)
     config.write_text(text.replace(f'"num_hidden_layers": {DEPTH}', '"num_hidden_layers": 9'))
     with pytest.raises(OptionError, match=f"as many blocks at every step, but step1 has {DEPTH}, step2 has 9"):
+        progress(tmp_path)
+
+
+def test_a_checkpoint_without_its_tokenizer_is_refused(run: Path, tmp_path: Path) -> None:
+    for name in ("step1", "checkpoint-2"):
+        shutil.copytree(run / name, tmp_path / name, ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(OptionError, match=r"step1 has none\. .*save_pretrained.*processing_class=tokenizer"):
         progress(tmp_path)
 
 
@@ -214,11 +222,19 @@ def test_revisions_on_the_hub_are_read_from_its_cache(run: Path, tmp_path: Path)
         shutil.copytree(run / name, home / "snapshots" / commit)
         (home / "refs").mkdir(parents=True, exist_ok=True)
         (home / "refs" / f"step{number + 1}").write_text(commit)
-    (tmp_path / "t.txt").write_text("\n".join(TEXTS))
-    command = [sys.executable, "-m", "midlayer_encoders.cli", "progression", "some/model", "--revisions", "step1,step2"]
-    command += ["--texts", str(tmp_path / "t.txt"), "--out", str(tmp_path / "out"), "--metrics", "curvature"]
+    (tmp_path / "t.txt").write_text("\n".join(TEXTS * 2))
+    common = ["--texts", str(tmp_path / "t.txt"), "--metrics", "curvature", "--out"]
     environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    subprocess.run(command, check=True, env=environment, capture_output=True)
+
+    def midlayer(*words: str) -> None:
+        subprocess.run([sys.executable, "-m", "midlayer_encoders.cli", *words], check=True, env=environment)
+
+    midlayer("progression", "some/model", "--revisions", "step1,step2", *common, str(tmp_path / "out"))
     frame = pl.read_csv(tmp_path / "out" / "frame.csv")
     assert set(frame["model"]) == {"some/model"}
     assert set(frame["revision"]) == {"step1", "step2"}
+    midlayer("compare", "some/model@step1", "some/model@step2", *common, str(tmp_path / "compared"))
+    compared = pl.read_csv(tmp_path / "compared" / "frame.csv")
+    keys = ["revision", "layer"]
+    assert_frame_equal(compared.sort(keys), frame.with_columns(dataset=pl.lit("t")).sort(keys), rel_tol=1e-6)
+    assert set(pl.read_csv(tmp_path / "compared" / "differences.csv")["model"]) == {"some/model@step2"}

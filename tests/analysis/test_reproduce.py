@@ -119,7 +119,7 @@ def test_an_experiment_says_what_it_lacks(setting: Setting, tmp_path: Path) -> N
     without = replace(setting, texts=(), solutions=(), out=tmp_path)
     said |= {one.name: one for one in reproduce(["fig2", "fig5", "fig6"], without)}
     assert {one.status for one in said.values()} == {"left out"}
-    assert said["fig1"].words == ("It needs a model: pass --model.",)
+    assert said["fig1"].words == ("It needs a model: pass --model, or --swept FILE.",)
     assert "pass --model 2 times" in said["fig13"].words[0]
     assert "--solutions FILE" in said["fig5"].words[0]
     assert "--texts FILE" in said["fig6"].words[0]

@@ -53,7 +53,8 @@ def test_along_leaves_out_positions_that_few_texts_reach() -> None:
         for position, count in ((4, 10), (8, 10), (12, 5), (16, 4))
     ]
     panels = along_panels(extra_frame(rows, **extra))
-    assert [panel.traces[0].label for panel in panels] == ["m, layer 1", "m, layer 2", "m, layer 3", "m, layer 4"]
+    assert [panel.title for panel in panels][:2] == ["layer 1, 25 % of the depth", "layer 2, 50 % of the depth"]
+    assert panels[0].traces[0].label == "m"
     assert panels[0].traces[0].x == (4, 8, 12)
     assert panels[0].traces[0].band[0] == (3.5, 4.5)
 

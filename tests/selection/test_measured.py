@@ -19,7 +19,8 @@ WORDS = ("cats and dogs", "stock markets", "rain in Spain", "card pins", "old bo
 TEXTS = [
     f"{opening} {word}, number {n}" for n, opening in enumerate(("about", "on", "of", "more on")) for word in WORDS
 ]
-KINDS = [word for _ in range(4) for word in WORDS]
+KINDS = [WORDS[(place + place // 7) % 5] for place in range(20)]
+"""Mostly what a text is about, shifted now and then: no layer is always right."""
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,14 @@ def test_auto_follows_labels_only_where_they_are_sure() -> None:
     assert not surely_better(better[:, 8:12], 0, 1), "four texts make nothing sure"
 
 
+def test_labels_that_tell_no_layer_from_another_leave_the_choice_as_it_was(whole: LayerEncoder) -> None:
+    easy = [text for word in WORDS[:2] for text in [word] * 10]
+    found = select(whole, easy, [text[0] for text in easy])
+    assert set(found.frame.filter(kind="score")["value"]) == {1.0}
+    assert found.layer == select(whole, easy).layer
+    assert found.reason.endswith("the labels tell no layer from another")
+
+
 def test_too_few_texts_leave_the_rules_that_look_at_nothing(whole: LayerEncoder) -> None:
     found = select(whole, TEXTS[:6])
     assert found.layer == 3
@@ -95,6 +104,7 @@ def test_too_few_texts_leave_the_rules_that_look_at_nothing(whole: LayerEncoder)
         "needs 16 texts or more, but got 6"
     }
     assert "No text was looked at" in found.confidence
+    assert len(found.plot().axes) == 1, "the choices alone"
     with pytest.raises(CannotChooseError, match=r"'min-dime' cannot choose .* needs 16 texts or more, but got none"):
         select(whole, rule="min-dime")
     assert select(whole, ["ab", "c"] * 10).layer == 3, "texts of under four tokens have no halves"
@@ -134,7 +144,7 @@ def test_the_answer_reads_as_text_and_as_a_frame(labelled: Selection) -> None:
 
 def test_agreement_and_disagreement_are_said() -> None:
     apart = select(frame({"dime": VALLEY, "half_match": VALLEY[::-1]}))
-    assert "The rules disagree, from layer 2 to layer 6" in apart.confidence
+    assert "The rules disagree, from layer 2 to layer 8: 2 of 4 others" in apart.confidence
     near = {"half_match": [0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.3, 0.2, 0.1]}
     assert select(frame(near)).confidence == "The rules agree: all that answer choose layers 6 to 6."
 
@@ -148,5 +158,5 @@ def test_wrong_input_is_refused(whole: LayerEncoder, tiny_folder: Callable[[str]
         select(whole, TEXTS, KINDS[:3])
     with pytest.raises(OptionError, match="`texts` and `labels` must be None with a frame"):
         select(frame({"dime": VALLEY}), TEXTS)
-    with pytest.raises(OptionError, match="cut at layer 2 of 4. Make it with layer=-1"):
+    with pytest.raises(OptionError, match=r"cut at layer 2 of 4\. Make it with layer=-1"):
         select(LayerEncoder(tiny_folder("Llama"), 2, device="cpu"), TEXTS)

@@ -85,7 +85,7 @@ def test_layers_that_were_not_measured_are_counted() -> None:
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ("last", "fixed-depth", "auto")])
 def test_a_rule_without_what_it_needs_says_what_that_is(rule: str) -> None:
     made = frame({"curvature": VALLEY})
-    with pytest.raises(CannotChooseError, match="^needs "):
+    with pytest.raises(CannotChooseError, match=r"^needs "):
         layer(rule, made)
 
 

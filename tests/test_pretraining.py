@@ -1,0 +1,140 @@
+"""The training record's own parts: the objectives, the order of the data, and scorers against mteb's libraries."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score, v_measure_score
+
+from benchmarks.pretraining.corpus import MASK, VOCAB, Windows, encode, paragraphs, parts, train_tokenizer
+from benchmarks.pretraining.finetuning import SameLabel, SamePassages
+from benchmarks.pretraining.models import IGNORED, OBJECTIVES, Size, language_model, sees_ahead, task_of
+from benchmarks.pretraining.module import rate
+from benchmarks.pretraining.numbers import dip
+from benchmarks.pretraining.scorers import _v_measure, accuracy, average_precision, ranks, spearman, v_measure
+from benchmarks.pretraining.watching import looks, stages
+
+SMALL = Size(blocks=2, width=64, vocab=256, length=32)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_only_the_masked_model_sees_ahead(objective: str) -> None:
+    assert sees_ahead(language_model(objective, SMALL).backbone.eval(), SMALL.vocab) == (objective == "masked")
+
+
+def test_causal_and_masked_start_from_the_same_weights_and_leave_the_generator_alone() -> None:
+    before = torch.get_rng_state()
+    causal, masked = (language_model(objective, SMALL).state_dict() for objective in ("causal", "masked"))
+    assert all(torch.equal(causal[name], masked[name]) for name in causal)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_matrix_mixer_is_the_same_function_as_transformers_own() -> None:
+    from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
+    backbone = language_model("ssm", SMALL).backbone.eval()
+    for parameter in backbone.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator())
+    ids = torch.randint(3, SMALL.vocab, (3, 30), generator=generator())
+    mask = torch.ones_like(ids)
+    mask[1, 20:] = 0
+    with torch.no_grad():
+        ours = backbone(input_ids=ids, attention_mask=mask).last_hidden_state
+        for block in backbone.layers:
+            block.mixer.__class__ = Mamba2Mixer
+        torch.testing.assert_close(ours, backbone(input_ids=ids, attention_mask=mask).last_hidden_state)
+
+
+def test_targets_are_the_next_token_or_the_token_under_the_mask() -> None:
+    windows = torch.randint(3, 200, (64, 33), generator=generator())
+    inputs, targets = task_of("causal", windows, generator())
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    hidden, under = task_of("masked", windows, generator())
+    assert torch.equal(hidden == MASK, under != IGNORED)
+    assert torch.equal(torch.where(hidden == MASK, under, hidden), windows[:, :-1])
+    assert 0.27 < (hidden == MASK).float().mean() < 0.33
+
+
+def test_windows_cover_an_epoch_once_in_an_order_of_their_seed() -> None:
+    tokens = torch.arange(1000, dtype=torch.int32)
+    first, again, other = (list(Windows(tokens, 6, 4, 32, seed)) for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+    starts = torch.cat(first)[:, 0].tolist()
+    assert len(set(starts)) == 24
+    assert torch.equal(first[0][0], torch.arange(33) + first[0][0, 0])
+
+
+def test_held_out_text_is_apart_and_the_tokenizer_gives_the_text_back() -> None:
+    text = "It was a dark night, said the café's owner.\n" * 50
+    portions = paragraphs(text, size=200)
+    assert "".join(portions) == text
+    tokenizer = train_tokenizer(portions, 300)
+    assert tokenizer.decode(encode(portions, tokenizer).tolist()) == text
+    assert len(tokenizer) <= 300 < VOCAB
+    train, held = parts(torch.arange(1000), stretch=5)
+    assert not set(train.tolist()) & set(held.tolist())
+    assert len(held) == 10
+
+
+def test_scores_match_the_definitions() -> None:
+    vectors = torch.randn(2, 40, 6, generator=generator(), dtype=torch.float64)
+    pairs = torch.randint(0, 40, (60, 2), generator=generator())
+    wanted = torch.randint(0, 6, (60,), generator=generator()).double()
+    cosine = torch.nn.functional.cosine_similarity(vectors[:, pairs[:, 0]], vectors[:, pairs[:, 1]], dim=-1)
+    from scipy.stats import rankdata, spearmanr
+
+    expected = [spearmanr(row, wanted).statistic for row in cosine]
+    np.testing.assert_allclose(spearman(vectors, pairs, wanted), expected, atol=1e-12)
+    np.testing.assert_allclose(ranks(wanted[None])[0], rankdata(wanted))
+    right = wanted > 2
+    coarse = cosine.round(decimals=1)  # ties
+    expected = [average_precision_score(right, row) for row in coarse]
+    np.testing.assert_allclose(average_precision(coarse, right), expected)
+
+
+def test_accuracy_is_scikit_learns() -> None:
+    labels = torch.arange(60) % 3
+    vectors = torch.randn(2, 60, 8, generator=generator()) + 0.8 * torch.nn.functional.one_hot(labels, 8)
+    shots = [torch.stack([rows, labels[rows]], dim=1) for rows in (torch.arange(24), torch.arange(6, 30))]
+    asked = torch.stack([torch.arange(30, 60), labels[30:]], dim=1)
+    expected = []
+    for layer in vectors.numpy():
+        fits = [LogisticRegression(max_iter=1000).fit(layer[one[:, 0]], one[:, 1]) for one in shots]
+        expected.append(np.mean([fit.score(layer[30:], labels[30:]) for fit in fits]))
+    np.testing.assert_allclose(accuracy(vectors, shots, asked), expected, atol=0.02)
+
+
+def test_v_measure_is_scikit_learns_and_finds_clusters_that_are_there() -> None:
+    truth, found = torch.randint(0, 4, (2, 5, 50), generator=generator())
+    expected = [v_measure_score(a, b) for a, b in zip(truth, found, strict=True)]
+    np.testing.assert_allclose(_v_measure(truth, found, 4), expected)
+    labels = torch.arange(80) % 2
+    apart = torch.randn(1, 80, 3, generator=generator()) + 20 * labels[:, None]
+    labelled = torch.stack([torch.arange(80), labels], dim=1)
+    torch.testing.assert_close(v_measure(apart, labelled, rounds=2, size=64), torch.ones(1, dtype=torch.float64))
+
+
+def test_pairs_are_the_same_passage_or_of_the_same_label() -> None:
+    (batch,) = SamePassages(torch.arange(500), 1, batch=4, length=8)
+    assert torch.equal(*batch["input_ids"].chunk(2))
+    ids, labels = [[number] for number in range(3, 12)], [0, 0, 0, 1, 1, 1, 2, 2, 3]
+    (batch,) = SameLabel(ids, labels, 1, torch.device("cpu"))
+    first, second = ([labels[one - 3] for one in half[:, 0].tolist()] for half in batch["input_ids"].chunk(2))
+    assert first == second == [0, 1, 2]  # label 3 has one text
+    assert not torch.equal(*batch["input_ids"].chunk(2))
+
+
+def test_looks_stages_rate_and_dip() -> None:
+    assert looks(1024) == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1024]
+    assert stages(1024) == [0, 32, 128, 256, 512, 768, 1024]
+    rates = [rate(step, steps=100, warmup=10) for step in range(100)]
+    assert max(rates) == 1.0
+    assert rates[-1] == pytest.approx(0.1, abs=1e-2)
+    assert dip([3.0, 1.0, 2.0]) == (1, 1.0)
