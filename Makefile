@@ -1,4 +1,4 @@
-# make demo | test | check | bench: each sets up .venv by itself and leaves nothing outside this folder.
+# make demo | demo-vision | test | check | bench: each sets up .venv by itself and leaves nothing outside this folder.
 PYTHON ?= python3
 # What pip is asked for: `make test TORCH="torch==2.12.0 --index-url URL"`, or TORCH=system for the one already installed.
 TORCH ?= -c constraints.txt torch
@@ -17,10 +17,13 @@ export PIP_NO_CACHE_DIR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-slow test-triton check format bench clean
+.PHONY: demo demo-vision test test-slow test-triton check format bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/midlayer demo --out runs/demo
+
+demo-vision: $(VENV)/installed
+	$(BIN)/midlayer demo-vision --out runs/demo-vision
 
 test: $(VENV)/installed
 	$(BIN)/pytest -n $(WORKERS) -m "not slow and not triton"

@@ -199,7 +199,7 @@ class Recorder:
             raise error
         if not self._warned:
             _log.exception(
-                "The probe of %s failed at step %d; the run goes on, and later failures are not logged. "
+                "%s failed at step %d; the run goes on, and later failures are not logged. "
                 "Pass strict=True to stop instead.",
                 type(self).__name__,
                 step,

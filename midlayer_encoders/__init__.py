@@ -7,13 +7,23 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from midlayer_encoders._types import EncoderSpec
+    from midlayer_encoders.choosing import select_layer
     from midlayer_encoders.encoder import LayerEncoder
     from midlayer_encoders.errors import MidlayerError
     from midlayer_encoders.measuring import measure
     from midlayer_encoders.sweeping import SweepResult, sweep
     from midlayer_encoders.tasks import paper_tasks
 
-__all__ = ["EncoderSpec", "LayerEncoder", "MidlayerError", "SweepResult", "measure", "paper_tasks", "sweep"]
+__all__ = [
+    "EncoderSpec",
+    "LayerEncoder",
+    "MidlayerError",
+    "SweepResult",
+    "measure",
+    "paper_tasks",
+    "select_layer",
+    "sweep",
+]
 
 __version__ = "0.1.0"
 
@@ -26,6 +36,7 @@ if not TYPE_CHECKING:
         "SweepResult": "sweeping",
         "measure": "measuring",
         "paper_tasks": "tasks",
+        "select_layer": "choosing",
         "sweep": "sweeping",
     }
 

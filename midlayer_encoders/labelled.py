@@ -106,7 +106,7 @@ def check_labels(labels: Tensor, *, folds: int = 5) -> None:
     if usable < 2:
         raise OptionError(
             "`labels` must have 2 classes or more with at least 2 texts each, "
-            f"but {len(labels)} labels have {usable} such class{'es' if usable != 1 else ''}: label texts of another one."
+            f"but {len(labels)} labels have {usable} such class{'es' if usable != 1 else ''}: label texts of another."
         )
 
 

@@ -23,7 +23,7 @@ from midlayer_encoders.errors import CutError, LayerIndexError, MidlayerError, M
 from midlayer_encoders.source import load_config, local_only
 from midlayer_encoders.towers import TOWERS, check_tower, find_towers, tower_layers
 
-__all__ = ["load_cut", "merge_adapters"]
+__all__ = ["has_automatic_class", "load_cut", "merge_adapters"]
 
 # The modules that hold an encoder of their own where the whole model also has a decoder.
 _ENCODERS = {
@@ -138,11 +138,17 @@ def _load_joint(
 def _tower(whole: Any, path: str) -> Any:
     """Return one tower of a joint model without weights, in the class that loads it by itself."""
     part = whole.get_submodule(path)
-    try:
+    if has_automatic_class(part.config):
         return _empty(part.config)
-    except ValueError:  # transformers has no automatic class for some towers (SigLIP's of text)
-        with torch.device("meta"):
-            return type(part)(part.config)
+    with torch.device("meta"):
+        return type(part)(part.config)
+
+
+def has_automatic_class(config: Any) -> bool:
+    """Return whether transformers finds the model of a config by itself; SigLIP's tower of text has no entry."""
+    from transformers import MODEL_MAPPING
+
+    return type(config) in MODEL_MAPPING or not type(config).__module__.startswith("transformers.")
 
 
 def merge_adapters(model: nn.Module, adapters: Sequence[str]) -> nn.Module:

@@ -190,11 +190,12 @@ def _joined(parts: Sequence[tuple[Tensor, dict[str, Any]]], name: str) -> Tensor
 
 
 def probe_input(taken: Sequence[str], rate: int | None) -> Any:
-    """Return a small input of a medium that the model takes, to look at its states with."""
+    """Return a small input of a medium that the model takes, to look at its states with: of sound 100 ms."""
     if "text" in taken:
         return "a b c"
     if "image" in taken:
         from PIL import Image
 
         return Image.fromarray(np.arange(3 * 64, dtype=np.uint8).reshape(8, 8, 3))
-    return {"array": np.sin(np.arange(rate or 16000, dtype=np.float32) / 20), "sampling_rate": rate or 16000}
+    rate = rate or 16000
+    return {"array": np.sin(np.arange(rate // 10, dtype=np.float32) / 20), "sampling_rate": rate}

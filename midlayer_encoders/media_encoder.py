@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from torch import Tensor, nn
+from torch import Tensor
 
 from midlayer_encoders._types import Pooling
 from midlayer_encoders.errors import CutError
+from midlayer_encoders.loading import has_automatic_class
 from midlayer_encoders.media import (
     check_lengths,
     media_taken,
@@ -153,16 +154,8 @@ class MediaEncoder(SentenceTransformer):
             logger.warning(
                 "A plain folder pools the padding of shorter sounds in a batch: encode with batch_size=1 there."
             )
-        if not _loads_by_itself(model):
+        if not has_automatic_class(model.config):
             raise CutError(
                 f"{type(model).__name__} has no automatic class in transformers, by which a plain folder is loaded. "
                 "Export the joint model, without `tower`."
             )
-
-
-def _loads_by_itself(model: nn.Module) -> bool:
-    """Return whether a plain folder of this model can be loaded: by an automatic class, or as an encoder alone."""
-    from transformers import MODEL_MAPPING
-
-    kind = type(model.config)
-    return kind in MODEL_MAPPING or not kind.__module__.startswith("transformers.")

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
+from midlayer_encoders.cli import app
 from midlayer_encoders.errors import CutError, LayerIndexError, OptionError
 from midlayer_encoders.measuring import measure
 from midlayer_encoders.sweeping import sweep
@@ -44,8 +46,9 @@ def features(name: str, text: int, image: int) -> tuple[np.ndarray, np.ndarray]:
     return torch.cat(texts).numpy(), torch.cat(images).numpy()
 
 
-@pytest.mark.parametrize(("text", "image"), [(4, 3), (2, 1), (0, 0)])
-@pytest.mark.parametrize("name", JOINT)
+@pytest.mark.parametrize(
+    ("name", "text", "image"), [("CLIP", 4, 3), ("CLIP", 2, 1), ("CLIP", 0, 0), ("SigLIP", 2, 0), ("AIMv2", 0, 2)]
+)
 def test_each_tower_ends_at_its_layer_and_export_gives_the_same(
     name: str, text: int, image: int, joint_folder: Folder, tmp_path: Path
 ) -> None:
@@ -105,6 +108,19 @@ def test_a_tower_alone_is_its_states_pooled(name: str, joint_folder: Folder, tmp
     else:
         with pytest.raises(CutError, match="has no automatic class in transformers"):
             texts.save_pretrained(str(tmp_path / "text"))
+
+
+def test_the_command_exports_both_towers_or_one(joint_folder: Folder, tmp_path: Path) -> None:
+    for options, layer in (
+        (["--layer", "text=2,image=1"], {"text": 2, "image": 1}),
+        (["--layer", "2", "--tower", "image"], 2),
+    ):
+        out = tmp_path / str(len(options))
+        done = CliRunner().invoke(app, ["export", joint_folder("CLIP"), "--out", str(out), *options])
+        assert done.exit_code == 0, done.output
+        tower = "image" if layer == 2 else None
+        expected = LayerEncoder(joint_folder("CLIP"), layer, tower=tower, device="cpu").encode(IMAGES)  # type: ignore[arg-type]
+        np.testing.assert_allclose(SentenceTransformer(str(out), device="cpu").encode(IMAGES), expected, atol=1e-6)
 
 
 def test_what_a_joint_model_cannot_do_is_refused(joint_folder: Folder, tiny_folder: Folder) -> None:

@@ -43,22 +43,25 @@ def by_hand(name: str, items: list[Any], layer: int, norm: Norm) -> list[torch.T
     return states
 
 
-@pytest.mark.parametrize("norm", NORMS)
+# Every layer of every family is compared in test_cut; here it is what stands around the model.
+@pytest.mark.parametrize(("norm", "layers"), [("final", (0, 2)), ("none", (DEPTH,))])
 @pytest.mark.parametrize("name", [*PICTURED, *SOUNDED])
-def test_every_layer_is_the_mean_of_the_states_that_hooks_see(name: str, norm: Norm, tiny_folder: Folder) -> None:
-    items = (IMAGES if name in PICTURED else SOUNDS)[:4]
-    for layer in (0, 2, DEPTH):
+def test_a_layer_is_the_mean_of_the_states_that_hooks_see(
+    name: str, norm: Norm, layers: tuple[int, ...], tiny_folder: Folder
+) -> None:
+    items = (IMAGES if name in PICTURED else SOUNDS)[:3]
+    for layer in layers:
         encoder = LayerEncoder(tiny_folder(name), layer, norm=norm, device="cpu")
         assert (encoder.layer, encoder.num_layers, encoder.media) == (
             layer, DEPTH, ["image" if name in PICTURED else "audio"],
         )  # fmt: skip
         expected = torch.stack([states.mean(0) for states in by_hand(name, items, layer, norm)])
-        got = encoder.encode(items, batch_size=3)
+        got = encoder.encode(items, batch_size=2)
         np.testing.assert_allclose(got, expected.numpy(), atol=3e-5, rtol=1e-4, err_msg=f"layer {layer}")
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("name", ["ViT", "Wav2Vec2", "Wav2Vec2-stable", "Whisper"])
+@pytest.mark.parametrize("name", ["Wav2Vec2", "Wav2Vec2-stable", "Whisper"])
 def test_every_pooling_sees_real_states_only(name: str, pooling: str, tiny_folder: Folder) -> None:
     items = (IMAGES if name in PICTURED else SOUNDS)[:3]
     encoder = LayerEncoder(tiny_folder(name), 2, pooling=pooling, device="cpu")  # type: ignore[arg-type]
@@ -122,7 +125,7 @@ def test_paths_arrays_tensors_and_modes_of_an_image_are_the_same_image(tiny_fold
 def test_one_pixel_is_an_image_of_that_colour(tiny_folder: Folder) -> None:
     from PIL import Image
 
-    for name in ("ViT", "CLIPVision", "BEiT", "DINOv2", "SigLIP", "ImageGPT"):
+    for name in ("ViT", "CLIPVision", "ImageGPT"):
         encoder = LayerEncoder(tiny_folder(name), 2, device="cpu")
         pair = encoder.encode([Image.new("RGB", (1, 1), (200, 30, 90)), Image.new("RGB", (16, 16), (200, 30, 90))])
         np.testing.assert_allclose(pair[0], pair[1], atol=1e-5, err_msg=name)
@@ -192,8 +195,14 @@ def test_a_sound_longer_than_the_window_is_cut_off_and_it_is_said_once(
 # --- the plain folder ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("name", [*PICTURED, *(name for name in SOUNDED if name != "Whisper")])
+@pytest.mark.parametrize(
+    ("name", "norm"),
+    [
+        *((name, "final") for name in [*PICTURED, *SOUNDED] if name != "Whisper"),
+        ("DINOv2", "none"),
+        ("Wav2Vec2", "none"),
+    ],
+)
 def test_an_exported_folder_gives_the_same_vectors(name: str, norm: Norm, tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder(name), 2, norm=norm, device="cpu")
     encoder.save_pretrained(str(tmp_path))

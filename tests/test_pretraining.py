@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, v_measure_score
 
-from benchmarks.pretraining.corpus import MASK, VOCAB, Windows, encode, paragraphs, parts, train_tokenizer
+from benchmarks.pretraining.corpus import MASK, VOCAB, Windows, encode, paragraphs, parts, train_tokenizer, write_tokens
+from benchmarks.pretraining.findings import dip
 from benchmarks.pretraining.finetuning import SameLabel, SamePassages
 from benchmarks.pretraining.models import IGNORED, OBJECTIVES, Size, language_model, sees_ahead, task_of
 from benchmarks.pretraining.module import rate
-from benchmarks.pretraining.numbers import dip
 from benchmarks.pretraining.scorers import _v_measure, accuracy, average_precision, ranks, spearman, v_measure
-from benchmarks.pretraining.watching import looks, stages
+from benchmarks.pretraining.watching import METRICS, looks, stages
 
 SMALL = Size(blocks=2, width=64, vocab=256, length=32)
 
@@ -138,3 +142,30 @@ def test_looks_stages_rate_and_dip() -> None:
     assert max(rates) == 1.0
     assert rates[-1] == pytest.approx(0.1, abs=1e-2)
     assert dip([3.0, 1.0, 2.0]) == (1, 1.0)
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's, about loaders without workers
+def test_a_run_records_every_layer_and_trains_as_it_would_without_the_callback(tmp_path: Path) -> None:
+    from benchmarks.pretraining.run import main
+
+    texts = [f"the {word} sat by the {other} all night" for word in ("cat", "dog", "owl") for other in ("sea", "fire")]
+    tokenizer = train_tokenizer(texts, 300)
+    tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    write_tokens(tmp_path / "tokens.xz", encode(texts * 300, tokenizer))
+    (tmp_path / "probes.json").write_text(json.dumps({"texts": texts, "views": [[text.upper() for text in texts]] * 4}))
+    sts = tmp_path / "tasks" / "STSBenchmark"
+    sts.mkdir(parents=True)
+    rows = [{"sentence1": texts[0], "sentence2": text, "score": place} for place, text in enumerate(texts)]
+    (sts / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    small = "--objective masked --steps 4 --blocks 2 --width 64 --batch 2 --length 16 --stretch 50".split()  # noqa: SIM905
+    for out, more in (("with", []), ("without", ["--no-callback"])):
+        main([str(tmp_path), str(tmp_path / out), *small, *more])
+    watched, plain = (json.loads((tmp_path / out / "runs.json").read_text())["masked"] for out in ("with", "without"))
+    assert watched["losses"] == plain["losses"]
+    assert watched["held_out"] == plain["held_out"]
+    frame = pl.read_csv(tmp_path / "with" / "masked.csv")
+    metrics = frame.filter(pl.col("kind") == "metric").group_by("revision", "layer").agg(pl.col("name").n_unique())
+    assert set(metrics["revision"]) == {"step0", "step1", "step2", "step4"}
+    assert set(metrics["layer"]) == {0, 1, 2}
+    assert set(metrics["name"]) == {len(METRICS)}
+    assert set(frame.filter(pl.col("kind") == "score")["name"]) == {"cosine_spearman"}

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import argparse
-import warnings
 import importlib.util
 import tempfile
+import warnings
 from pathlib import Path
 
 import polars as pl

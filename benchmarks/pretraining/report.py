@@ -7,8 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from benchmarks.pretraining import numbers
-from benchmarks.pretraining.numbers import OBJECTIVES, TUNINGS, by_layer, mean_scores, read_frame, read_runs
+from benchmarks.pretraining import findings
+from benchmarks.pretraining.findings import OBJECTIVES, TUNINGS, by_layer, mean_scores, read_frame, read_runs
 from midlayer_encoders.report import plot_steps_heat, settled
 from midlayer_encoders.report.axes import BEST, SOFT, grid, layer_axis
 from midlayer_encoders.report.histories import step_word
@@ -122,7 +122,7 @@ def main() -> None:
     FIGURES.mkdir(parents=True, exist_ok=True)
     for name, figure in figures().items():
         figure.savefig(FIGURES / f"{name}.png", dpi=110)
-    numbers.main()
+    findings.main()
 
 
 if __name__ == "__main__":

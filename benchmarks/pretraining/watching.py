@@ -92,7 +92,7 @@ class Stages(pl.Callback):
                 "dataset": task,
                 "name": name,
                 "value": value,
-            }  # fmt: skip
+            }
             for step in sorted(self.scores)
             for task, (name, values) in self.scores[step].items()
             for layer, value in enumerate(values)

@@ -135,7 +135,9 @@ def truth(model: str) -> dict[str, dict[int, float]]:
     found: dict[str, dict[int, float]] = {}
     for task, layer, score in frame.select("dataset", "layer", "score").iter_rows():
         found.setdefault(task, {})[layer] = score
-    found["average"] = {layer: float(np.mean([found[task][layer] for task in found])) for layer in found["STSBenchmark"]}
+    found["average"] = {
+        layer: float(np.mean([found[task][layer] for task in found])) for layer in found["STSBenchmark"]
+    }
     return found
 
 
@@ -163,7 +165,18 @@ def labels(cache: Path, *, draws: int = 10) -> None:
                     for rule, layer in (("few-labels", few), ("auto", auto)):
                         costs = (*_costs(scores[task], layer), *_costs(scores["average"], layer))
                         rows.append((model, task, count, draw, rule, layer, *costs))
-    names = ["model", "task", "labels", "draw", "rule", "layer", "regret", "over_last", "average_regret", "average_over_last"]
+    names = [
+        "model",
+        "task",
+        "labels",
+        "draw",
+        "rule",
+        "layer",
+        "regret",
+        "over_last",
+        "average_regret",
+        "average_over_last",
+    ]
     pl.DataFrame(rows, schema=names, orient="row").write_csv(HERE / "results" / "few_labels.csv")
 
 
@@ -212,7 +225,10 @@ def _mixtures(count: int, best: int, match: np.ndarray) -> dict[str, torch.Tenso
         "mean of the last half": range(last // 2, count),
         "mean of all": range(count),
     }
-    found = {name: torch.zeros(count, dtype=torch.float64).index_fill(0, torch.tensor(list(window)), 1 / len(window)) for name, window in windows.items()}
+    found = {
+        name: torch.zeros(count, dtype=torch.float64).index_fill(0, torch.tensor(list(window)), 1 / len(window))
+        for name, window in windows.items()
+    }
     return found | {"weighted by half match": torch.tensor(match / match.sum())}
 
 
@@ -240,7 +256,9 @@ def _task_score(name: str, rows: torch.Tensor, known: list[float]) -> float:
     if name in ("sts", "twitter"):
         first, second = rows.chunk(2)
         cosine = (first * second).sum(dim=-1).numpy()
-        return 100 * float(spearmanr(cosine, known).statistic if name == "sts" else average_precision_score(known, cosine))
+        return 100 * float(
+            spearmanr(cosine, known).statistic if name == "sts" else average_precision_score(known, cosine)
+        )
     cosine = (rows @ rows.T).fill_diagonal_(-2)
     votes = torch.nn.functional.one_hot(torch.tensor(known))[cosine.topk(5).indices]  # five nearest, by vote
     near = cosine.topk(5).values.unsqueeze(-1)

@@ -107,7 +107,9 @@ def trained() -> Iterator[Model]:
             frames.append(table.select(list(FRAME_SCHEMA)).cast(FRAME_SCHEMA))
     if not frames:
         return
-    frame = pl.concat(frames).unique(["model", "revision", "layer", "kind", "dataset", "name"], keep="last", maintain_order=True)
+    frame = pl.concat(frames).unique(
+        ["model", "revision", "layer", "kind", "dataset", "name"], keep="last", maintain_order=True
+    )
     step = pl.col("revision").str.extract(r"(\d+)$").cast(pl.Int64)
     for (name,), part in frame.group_by("model", maintain_order=True):
         scored = part.filter(kind="score").with_columns(step.alias("step"))
@@ -123,7 +125,10 @@ def trained() -> Iterator[Model]:
 def fitted(models: list[Model], one: Model, *, by: str) -> float:
     """Return the depth with the smallest mean regret over the models outside one's own name or family."""
     others = [other for other in models if getattr(other, by) != getattr(one, by)]
-    regret = {depth: np.mean([other.best - other.at(round(depth * other.seen.num_layers)) for other in others]) for depth in DEPTHS}
+    regret = {
+        depth: np.mean([other.best - other.at(round(depth * other.seen.num_layers)) for other in others])
+        for depth in DEPTHS
+    }
     return min(regret, key=lambda depth: (round(regret[depth], 9), depth))
 
 
@@ -144,7 +149,10 @@ def layers(models: list[Model]) -> dict[str, list[int | None]]:
 
 def table(models: list[Model], found: dict[str, list[int | None]]) -> list[str]:
     """Return the lines of a table: a rule a row, over the models on which it answers."""
-    lines = ["| rule | answers | mean regret | worst regret | gain over last | worst against last |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| rule | answers | mean regret | worst regret | gain over last | worst against last |",
+        "|---|---|---|---|---|---|",
+    ]
     for rule, choices in found.items():
         pairs = [(one, layer) for one, layer in zip(models, choices, strict=True) if layer is not None]
         if not pairs:
@@ -161,19 +169,27 @@ def table(models: list[Model], found: dict[str, list[int | None]]) -> list[str]:
 def by_model(models: list[Model], found: dict[str, list[int | None]]) -> list[str]:
     names = [one.name.removeprefix("hist:") for one in models]
     lines = ["| | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
-    lines.append("| best | " + " | ".join(f"{one.best:.2f} at {max(one.score, key=one.score.get)}" for one in models) + " |")
+    lines.append(
+        "| best | " + " | ".join(f"{one.best:.2f} at {max(one.score, key=one.score.get)}" for one in models) + " |"
+    )
     lines.append("| last | " + " | ".join(f"{one.last:.2f} at {max(one.score)}" for one in models) + " |")
     for rule, choices in found.items():
         if rule == "last":
             continue
-        cells = ["" if layer is None else f"{one.at(layer):.2f} at {layer}" for one, layer in zip(models, choices, strict=True)]
+        cells = [
+            "" if layer is None else f"{one.at(layer):.2f} at {layer}"
+            for one, layer in zip(models, choices, strict=True)
+        ]
         lines.append(f"| {rule} | " + " | ".join(cells) + " |")
     return lines
 
 
 def one_task(models: list[Model]) -> list[str]:
     """Return what labels of one task are worth: its best layer, smoothed, scored on the task and on all others."""
-    lines = ["| model | tasks | regret on the average of the others | gain over last there | worst against last |", "|---|---|---|---|---|"]
+    lines = [
+        "| model | tasks | regret on the average of the others | gain over last there | worst against last |",
+        "|---|---|---|---|---|",
+    ]
     for one in models:
         regret, gain = [], []
         for task, curve in one.tasks.items():
@@ -182,7 +198,9 @@ def one_task(models: list[Model]) -> list[str]:
             layer = best_layer({layer: value for layer, value in curve.items() if layer in one.score})
             regret.append(max(mean.values()) - mean[layer])
             gain.append(mean[layer] - mean[max(mean)])
-        lines.append(f"| {one.name.removeprefix('hist:')} | {len(one.tasks)} | {np.mean(regret):.2f} | {np.mean(gain):+.2f} | {min(gain):+.2f} |")
+        lines.append(
+            f"| {one.name.removeprefix('hist:')} | {len(one.tasks)} | {np.mean(regret):.2f} | {np.mean(gain):+.2f} | {min(gain):+.2f} |"
+        )
     return lines
 
 
@@ -190,7 +208,11 @@ def few_labels() -> list[str]:
     """Return a row for each model, task and number of labels; regret, then gain over the last layer: mean (worst draw)."""
     frame = pl.read_csv(HERE / "results" / "few_labels.csv")
     titles = ["regret", "gain over last", "regret on all six", "gain over last there"]
-    lines = ["| model | labels from | number | " + " | ".join(f"{rule}: {title}" for rule in ("few-labels", "auto") for title in titles) + " |"]
+    lines = [
+        "| model | labels from | number | "
+        + " | ".join(f"{rule}: {title}" for rule in ("few-labels", "auto") for title in titles)
+        + " |"
+    ]
     lines.append("|---|---|---|" + "---|" * 8)
     for (name, task, count), part in frame.group_by("model", "task", "labels", maintain_order=True):
         cells = []
@@ -202,7 +224,10 @@ def few_labels() -> list[str]:
     for rule in ("few-labels", "auto"):
         one = frame.filter(rule=rule)
         worse = (one["average_over_last"] < -0.5).sum()
-        lines.append(f"| all | | | {rule}: {worse} of {len(one)} draws are more than 0.5 below the last layer on all six |" + " |" * 7)
+        lines.append(
+            f"| all | | | {rule}: {worse} of {len(one)} draws are more than 0.5 below the last layer on all six |"
+            + " |" * 7
+        )
     return lines
 
 
@@ -222,7 +247,10 @@ def speed() -> list[str]:
     if not path.exists():
         return ["Not measured yet."]
     frame = pl.read_csv(path)
-    lines = ["| " + " | ".join(name.replace("_", " ") for name in frame.columns) + " |", "|---|" + "---|" * (len(frame.columns) - 1)]
+    lines = [
+        "| " + " | ".join(name.replace("_", " ") for name in frame.columns) + " |",
+        "|---|" + "---|" * (len(frame.columns) - 1),
+    ]
     return lines + ["| " + " | ".join(map(str, row)) + " |" for row in frame.iter_rows()]
 
 

@@ -27,11 +27,25 @@ def main() -> None:
     texts = [text for some, _ in parts for text in some[:125]]
     labels = [*parts[0][1][:100], *[None] * 400]
     rows = []
-    for what, known, options in (("auto", None, {}), ("auto, 100 labels", labels, {}), ("all rules", None, {"all_rules": True})):
+    for what, known, options in (
+        ("auto", None, {}),
+        ("auto, 100 labels", labels, {}),
+        ("all rules", None, {"all_rules": True}),
+    ):
         clock, processor = time.perf_counter(), time.process_time()
         found = select(whole, texts, known, **options)
         seconds = time.perf_counter() - clock, time.process_time() - processor
-        rows.append((what, len(texts), sum(count_tokens(whole, texts)), torch.get_num_threads(), *(round(one, 1) for one in seconds), round(os.getloadavg()[0], 1), found.layer))
+        rows.append(
+            (
+                what,
+                len(texts),
+                sum(count_tokens(whole, texts)),
+                torch.get_num_threads(),
+                *(round(one, 1) for one in seconds),
+                round(os.getloadavg()[0], 1),
+                found.layer,
+            )
+        )
         names = ["selection", "texts", "tokens", "threads", "seconds", "processor_seconds", "load", "layer"]
         pl.DataFrame(rows, schema=names, orient="row").write_csv(HERE / "results" / "speed.csv")
 

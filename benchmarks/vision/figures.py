@@ -13,6 +13,7 @@ from midlayer_encoders.report.probes import plot_probes
 RESULTS = Path(__file__).parent / "results"
 FIGURES = Path(__file__).parents[2] / "docs" / "figures" / "vision"
 PROBES = ("attentive", "linear", "knn")
+ORDER = ("supervised", "masked", "autoregressive", "distilled", "untrained", "autoregressive, causal mask")
 
 
 def objective(name: str) -> str:
@@ -20,22 +21,27 @@ def objective(name: str) -> str:
     return name.split("-", 2)[2].replace("-causal", ", causal mask")
 
 
+def ordered(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return a frame with models named by their objective, always in one order, so that each keeps its colour."""
+    named = frame.with_columns(pl.col("model").map_elements(objective, pl.String))
+    return named.sort(pl.col("model").map_elements(ORDER.index, pl.Int64), maintain_order=True)
+
+
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
     FIGURES.mkdir(parents=True, exist_ok=True)
-    probes = pl.read_csv(folder / "probes.csv")
+    probes = ordered(pl.read_csv(folder / "probes.csv"))
     for kind in PROBES:
         rows = probes.filter(pl.col("probe") == kind)
-        tables = {objective(str(name)): part for (name,), part in rows.group_by("model", maintain_order=True)}
+        tables = {str(name): part for (name,), part in rows.group_by("model", maintain_order=True)}
         figure = plot_probes(tables, num_layers=rows["layer"].max(), chance=0.1, title=f"CIFAR-10, {kind} probe")  # type: ignore[arg-type]
         figure.savefig(FIGURES / f"{kind}.png", dpi=130)
-    metrics = pl.read_csv(folder / "metrics.csv", schema=FRAME_SCHEMA)
-    named = metrics.with_columns(pl.col("model").map_elements(objective, pl.String))
-    plot_metrics(named).savefig(FIGURES / "metrics.png", dpi=130)
-    training = pl.read_csv(folder / "training.csv", schema=FRAME_SCHEMA)
+    metrics = ordered(pl.read_csv(folder / "metrics.csv", schema=FRAME_SCHEMA))
+    plot_metrics(metrics).savefig(FIGURES / "metrics.png", dpi=130)
+    training = ordered(pl.read_csv(folder / "training.csv", schema=FRAME_SCHEMA))
     for metric in ("dataset_entropy", "prompt_entropy"):
         rows = training.filter(pl.col("name") == metric).with_columns(
-            pl.col("model").map_elements(objective, pl.String).alias("name"), pl.lit("trunk").alias("model")
+            pl.col("model").alias("name"), pl.lit("trunk").alias("model")
         )
         plot_steps_curves(rows).savefig(FIGURES / f"training_{metric}.png", dpi=130)
 

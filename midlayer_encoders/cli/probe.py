@@ -54,11 +54,14 @@ def probe(
     """Train a small classifier on every frozen layer, all together, and say which layer tells the classes apart."""
     quieten()
     from midlayer_encoders.analysis.probing import probe as probe_layers
-    from midlayer_encoders.analysis.probing.examples import Examples, read_examples
+    from midlayer_encoders.analysis.probing.examples import Examples, check_path, read_examples
     from midlayer_encoders.analysis.probing.heads import KINDS
     from midlayer_encoders.errors import check_choice
 
-    check_choice("kind", kind, KINDS)  # said before the model is loaded
+    check_choice("kind", kind, KINDS)  # what is wrong is said before the model is loaded
+    for path in (data, test):
+        if path is not None:
+            check_path(path)
     options = {"revision": revision, "dtype": dtype, "device": device, "max_length": max_length}
     encoder = whole_model(model, gguf_file=gguf_file, **options)
     bad = "skip" if skip_bad else "refuse"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report.axes import SOFT, layer_axis
-from midlayer_encoders.report.style import SERIES
+from midlayer_encoders.report.style import DASHES, SERIES
 
 if TYPE_CHECKING:
     import polars as pl
@@ -38,13 +38,16 @@ def plot_probes(
 
     if not tables:
         raise OptionError("`tables` must hold at least one table, but got none.")
-    figure = Figure(figsize=(7.2, 4.0), layout="constrained")
+    rows = -(-(len(tables) + 1) // 3)
+    figure = Figure(figsize=(7.2, 3.8 + 0.22 * rows), layout="constrained")
     axes = figure.subplots()
     for place, (label, table) in enumerate(tables.items()):
         colour, layers = SERIES[place % len(SERIES)], table["layer"].to_list()
+        dashes = DASHES[place // len(SERIES) % len(DASHES)]
+        line = (0, tuple(float(part) for part in dashes.split())) if dashes else "-"
         accuracy = [100 * value for value in table["accuracy"]]
         axes.fill_between(layers, 100 * table["low"], 100 * table["high"], color=colour, alpha=0.15, linewidth=0)
-        axes.plot(layers, accuracy, color=colour, linewidth=1.8, marker="o", markersize=3, label=label)
+        axes.plot(layers, accuracy, color=colour, linestyle=line, linewidth=1.8, marker="o", markersize=3, label=label)
         chosen = table["validation" if "validation" in table.columns else "accuracy"].arg_max() or 0
         axes.plot(layers[chosen], accuracy[chosen], "o", color=colour, markersize=8, markeredgecolor="white")
     if chance is not None:
@@ -52,5 +55,5 @@ def plot_probes(
     layer_axis(axes, num_layers)
     axes.set_ylabel("accuracy, %", fontsize=9, color=SOFT)
     axes.set_title(title, loc="left", fontsize=11)
-    axes.legend(frameon=False, fontsize=9)
+    figure.legend(loc="outside upper left", ncols=min(len(tables) + (chance is not None), 3), frameon=False, fontsize=9)
     return figure

@@ -73,17 +73,15 @@ def select(
         return answer(curves(source), source, rule=rule)
     _check_encoder(source)
     options: dict[str, Any] = {"seed": seed, "token_budget": token_budget, "advance": advance}
-    known = _known(texts, labels)
+    labelled, classes = _labelled(texts, labels, max_texts)  # wrong labels are said before a pass is made
     frames, lacking, right = [], _too_few(texts), None
     if texts is not None and not lacking:
         some = [texts[place] for place in _steps(len(texts), max_texts)]
         names = _measured(source, some, wanted, all_rules)
         if names:
             frames.append(measure(source, some, metrics=names, **options))
-    if texts is not None and known:
-        places = [known[place] for place in _steps(len(known), max_texts)]
-        classes = _numbered([labels[place] for place in places])  # type: ignore[index]
-        right = _right(source, [texts[place] for place in places], classes, **options)
+    if classes is not None:
+        right = _right(source, labelled, classes, **options)
         frames.append(_score_rows(source, right))
     frame = pl.concat(frames) if frames else pl.DataFrame(schema=FRAME_SCHEMA)
     spec = source.spec
@@ -131,16 +129,23 @@ def _check_encoder(encoder: LayerEncoder) -> None:
         )
 
 
-def _known(texts: Sequence[str] | None, labels: Sequence[int | str | None] | None) -> list[int]:
-    """Return the places of the texts that have labels."""
+def _labelled(
+    texts: Sequence[str] | None, labels: Sequence[int | str | None] | None, most: int
+) -> tuple[list[str], Tensor | None]:
+    """Return the texts that have labels, at equal steps where there are more than ``most``, and their classes."""
     if labels is None:
-        return []
+        return [], None
     if texts is None or len(texts) != len(labels):
         raise OptionError(
             f"`labels` must be one for each text, None for those without, but got {len(labels)} labels and "
             f"{0 if texts is None else len(texts)} texts."
         )
-    return [place for place, label in enumerate(labels) if label is not None]
+    known = [(text, str(label)) for text, label in zip(texts, labels, strict=True) if label is not None]
+    known = [known[place] for place in _steps(len(known), most)]
+    names = {name: number for number, name in enumerate(sorted({label for _, label in known}))}
+    classes = torch.tensor([names[label] for _, label in known], dtype=torch.int64)
+    check_labels(classes)
+    return [text for text, _ in known], classes
 
 
 def _too_few(texts: Sequence[str] | None) -> str:
@@ -156,13 +161,6 @@ def _steps(count: int, most: int) -> list[int]:
         [0, 2, 5, 7]
     """
     return list(range(count)) if count <= most else [count * place // most for place in range(most)]
-
-
-def _numbered(labels: Sequence[int | str | None]) -> Tensor:
-    names = {name: number for number, name in enumerate(sorted({str(label) for label in labels}))}
-    classes = torch.tensor([names[str(label)] for label in labels], dtype=torch.int64)
-    check_labels(classes)
-    return classes
 
 
 def _right(

@@ -53,7 +53,7 @@ def _how(encoder: LayerEncoder, spec: EncoderSpec, sources: Sequence[TaskSource]
         "revision": spec.revision or "default",
         "norm": spec.norm,
         "pooling": spec.pooling,
-        "longest text": f"{spec.max_length} tokens",
+        "longest text": f"{spec.max_length} tokens" if spec.max_length else "as the model takes",
         "dtype": spec.dtype,
         "weights": spec.weights,
         "tasks": ", ".join(task_label(source.name) for source in sources) or "none",
@@ -74,7 +74,8 @@ def _export_options(spec: EncoderSpec, *, built_in: bool) -> str:
     pooling = "" if spec.pooling == "mean" else f" --pooling {spec.pooling}"
     gguf = f" --gguf-file {spec.gguf_file}" if spec.gguf_file and not built_in else ""
     revision = f" --revision {spec.revision}" if spec.revision else ""
-    return norm + pooling + gguf + revision
+    tower = f" --tower {spec.tower}" if spec.tower else ""
+    return norm + pooling + gguf + revision + tower
 
 
 def _parameters(encoder: LayerEncoder, layers: Sequence[int]) -> dict[int, int]:

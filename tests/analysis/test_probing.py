@@ -90,7 +90,7 @@ def test_attentive_probes_are_the_published_one_and_their_gradients_too() -> Non
 @pytest.mark.parametrize("kind", [AttentiveProbes, LinearProbes])
 def test_padding_changes_nothing(kind: Any) -> None:
     states, _ = synthetic(signal=3.0)
-    padded = torch.cat([states, torch.full((LAYERS, COUNT, 2, WIDTH), 1e4)], dim=2)
+    padded = torch.cat([states, 1e3 * torch.randn(LAYERS, COUNT, 2, WIDTH, generator=seeded(9))], dim=2)
     mask = torch.arange(TOKENS + 2).expand(COUNT, -1) < TOKENS
     for training in (True, False):
         plain, longer = kind(LAYERS, WIDTH, CLASSES).train(training), kind(LAYERS, WIDTH, CLASSES).train(training)
@@ -102,7 +102,7 @@ def test_trained_together_is_trained_alone(kind: Any) -> None:
     states, labels = synthetic(signal=3.0)
     states[0] = torch.randn(states[0].shape, generator=seeded(5))  # noise: it stops early, the others do not
     train, validation = torch.arange(140), torch.arange(140, COUNT)
-    options: dict[str, Any] = {"train": train, "validation": validation, "epochs": 8, "patience": 3, "batch_size": 32}
+    options: dict[str, Any] = {"train": train, "validation": validation, "epochs": 10, "patience": 2, "batch_size": 32}
     options |= {"learning_rate": 1e-2, "seed": 1}
     together = train_probes(kind(LAYERS, WIDTH, CLASSES), whole(states), labels, **options)
     assert together.best_epoch[0] < together.best_epoch[1:].min()
@@ -139,7 +139,7 @@ def test_attention_finds_what_the_mean_hides() -> None:
     split = split_examples(labels)
     scores = {
         kind: probe_tokens(
-            whole(states), labels, split, kind=kind, epochs=40, batch_size=32, learning_rate=5e-2, patience=40
+            whole(states), labels, split, kind=kind, epochs=25, batch_size=32, learning_rate=5e-2, patience=25
         )[0]  # type: ignore[arg-type]
         for kind in ("attentive", "linear")
     }
@@ -334,6 +334,20 @@ def test_the_command(tiny_folder: Folder, coloured: Path, tmp_path: Path) -> Non
     assert "Best layer by validation" in result.output
     assert {path.name for path in tmp_path.iterdir()} == {"probe.parquet", "probe.csv", "probe.png", "report.html"}
     assert "Guessing" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("extra", "text"), [(["--kind", "lineer"], "Did you mean 'linear'"), (["--data", "nowhere"], "nothing at nowhere")]
+)
+def test_wrong_words_are_said_before_the_model_is_loaded(extra: list[str], text: str, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from midlayer_encoders.cli import app
+
+    command = ["probe", "no-such-model", "--data", str(tmp_path), "--out", str(tmp_path / "out"), *extra]
+    result = CliRunner().invoke(app, command)
+    assert isinstance(result.exception, OptionError)
+    assert text in str(result.exception)
 
 
 def test_knn_needs_one_token_each() -> None:

@@ -14,13 +14,14 @@ def table(accuracy: list[float], validation: list[float]) -> pl.DataFrame:
 
 def test_curves_are_in_per_cent_with_the_layer_chosen_on_validation_marked() -> None:
     first, second = table([0.3, 0.5, 0.4], [0.2, 0.4, 0.6]), table([0.6, 0.7, 0.8], [0.9, 0.1, 0.1])
-    axes = plot_probes({"a": first, "b": second}, num_layers=2, chance=0.25, title="t").axes[0]
+    figure = plot_probes({"a": first, "b": second}, num_layers=2, chance=0.25, title="t")
+    axes = figure.axes[0]
     curves = {line.get_label(): line for line in axes.lines}
     assert curves["a"].get_ydata().tolist() == pytest.approx([30, 50, 40])
     assert curves["guessing (25%)"].get_ydata()[0] == pytest.approx(25)
     marks = [(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines if len(line.get_xdata()) == 1]
     assert marks == [(2, pytest.approx(40)), (0, pytest.approx(60))]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b", "guessing (25%)"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "guessing (25%)"]
 
 
 def test_nothing_to_plot_is_said() -> None:

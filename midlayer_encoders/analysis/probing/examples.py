@@ -11,7 +11,7 @@ from midlayer_encoders.errors import OptionError, did_you_mean
 from midlayer_encoders.inputs import media_files
 from midlayer_encoders.tasks.reading import SUFFIXES, Table, read_table
 
-__all__ = ["Examples", "read_examples"]
+__all__ = ["Examples", "check_path", "read_examples"]
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,9 @@ def read_examples(path: Path | str, media: Sequence[str], *, bad: str = "refuse"
         media: what the model takes, of ``"text"``, ``"image"`` and ``"audio"``.
         bad: ``"refuse"`` raises at a file that cannot be read; ``"skip"`` leaves it out and names it in the log.
     """
-    where = Path(path).expanduser()
+    where = check_path(path)
     if where.is_file():
         return _of_table(read_table(where))
-    if not where.is_dir():
-        raise OptionError(
-            f"`data` must be a folder with a folder for each class, or a file ({', '.join(SUFFIXES)}), "
-            f"but there is nothing at {where}."
-        )
     folders = sorted(folder for folder in where.iterdir() if folder.is_dir() and not folder.name.startswith("."))
     if len(folders) < 2:
         raise OptionError(
@@ -56,6 +51,17 @@ def read_examples(path: Path | str, media: Sequence[str], *, bad: str = "refuse"
     return Examples(
         [item for items in found.values() for item in items], [name for name, items in found.items() for _ in items]
     )
+
+
+def check_path(path: Path | str) -> Path:
+    """Return where examples lie, or raise an :class:`OptionError` where there is nothing."""
+    where = Path(path).expanduser()
+    if not where.exists():
+        raise OptionError(
+            f"`data` must be a folder with a folder for each class, or a file ({', '.join(SUFFIXES)}), "
+            f"but there is nothing at {where}."
+        )
+    return where
 
 
 def _of_folder(folder: Path, media: Sequence[str], bad: str) -> list[Any]:

@@ -67,7 +67,7 @@ def probe(
         test_labels: their classes.
         norm: ``"final"`` applies the model's final norm to every layer first, ``"none"`` reads the raw states.
         epochs: at the most.
-        patience: epochs without a better one after which a layer is done.
+        patience: epochs without a better accuracy or loss on validation examples after which a layer is done.
         batch_size: examples in a step.
         learning_rate: of AdamW, at the first step.
         weight_decay: of AdamW.

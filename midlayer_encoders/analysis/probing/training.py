@@ -67,7 +67,8 @@ class LayerProbes(LightningModule):
         head: the probes, :class:`~midlayer_encoders.analysis.probing.heads.AttentiveProbes` or ``LinearProbes``.
         learning_rate: at the first step; it falls to zero along a cosine.
         weight_decay: AdamW's.
-        patience: epochs without a better one after which a layer is done; when all are, training ends.
+        patience: epochs in which neither accuracy nor loss on the validation examples was better than before, after
+            which a layer is done; when all are, training ends.
         progress: told after each epoch.
 
     Attributes:
@@ -94,6 +95,8 @@ class LayerProbes(LightningModule):
         self.best_accuracy = torch.full((layers,), -1.0)
         self.best_loss = torch.full((layers,), math.inf)
         self.best_epoch = torch.zeros(layers, dtype=torch.int64)
+        self._lowest = torch.full((layers,), math.inf)
+        self._moved = torch.zeros(layers, dtype=torch.int64)
         self._best: dict[str, Tensor] = {}
         self._seen: list[Tensor] = []
 
@@ -119,16 +122,20 @@ class LayerProbes(LightningModule):
                 f"{float(loss[~loss.isfinite()][0])}. Try a smaller `learning_rate`, or check the model's states."
             )
         epoch = self.current_epoch + 1
-        waiting = epoch - self.best_epoch <= self.patience
+        waiting = epoch - self._moved <= self.patience
         equal = accuracy == self.best_accuracy
         better = waiting & ((accuracy > self.best_accuracy) | (equal & (loss < self.best_loss)))
+        # A small data set has few steps an epoch: its loss may fall for long before its accuracy rises.
+        moved = waiting & ((accuracy > self.best_accuracy) | (loss < self._lowest))
+        self._moved = torch.where(moved, epoch, self._moved)
+        self._lowest = torch.where(moved, torch.minimum(loss, self._lowest), self._lowest)
         self._keep(better)
         self.best_accuracy = torch.where(better, accuracy, self.best_accuracy)
         self.best_loss = torch.where(better, loss, self.best_loss)
         self.best_epoch = torch.where(better, epoch, self.best_epoch)
         if self._progress is not None:
             self._progress("training", epoch, int(self.trainer.max_epochs or 0))
-        if not bool((epoch - self.best_epoch < self.patience).any()):
+        if not bool((epoch - self._moved < self.patience).any()):
             self.trainer.should_stop = True
 
     def on_fit_end(self) -> None:
