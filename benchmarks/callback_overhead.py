@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.pretraining.corpus import Windows, train_tokenizer
-from benchmarks.pretraining.models import Size, block_parameters, language_model
+from benchmarks.pretraining.models import Size, language_model
 from benchmarks.pretraining.module import Pretraining, pl
 from midlayer_encoders.callbacks import LayerMetricsCallback
 
@@ -33,36 +33,73 @@ def probe_texts(number: int, words: int = 60) -> list[str]:
 
 
 class Counted(LayerMetricsCallback):
-    """The callback, counting its looks."""
+    """The callback, counting its looks and what they take."""
 
-    looks = 0
+    looks, seconds = 0, 0.0
+    clock = staticmethod(time.process_time)
 
     def _visit(self, trainer: Any, pl_module: Any) -> None:
-        self.looks += 1
+        start = self.clock()
         super()._visit(trainer, pl_module)
+        self.looks += 1
+        self.seconds += self.clock() - start
 
 
-def run(given: argparse.Namespace, callbacks: list[Any]) -> dict[str, float]:
+def run(given: argparse.Namespace, steps: int, callbacks: list[Any]) -> dict[str, float]:
     """Train once, and return the seconds and the peak memory."""
     size = Size(given.blocks, given.width, length=given.length)
     model = language_model("causal", size)
-    module = Pretraining(model, "causal", steps=given.steps, compiled=given.device == "cuda")
+    module = Pretraining(model, "causal", steps=steps, compiled=given.device == "cuda")
     tokens = torch.randint(3, size.vocab, (1_000_000,), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    cuda = given.device == "cuda"
     trainer = pl.Trainer(
-        max_steps=given.steps, max_epochs=1, callbacks=callbacks, logger=False, devices=1,
-        accelerator="gpu" if given.device == "cuda" else "cpu", enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, precision="bf16-mixed" if given.device == "cuda" else "32-true",
+        max_steps=steps, max_epochs=1, callbacks=callbacks, logger=False, devices=1, accelerator="gpu" if cuda else "cpu",
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        precision="bf16-mixed" if cuda else "32-true",
     )  # fmt: skip
-    if given.device == "cuda":
+    if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    clock = time.perf_counter if given.device == "cuda" else time.process_time
+    clock = time.perf_counter if cuda else time.process_time
     start = clock()
-    trainer.fit(module, Windows(tokens.to(given.device), given.steps, given.batch, given.length))
-    if given.device == "cuda":
+    trainer.fit(module, Windows(tokens.to(given.device), steps, given.batch, given.length))
+    if cuda:
         torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() / 1e9 if given.device == "cuda" else float("nan")
-    return {"seconds": clock() - start, "peak": peak, "parameters": block_parameters(model) / 1e6}
+    return {
+        "seconds": clock() - start,
+        "peak": torch.cuda.max_memory_allocated() / 1e9 if cuda else float("nan"),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()) / 1e6,
+        "loss": float(module.losses[-1]),
+    }
+
+
+def table(
+    given: argparse.Namespace, plain: list[dict[str, float]], watched: list[dict[str, float]], look: Counted
+) -> str:
+    cuda = given.device == "cuda"
+    shape = f"--blocks {given.blocks} --width {given.width} --length {given.length} --batch {given.batch} --texts {given.texts}"
+    lines = [
+        f"# The callback beside the same run without it ({given.device})",
+        "",
+        f"`python -m benchmarks.callback_overhead --device {given.device} {shape} --steps {given.steps}`: torch {torch.__version__}, "
+        f"{plain[0]['parameters']:.1f}M parameters, the callback's default options ({look.looks} looks at {given.texts} texts), runs in turns. "
+        + ("Seconds by the clock." if cuda else "Processor seconds."),
+        "",
+        "| round | without | with | added |" + (" peak GB without | with |" if cuda else ""),
+        "|---|---|---|---|" + ("---|---|" if cuda else ""),
+    ]
+    for number, (one, two) in enumerate(zip(plain, watched, strict=True), start=1):
+        row = f"| {number} | {one['seconds']:.1f} | {two['seconds']:.1f} | {100 * (two['seconds'] / one['seconds'] - 1):+.2f} % |"
+        lines.append(row + (f" {one['peak']:.2f} | {two['peak']:.2f} |" if cuda else ""))
+    step, each = statistics.median(one["seconds"] for one in plain) / given.steps, look.seconds / look.looks
+    lines += [
+        "",
+        f"A step takes {1000 * step:.1f} ms, a look {1000 * each:.0f} ms. Looks are at steps 0, 1, 2, 4 …, so that their share falls as a run "
+        "grows: by these two numbers "
+        + ", ".join(f"{100 * (n.bit_length() + 2) * each / (n * step):.2f} % of {n} steps" for n in (1024, 4096, 16384))
+        + ". The last losses of both runs are equal to the bit.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -72,51 +109,28 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=4096)
     parser.add_argument("--texts", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path, default=None, help="by default benchmarks/results/callbacks_DEVICE.md")
     given = parser.parse_args()
     warnings.filterwarnings("ignore")  # Lightning's, about a loader without workers
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     texts = probe_texts(given.texts)
     tokenizer = train_tokenizer(texts, 2000)
-    plain, watched, looks = [], [], 0
-    for number in range(given.rounds + 1):
-        without = run(given, [])
-        callback = Counted(texts, tokenizer, figures=False, dirpath=Path("runs/callback_overhead"))
-        with_it = run(given, [callback])
-        if number:  # the first round warms up
-            plain.append(without)
-            watched.append(with_it)
-            looks = callback.looks
-        print(number, without, with_it, flush=True)
-    seconds = [statistics.median(one["seconds"] for one in many) for many in (plain, watched)]
-    ratios = [b["seconds"] / a["seconds"] for a, b in zip(plain, watched, strict=True)]
-    peaks = [max(one["peak"] for one in many) for many in (plain, watched)]
-    kind = "clock" if given.device == "cuda" else "processor"
-    shape = f"--blocks {given.blocks} --width {given.width} --length {given.length} --batch {given.batch}"
-    lines = [f"# The callback beside the same run without it ({given.device})", ""]
-    lines += [f"`python -m benchmarks.callback_overhead --device {given.device} {shape} --steps {given.steps}`: torch"]
-    lines += [
-        f"{torch.__version__}, {plain[0]['parameters']:.1f}M parameters in blocks, {given.texts} texts, 4 views, the paper's"
-    ]
-    lines += [
-        f"seven metrics of every layer, cadence `log2` ({looks} looks), {given.rounds} rounds in turns after one to warm up.",
-        "",
-    ]
-    lines += [
-        f"| | without | with | with / without, each round |\n|---|---|---|---|\n| {kind} s, median | {seconds[0]:.2f} | "
-    ]
-    lines[-1] += f"{seconds[1]:.2f} | {', '.join(f'{ratio:.3f}' for ratio in ratios)} |"
-    lines += [f"| s a look | | {(seconds[1] - seconds[0]) / looks:.3f} | |"]
-    lines += (
-        [f"| peak memory, GB | {peaks[0]:.2f} | {peaks[1]:.2f} | {peaks[1] / peaks[0]:.3f} |"]
-        if given.device == "cuda"
-        else []
-    )
-    (given.out or RESULTS / f"callbacks_{given.device}.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    run(given, 8, [])  # compile, and warm up
+    plain, watched = [], []
+    for _ in range(given.rounds):
+        look = Counted(texts, tokenizer, dirpath=Path("runs/callback_overhead"), strict=True)
+        look.clock = time.perf_counter if given.device == "cuda" else time.process_time
+        plain.append(run(given, given.steps, []))
+        watched.append(run(given, given.steps, [look]))
+        if plain[-1]["loss"] != watched[-1]["loss"]:
+            raise RuntimeError("The losses with and without the callback differ.")
+        print(plain[-1], watched[-1], look.looks, look.seconds, flush=True)
+    text = table(given, plain, watched, look)
+    (given.out or RESULTS / f"callbacks_{given.device}.md").write_text(text)
+    print(text)
 
 
 if __name__ == "__main__":

@@ -84,12 +84,7 @@ def _write(out: Path, frame: pl.DataFrame, results: list[ProbeResult], epochs: i
         "The model was trained on the spot to name 0 to 4 and is asked about 5 to 9, which it has never seen. "
         "It is small: the page shows the way, not what image models do."
     ]
-    for result in results:
-        gain, low, high = (100 * value for value in result.gain())
-        notes.append(
-            f"By validation, layer {result.best_layer} is the choice for the {result.kind} probe: {gain:+.1f} points "
-            f"from the last layer on the test digits (95 % interval {low:+.1f} to {high:+.1f})."
-        )
+    notes += [result.verdict() for result in results]
     baselines = {result.frame["dataset"][0]: result.chance for result in results}
     return write_report(
         frame, out / "report.html", title="Every layer of a small image model", how=how, notes=notes,

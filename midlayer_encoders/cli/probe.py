@@ -105,6 +105,7 @@ def write_probe(result: ProbeResult, out: Path) -> None:
     }
     write_report(
         result.frame, out / "report.html", title=f"Probes of every layer: {result.dataset}", how=how,
+        notes=[result.verdict()],
         baselines={result.frame["dataset"][0]: result.chance}, baseline_name="Guessing",
     )  # fmt: skip
 
@@ -122,8 +123,4 @@ def print_probe(result: ProbeResult) -> None:
         style = "bold green" if layer == best else None
         table.add_row(str(layer), *cells, str(epoch) if epoch else "", style=style)
     console().print(table)
-    gain, low, high = (100 * value for value in result.gain())
-    console().print(
-        f"Best layer by validation: {best} of {result.num_layers}. On the test examples it is {gain:+.1f} points from "
-        f"the last layer probed (95 % interval {low:+.1f} to {high:+.1f}). Guessing gives {100 * result.chance:.1f}."
-    )
+    console().print(f"{result.verdict()} Guessing gives {100 * result.chance:.1f}.")

@@ -73,6 +73,15 @@ class ProbeResult:
         low, high = torch.quantile(draws[:, 0] - draws[:, 1], torch.tensor([0.025, 0.975], dtype=torch.float64))
         return float(self.accuracy[best] - self.accuracy[last]), float(low), float(high)
 
+    def verdict(self) -> str:
+        """Return in a sentence which layer validation chooses, and what it gains over the last on the test examples."""
+        gain, low, high = (100 * value for value in self.gain())
+        return (
+            f"By validation, layer {self.best_layer} of {self.num_layers} is the choice for the {self.kind} probe: "
+            f"{gain:+.1f} points from the last layer probed on the test examples "
+            f"(95 % interval {low:+.1f} to {high:+.1f})."
+        )
+
     @property
     def frame(self) -> pl.DataFrame:
         """The tidy frame: a score of each layer, whose dataset says which probe gave it."""
