@@ -25,8 +25,9 @@ demo: $(VENV)/installed
 demo-vision: $(VENV)/installed
 	$(BIN)/midlayer demo-vision --out runs/demo-vision
 
+# One thread in each process: two that share two cores with two threads each wait for one another.
 test: $(VENV)/installed
-	$(BIN)/pytest -n $(WORKERS) -m "not slow and not triton"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not slow and not triton"
 
 test-slow: $(VENV)/installed
 	$(BIN)/pytest -m slow

@@ -178,7 +178,7 @@ def entropy_along(
     if not pass_per_prefix and _looks_ahead(reader, ids[0]):
         raise OptionError(
             f"`encoder` must hold a causal model for all prefixes to come from one pass, but the first token of "
-            f"{encoder.spec.model} sees the last. Pass `pass_per_prefix=True` (--pass-per-prefix), which takes a pass for each prefix."
+            f"{encoder.spec.model} sees the last. Pass `pass_per_prefix=True` (--pass-per-prefix): a pass for each."
         )
     rows = {layer: row for row, layer in enumerate(reader.layers)}
     longest = max(map(len, ids))

@@ -131,8 +131,9 @@ def correlation_words(frame: pl.DataFrame) -> list[str]:
             f"{name.replace('_', ' ')} {value:.2f}" for name, value in found.select("metric", "value").rows()
         )
         words.append(f"{model}, distance correlation with the mean score: {said or 'none is defined'}.")
-        notes = part.filter(pl.col("value").is_null()).select("metric", "note").unique(maintain_order=True).rows()
-        words += [f"{model}: {name} {note}." for name, note in notes]
+        lacking = part.filter(pl.col("value").is_null()).group_by("note", maintain_order=True)
+        for (note,), rows in lacking:
+            words.append(f"{model}: {', '.join(rows['metric'].unique(maintain_order=True))} {note}.")
     return words
 
 
