@@ -31,7 +31,10 @@ def test_export_writes_what_the_encoder_gives(tiny_folder: Folder, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("extra", "text"),
-    [(["--layer", "9"], r"in [0, 4]"), (["--layer", "1", "--pooling", "maen"], "Did you mean 'mean'")],
+    [
+        (["--layer", "9"], r"in [0, 4]"),
+        pytest.param(["--layer", "1", "--pooling", "maen"], "Did you mean 'mean'", marks=pytest.mark.slow),
+    ],
 )
 def test_errors_are_one_line_and_exit_code_2(extra: list[str], text: str, tiny_folder: Folder, tmp_path: Path) -> None:
     command = [

@@ -26,7 +26,7 @@ def values(frame: pl.DataFrame, name: str) -> torch.Tensor:
     return torch.tensor(frame.filter(pl.col("name") == name).sort("layer")["value"].to_list(), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", ["Llama", "BERT", "Mamba"])
+@pytest.mark.parametrize("name", ["Llama", "BERT", pytest.param("Mamba", marks=pytest.mark.slow)])
 def test_measured_metrics_are_the_functions_of_each_layers_own_encoder(name: str, tiny_folder: Folder) -> None:
     whole = LayerEncoder(tiny_folder(name), -1, device="cpu")
     wanted = ["prompt_entropy", "curvature", "dataset_entropy", "infonce"]
