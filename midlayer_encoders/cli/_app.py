@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ __all__ = [
     "parse_layer",
     "parse_layers",
     "parse_names",
+    "print_by_layer",
     "progress_bars",
     "quieten",
     "resolve_model",
@@ -125,3 +127,18 @@ def quieten() -> None:
     """Turn off the loaders' own bars and notices, before they are imported: ours stand in for them."""
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def print_by_layer(cells: Mapping[tuple[int, str], str], *, title: str | None = None) -> None:
+    """Print a row for each layer and a column for each metric, a few metrics at a time so that they fit a terminal."""
+    from rich.table import Table
+
+    names = list(dict.fromkeys(name for _, name in cells))
+    for start in range(0, len(names), 6):
+        shown = names[start : start + 6]
+        table = Table(title=title)
+        for head in ("layer", *(name.replace("_", " ") for name in shown)):  # words can wrap
+            table.add_column(head, justify="right")
+        for layer in sorted({layer for layer, _ in cells}):
+            table.add_row(str(layer), *(cells.get((layer, name), "") for name in shown))
+        console().print(table)

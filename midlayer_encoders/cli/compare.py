@@ -18,6 +18,7 @@ from midlayer_encoders.cli._app import (
     console,
     parse_layers,
     parse_names,
+    print_by_layer,
     progress_bars,
     quieten,
     whole_model,
@@ -79,20 +80,9 @@ def compare(
 
 def _print_differences(result: CompareResult) -> None:
     """Print each model minus the base by layer; those whose interval holds zero are dim."""
-    from rich.table import Table
-
     for (base, model), rows in result.differences.group_by("base", "model", maintain_order=True):
-        names = rows["name"].unique(maintain_order=True).to_list()
-        cells = {(row["layer"], row["name"]): row for row in rows.iter_rows(named=True)}
-        for start in range(0, len(names), 6):  # a few at a time, so that they fit a terminal
-            shown = names[start : start + 6]
-            table = Table(title=f"{model} minus {base} (dim: the interval holds zero)")
-            for title in ("layer", *(name.replace("_", " ") for name in shown)):
-                table.add_column(title, justify="right")
-            for layer in sorted(rows["layer"].unique().to_list()):
-                words = (_word(cells[layer, name]) for name in shown)
-                table.add_row(str(layer), *words)
-            console().print(table)
+        cells = {(row["layer"], row["name"]): _word(row) for row in rows.iter_rows(named=True)}
+        print_by_layer(cells, title=f"{model} minus {base} (dim: the interval holds zero)")
 
 
 def _word(row: Mapping[str, float]) -> str:

@@ -21,13 +21,14 @@ from midlayer_encoders.cli._app import (
     console,
     parse_layers,
     parse_names,
+    print_by_layer,
     progress_bars,
     quieten,
     whole_model,
 )
 
 if TYPE_CHECKING:
-    import polars as pl
+    pass
 
 
 @app.command()
@@ -79,7 +80,8 @@ def metrics(
     frame.write_parquet(out / "metrics.parquet")
     frame.write_csv(out / "metrics.csv")
     write_metrics_figure(frame, out / "metrics.png")
-    _print_by_layer(frame)
+    cells = frame.select("layer", "name", "value").iter_rows()
+    print_by_layer({(layer, name): f"{value:.4g}" for layer, name, value in cells})
     console().print(f"Written to {out}: metrics.parquet, metrics.csv, metrics.png")
 
 
@@ -99,20 +101,3 @@ def _read(kind: str, source: Path, *, field: str | None, skip_bad: bool) -> list
     if kind == "texts":
         return list(read_texts(source, field=field))
     return list(media_files(source, "image" if kind == "images" else "audio", bad="skip" if skip_bad else "refuse"))
-
-
-def _print_by_layer(frame: pl.DataFrame) -> None:
-    """Print a row for each layer, a few metrics at a time so that they fit a terminal."""
-    from rich.table import Table
-
-    names = frame["name"].unique(maintain_order=True).to_list()
-    for start in range(0, len(names), 6):
-        shown = names[start : start + 6]
-        table = Table()
-        for title in ("layer", *(name.replace("_", " ") for name in shown)):  # words can wrap
-            table.add_column(title, justify="right")
-        values = {(layer, name): value for layer, name, value in frame.select("layer", "name", "value").iter_rows()}
-        for layer in sorted(frame["layer"].unique().to_list()):
-            cells = (values.get((layer, name)) for name in shown)
-            table.add_row(str(layer), *("" if value is None else f"{value:.4g}" for value in cells))
-        console().print(table)

@@ -17,6 +17,7 @@ from midlayer_encoders.cli._app import (
     console,
     parse_layers,
     parse_names,
+    print_by_layer,
     progress_bars,
     quieten,
 )
@@ -73,17 +74,7 @@ def progression(
 
 def _print_settled(result: ProgressionResult) -> None:
     """Print from which step on each layer stays near where it ends, and the finding in words."""
-    from rich.table import Table
-
-    ends = result.settled()
-    names = ends["name"].unique(maintain_order=True).to_list()
-    steps = {(layer, name): step for layer, name, step in ends.select("layer", "name", "step").iter_rows()}
-    for start in range(0, len(names), 6):  # a few at a time, so that they fit a terminal
-        shown = names[start : start + 6]
-        table = Table(title="settled within 10 % of the metric's range from step")
-        for title in ("layer", *(name.replace("_", " ") for name in shown)):
-            table.add_column(title, justify="right")
-        for layer in sorted(ends["layer"].unique().to_list()):
-            table.add_row(str(layer), *(str(steps.get((layer, name), "")) for name in shown))
-        console().print(table)
+    ends = result.settled().select("layer", "name", "step")
+    cells = {(layer, name): "" if step is None else str(step) for layer, name, step in ends.iter_rows()}
+    print_by_layer(cells, title="settled within 10 % of the metric's range from step")
     console().print(" ".join(result.words()), highlight=False)
