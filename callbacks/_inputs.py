@@ -43,6 +43,8 @@ def text_passes(
     """Return the texts, then each view of them, as batches of token ids."""
     if tokenizer is None:
         raise OptionError("`tokenizer` must be given with texts. Pass the model's, or a dataloader instead of texts.")
+    if not texts:
+        raise OptionError("`texts_or_dataloader` must hold texts or batches, but got none.")
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise OptionError(f"`texts` must hold only strings, but `texts[{index}]` is a {type(text).__name__}.")

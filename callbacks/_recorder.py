@@ -75,7 +75,7 @@ class Recorder:
         norm: Norm = "none",
         pooling: Pooling = "mean",
         views: int | Sequence[Any] = 2,
-        labels: Sequence[int] | None = None,
+        labels: Sequence[int | str] | None = None,
         seed: int = 0,
         max_length: int = 64,
         max_inputs: int = 256,
@@ -167,7 +167,8 @@ class Recorder:
     def _checked_labels(self, count: int) -> torch.Tensor | None:
         if self._labels is None:
             return None
-        labels: torch.Tensor = torch.unique(torch.as_tensor(self._labels), return_inverse=True)[1]
+        classes = {label: number for number, label in enumerate(dict.fromkeys(self._labels))}
+        labels = torch.tensor([classes[label] for label in self._labels])
         if len(labels) != count:
             raise OptionError(f"`labels` must be one for each of the probe's {count} inputs, but got {len(labels)}.")
         check_labels(labels)

@@ -48,7 +48,7 @@ class Watch(Recorder):
         texts_or_dataloader: Sequence[str] | Iterable[Any],
         tokenizer: Any = None,
         *,
-        labels: Sequence[int] | None = None,
+        labels: Sequence[int | str] | None = None,
         every_n_steps: EveryNSteps = "log2",
         on_decline: OnDecline = "warn",
         patience: int = 2,

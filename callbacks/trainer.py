@@ -84,10 +84,11 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
         self._looked(control, state.global_step)
 
     def _log(self, state: Any, values: dict[str, float]) -> None:
-        if self._trainer is not None:
-            self._trainer.log(values)
-        else:
-            state.log_history.append({**values, "step": state.global_step, "epoch": state.epoch})
+        state.log_history.append({**values, "step": state.global_step, "epoch": state.epoch})
+        for logger in [] if self._trainer is None else self._trainer.callback_handler.callbacks:
+            # The integrations alone: the trainer's own printer would bury the losses under hundreds of values.
+            if type(logger).__module__.startswith("transformers.integrations"):
+                logger.on_log(self._trainer.args, state, self._trainer.control, logs=values, model=self._trainer.model)
 
     def _looked(self, control: Any, step: int) -> None:
         """Do what is to be done after a look: nothing here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,9 @@ from midlayer_encoders.augment import augment
 from midlayer_encoders.augment_media import augment_media
 from midlayer_encoders.capture import LayerReader, plan_batches
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.inputs import medium_of
+from midlayer_encoders.inputs import check_taken, medium_of
 from midlayer_encoders.media import sound_lengths, suffers_from_padding
-from midlayer_encoders.metrics import LayerMetric, LiDAR, make_metrics
+from midlayer_encoders.metrics import METRICS, LayerMetric, LiDAR, TooFewTextsError, make_metrics
 
 if TYPE_CHECKING:
     import polars as pl
@@ -37,6 +38,8 @@ __all__ = [
 
 _IMAGES = 32  # images or sounds in a batch, at the most
 _HOP = 320  # samples that most models of sound make one state of
+_log = logging.getLogger(__name__)
+
 _COUNTED = 1024  # texts tokenised at a time to count them: all at once would be held in memory
 
 Advance = Callable[[int], None]
@@ -87,7 +90,7 @@ def measure(
         for positions in update_metrics(reader, made, passed, batches, view=view):
             if advance is not None:
                 advance(len(positions))
-    return metric_frame(encoder, made, dataset=dataset)
+    return metric_frame(encoder, made, dataset=dataset, named=not isinstance(metrics, str) or metrics in METRICS)
 
 
 def num_passes(metrics: str | Sequence[str], *, views: int = 16) -> int:
@@ -164,6 +167,8 @@ def plan(encoder: LayerEncoder, texts: Sequence[Any], *, token_budget: int = 409
     Where padding would change a sound's states, a batch holds sounds of one length.
     """
     medium = medium_of(texts[0], encoder.media) if texts else "image"
+    if texts:
+        check_taken(medium, encoder.media, texts[0], model=encoder.name)
     if medium == "text":
         return plan_batches(count_tokens(encoder, [prompt + text for text in texts]), token_budget=token_budget)
     if medium == "image":
@@ -213,8 +218,18 @@ def update_metrics(
         yield positions
 
 
-def metric_frame(encoder: LayerEncoder, metrics: dict[str, LayerMetric], *, dataset: str) -> pl.DataFrame:
-    """Return the tidy frame of computed metrics; what a first layer cannot have (a change to it) is left out."""
+def metric_frame(
+    encoder: LayerEncoder, metrics: dict[str, LayerMetric], *, dataset: str, named: bool = True
+) -> pl.DataFrame:
+    """Return the tidy frame of computed metrics; what a first layer cannot have (a change to it) is left out.
+
+    Args:
+        encoder: names the model.
+        metrics: by name.
+        dataset: what the frame calls the texts.
+        named: whether each metric was asked for by its name. Of a group, those that want more texts are left out, and
+            said in the log.
+    """
     import polars as pl
 
     spec = encoder.spec
@@ -229,8 +244,24 @@ def metric_frame(encoder: LayerEncoder, metrics: dict[str, LayerMetric], *, data
             "name": name,
             "value": value,
         }
-        for name, metric in metrics.items()
-        for layer, value in zip(metric.layers, metric.compute().tolist(), strict=True)
+        for name, values in _computed(metrics, named).items()
+        for layer, value in zip(metrics[name].layers, values, strict=True)
         if value == value  # NaN: the first layer of a comparison with the one before
     ]
     return pl.DataFrame(rows)
+
+
+def _computed(metrics: dict[str, LayerMetric], named: bool) -> dict[str, list[float]]:
+    """Return the values of each metric."""
+    found: dict[str, list[float]] = {}
+    lacking: dict[str, TooFewTextsError] = {}
+    for name, metric in metrics.items():
+        try:
+            found[name] = metric.compute().tolist()
+        except TooFewTextsError as error:
+            lacking[name] = error
+    if lacking and (named or not found):
+        raise next(iter(lacking.values()))
+    for name, reason in lacking.items():
+        _log.warning("%s is left out. %s", name, reason)
+    return found

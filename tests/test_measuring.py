@@ -12,8 +12,9 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.augment import augment
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import LayerIndexError, OptionError
+from midlayer_encoders.inputs import InputError
 from midlayer_encoders.measuring import measure, num_passes
-from midlayer_encoders.metrics import METRICS, curvature, dataset_entropy, infonce, prompt_entropy
+from midlayer_encoders.metrics import METRICS, TooFewTextsError, curvature, dataset_entropy, infonce, prompt_entropy
 from tests.families import DEPTH
 
 Folder = Callable[[str], str]
@@ -89,3 +90,20 @@ def test_the_command_writes_frame_and_figure(tiny_folder: Folder, tmp_path: Path
     assert sorted(set(frame["layer"])) == [0, 2, 4]
     assert (tmp_path / "out/metrics.png").stat().st_size > 1000
     assert "curvature" in result.output
+
+
+def test_of_a_group_what_wants_more_texts_is_left_out_and_said(
+    tiny_folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    frame = measure(whole, TEXTS[:4], metrics="all", views=2)
+    assert set(METRICS) - set(frame["name"]) == {"alpha_req", "neighbour_overlap"}
+    assert "alpha_req is left out. Eigenvalues" in caplog.text
+    with pytest.raises(TooFewTextsError, match="Eigenvalues"):
+        measure(whole, TEXTS[:4], metrics="alpha_req")
+
+
+def test_what_the_model_does_not_take_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
+    whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    with pytest.raises(InputError, match="must each be a text"):
+        measure(whole, [tmp_path / "a.png"], metrics="curvature")

@@ -32,13 +32,12 @@ def along_solutions(setting: Setting) -> pl.DataFrame:
     texts = setting.solutions[: 2 * setting.limit]
     if not texts:
         raise MissingInputError("It needs worked solutions: pass --solutions FILE (the paper's are GSM8K's).")
-    length = 2 * setting.max_length
     return pl.concat(
         entropy_along(
             setting.encoder(model),
             texts,
             every=4,
-            max_length=length,
+            max_length=min(2 * setting.max_length, setting.encoder(model).max_seq_length or 2 * setting.max_length),
             pass_per_prefix=setting.pass_per_prefix,
             dataset="solutions",
         )

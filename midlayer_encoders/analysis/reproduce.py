@@ -13,7 +13,7 @@ import polars as pl
 
 from midlayer_encoders.analysis.paper import EXPERIMENTS
 from midlayer_encoders.analysis.setting import MissingInputError, Setting
-from midlayer_encoders.errors import MidlayerError, check_choice
+from midlayer_encoders.errors import MidlayerError, OptionError, check_choice
 from midlayer_encoders.report.experiments_page import Finding, experiments_html
 from midlayer_encoders.report.page import write_page
 from midlayer_encoders.report.versions import versions
@@ -53,6 +53,8 @@ def resolve_experiments(name: str) -> list[str]:
     if name == "all":
         return list(EXPERIMENTS)
     names = name.split(",")
+    if "fig14" in names:
+        raise OptionError("`figure` must not be fig14: it is `midlayer probe` that shows it, see docs/vision.md.")
     for one in names:
         check_choice("figure", one, ["all", *EXPERIMENTS])
     return names
@@ -117,7 +119,13 @@ def _keep(name: str, setting: Setting, frame: pl.DataFrame) -> None:
 
 
 def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
-    """Write the page of what was run, and return where it lies: ``report.html`` in the setting's folder."""
+    """Write the page, and return where it lies: ``report.html`` in the setting's folder.
+
+    What was run before in that folder, with the same setting, stays on the page.
+    """
+    asked = {one.name for one in outcomes}
+    before = [_outcome(name, setting) for name in EXPERIMENTS if name not in asked and _kept(name, setting) is not None]
+    outcomes = sorted([*outcomes, *before], key=lambda one: list(EXPERIMENTS).index(one.name))
     findings = [_finding(one, setting) for one in outcomes if one.status in ("done", "kept")]
     notes = [f"{one.name} was {one.status}: {' '.join(one.words)}" for one in outcomes if one.status == "left out"]
     notes += [f"{one.name} failed: {' '.join(one.words)}" for one in outcomes if one.status == "failed"]

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @app.command()
 def reproduce(
-    figure: Annotated[str, typer.Argument(help="fig1 to fig15, table2, theorems, several with commas, or all.")],
+    figure: Annotated[
+        str, typer.Argument(help="fig1 to fig15 (14 is midlayer probe), table2, theorems, several with commas, or all.")
+    ],
     model: Annotated[
         list[str] | None, typer.Option(help="Folder or name of a model, or built-in; repeatable: base first.")
     ] = None,
@@ -32,7 +34,7 @@ def reproduce(
     revisions: Annotated[str | None, typer.Option(help="Checkpoints of the first model: step1,step512,…")] = None,
     tasks: Annotated[str, typer.Option(help="What layers are scored on, as in sweep.")] = "builtin",
     layers: Annotated[
-        str, typer.Option(help="That are scored: tenths of the depth, all, or some with commas.")
+        str, typer.Option(help="Layers that are scored: tenths of the depth, all, or some with commas.")
     ] = "tenths",
     swept: Annotated[
         list[Path] | None, typer.Option(help="Frame of a sweep made before, parquet or CSV, instead of one now.")
@@ -45,7 +47,7 @@ def reproduce(
     dtype: Dtype = None,
     device: Device = None,
     gguf_file: GgufFile = None,
-    seed: Annotated[int, typer.Option(help="Of every draw.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
 ) -> None:
     """Run the paper's experiments on your model: one by name, or all that can run, with one report.
 
@@ -63,7 +65,10 @@ def reproduce(
         raise OptionError(f"`limit` must be 2 or more and `max_length` 8 or more, but got {limit} and {max_length}.")
 
     def load(name: str) -> LayerEncoder:
-        return whole_model(name, gguf_file=gguf_file, dtype=dtype, device=device, max_length=2 * max_length)
+        encoder = whole_model(name, gguf_file=gguf_file, dtype=dtype, device=device)
+        # Solutions are read to twice the length, where the model has the positions.
+        encoder.max_seq_length = min(encoder.max_seq_length or 2 * max_length, 2 * max_length)
+        return encoder
 
     setting = Setting(
         models=tuple(model or ()), load=load, out=out, texts=_texts(texts, max_length), solutions=_solutions(solutions),
@@ -73,7 +78,7 @@ def reproduce(
     )  # fmt: skip
     outcomes = run(names, setting, told=_say)
     console().print(f"The report: {write_experiments(outcomes, setting)}", soft_wrap=True)
-    if any(one.status == "failed" for one in outcomes):
+    if any(one.status == "failed" or (one.status == "left out" and figure != "all") for one in outcomes):
         raise typer.Exit(1)
 
 
@@ -109,14 +114,22 @@ def _default(path: str) -> Path | None:
 
 
 def _texts(path: Path | None, max_length: int) -> tuple[str, ...]:
-    """Return the paragraphs of a file that fill ``max_length`` tokens, headings dropped."""
+    """Return the paragraphs of a file with ``max_length`` words or more, headings dropped."""
+    from midlayer_encoders.errors import OptionError
     from midlayer_encoders.texts import read_texts, wikitext_paragraphs
 
     path = path or _default("corpora/wikitext2_raw_test.txt")
     if path is None:
         return ()
     # Words, not tokens, so that no tokenizer is needed yet: a word has one token or more.
-    return tuple(wikitext_paragraphs(read_texts(path), lambda line: len(line.split()), least=max_length))
+    lines = read_texts(path)
+    found = tuple(wikitext_paragraphs(lines, lambda line: len(line.split()), least=max_length))
+    if not found:
+        raise OptionError(
+            f"`--texts` must hold texts of {max_length} words or more, but none of {len(lines)} in {path} is. "
+            "Pass a smaller --max-length."
+        )
+    return found
 
 
 def _solutions(path: Path | None) -> tuple[str, ...]:

@@ -33,7 +33,9 @@ def select_command(
     model: Model,
     texts: Annotated[Path, typer.Option(help="A text a line, or JSONL with --field.")],
     labels: Annotated[Path | None, typer.Option(help="The label of each text, a line each; empty for none.")] = None,
-    rule: Annotated[str, typer.Option(help="auto, few-labels, half-match, fixed-depth, last, min-dime, ….")] = "auto",
+    rule: Annotated[
+        str, typer.Option(help="auto, few-labels, half-match, valley-midpoint, fixed-depth, last, or min-METRIC.")
+    ] = "auto",
     all_rules: Annotated[bool, typer.Option(help="Measure what every rule needs: 3 passes, not 1.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the table, the frame and the figure.")] = None,
     field: Annotated[str | None, typer.Option(help="Field of each JSON line that holds the text.")] = None,

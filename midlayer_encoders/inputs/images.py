@@ -57,7 +57,10 @@ def _open_image(path: Path, max_pixels: int) -> Image:
     from PIL import ImageOps
 
     if not path.is_file():
-        raise InputError(f"`inputs` must be images or paths of images, but there is no file {str(path)!r}.")
+        raise InputError(
+            f"`inputs` must be images or paths of images, but there is no file {str(path)!r}. "
+            "A text is for a model of text."
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)  # the limit is ours

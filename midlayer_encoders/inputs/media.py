@@ -40,7 +40,9 @@ def medium_of(item: Any, taken: Sequence[str]) -> Medium:
         if isinstance(item, str) and "text" in taken:
             found = [kind for kind, suffixes in _SUFFIXES.items() if item.lower().endswith(suffixes)]
             return found[0] if found and found[0] in taken and Path(item).is_file() else "text"  # type: ignore[return-value]
-        return "image" if "image" in taken else "audio" if "audio" in taken else "text"
+        if "image" in taken or "audio" in taken:
+            return "image" if "image" in taken else "audio"
+        return next((kind for kind, suffixes in _SUFFIXES.items() if str(item).lower().endswith(suffixes)), "text")  # type: ignore[misc]
     if is_pil(item):
         return "image"
     if isinstance(item, Mapping | tuple) or hasattr(item, "get_all_samples"):

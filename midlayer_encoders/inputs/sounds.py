@@ -74,7 +74,10 @@ def _waveform(source: Any) -> tuple[npt.NDArray[Any], Any, str]:
 
 def _open_sound(path: Path) -> tuple[npt.NDArray[Any], int]:
     if not path.is_file():
-        raise InputError(f"`inputs` must be sounds or paths of sounds, but there is no file {str(path)!r}.")
+        raise InputError(
+            f"`inputs` must be sounds or paths of sounds, but there is no file {str(path)!r}. "
+            "A text is for a model of text."
+        )
     try:
         if path.suffix.lower() == ".wav":
             from scipy.io import wavfile

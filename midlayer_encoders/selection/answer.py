@@ -92,7 +92,9 @@ class Selection:
                 f"other draws of as many texts choose layers {seen.layers[0]} to {seen.layers[1]}."
             )
         if self.frame.is_empty():
-            return "No text was looked at: this is what was best for other models, not what was seen of this one."
+            return (
+                "No text was looked at, or too few: this was best for other models, and nothing was seen of this one."
+            )
         if high - low <= 2 * _NEAR * self.num_layers:
             return f"The rules agree: all that answer choose layers {low} to {high}."
         return (

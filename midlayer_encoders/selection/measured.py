@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.inputs import medium_of
 from midlayer_encoders.labelled import check_labels, resampled_means, ridge_correct
 from midlayer_encoders.measuring import Advance, count_tokens, layer_reader, measure, num_passes, plan
 from midlayer_encoders.metrics.half_match import LEAST_TOKENS
@@ -72,6 +73,10 @@ def select(
             raise OptionError("`texts` and `labels` must be None with a frame: give the model to measure them on.")
         return answer(curves(source), source, rule=rule)
     _check_encoder(source)
+    if isinstance(texts, str):
+        raise OptionError(
+            f"`texts` must be a list of texts, but got one: {texts[:60]!r}. Write [text], or read the file."
+        )
     options: dict[str, Any] = {"seed": seed, "token_budget": token_budget, "advance": advance}
     labelled, classes = _labelled(texts, labels, max_texts)  # wrong labels are said before a pass is made
     frames, lacking, right = [], _too_few(texts), None
@@ -109,7 +114,8 @@ def _names(wanted: Sequence[str], all_rules: bool) -> list[str]:
 
 def _measured(encoder: LayerEncoder, texts: Sequence[str], wanted: Sequence[str], all_rules: bool) -> list[str]:
     """Return the metrics to measure on these texts, without those that want longer ones."""
-    counts = count_tokens(encoder, texts) if isinstance(texts[0], str) else [LEAST_TOKENS] * len(texts)  # or images
+    of_text = medium_of(texts[0], encoder.media) == "text"
+    counts = count_tokens(encoder, texts) if of_text else [LEAST_TOKENS] * len(texts)
     long_enough = sum(count >= LEAST_TOKENS for count in counts)
     short = ("half_match", "prompt_entropy") if long_enough < LEAST_TEXTS else ()
     return [name for name in _names(wanted, all_rules) if name not in short]

@@ -153,7 +153,7 @@ def _auto(found: Curves) -> tuple[int, str]:
         fixed, words = _fixed_depth(found)
         return fixed, f"fixed-depth: {words}; {reason.replace('there', f'at layer {layer}')}, no case for the last"
     layer, reason = _fixed_depth(found)
-    return layer, f"fixed-depth: {reason}; there were no texts to look further"
+    return layer, f"fixed-depth: {reason}; half match was not measured, so it looks no further"
 
 
 def _metric(found: Curves, name: str) -> Curve:

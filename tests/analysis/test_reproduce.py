@@ -163,3 +163,20 @@ def test_the_command_says_a_wrong_name_before_it_loads_anything() -> None:
     result = CliRunner().invoke(app, ["reproduce", "fig77", "--model", "no-such-model"])
     assert isinstance(result.exception, OptionError)
     assert "Did you mean 'fig7'" in str(result.exception)
+
+
+def test_what_was_run_before_stays_on_the_page(setting: Setting, tmp_path: Path) -> None:
+    setting = replace(setting, out=tmp_path)
+    write_experiments(reproduce(["fig7"], setting), setting)
+    write_experiments(reproduce(["fig6"], setting), setting)
+    assert [one["name"] for one in json.loads((tmp_path / "outcomes.json").read_text())] == ["fig6", "fig7"]
+
+
+def test_a_figure_that_is_another_commands_or_cannot_run_is_said(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="midlayer probe"):
+        resolve_experiments("fig14")
+    short = tmp_path / "short.txt"
+    short.write_text("a few words\n")
+    arguments = ["reproduce", "fig6", "--model", "any", "--texts", str(short), "--out", str(tmp_path / "out")]
+    assert "64 words or more, but none of 1" in str(CliRunner().invoke(app, arguments).exception)
+    assert CliRunner().invoke(app, ["reproduce", "fig13", "--out", str(tmp_path / "out")]).exit_code == 1

@@ -185,6 +185,8 @@ class Two(Boring):
         (None, lambda: LayerMetricsCallback(["a", "b"], TOKENIZER), OptionError, "at least 2 texts of 4 tokens"),
         (None, lambda: LayerMetricsCallback("a text", TOKENIZER), OptionError, "write `\\[text\\]`"),
         (None, lambda: LayerMetricsCallback([*PROBE, 3], TOKENIZER), OptionError, "only strings"),
+        (None, lambda: LayerMetricsCallback([], TOKENIZER), OptionError, "must hold texts or batches, but got none"),
+        (None, lambda: callback(labels=["a"] * 8), MidlayerError, "labels"),
         (None, lambda: LayerMetricsCallback(PROBE), OptionError, "`tokenizer` must be given"),
         (None, lambda: callback(layers=[9]), MidlayerError, r"must be in \[0, 3\]"),
         (None, lambda: callback(views=[PROBE]), OptionError, "must hold 2 views"),

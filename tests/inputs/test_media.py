@@ -21,6 +21,7 @@ from tests.media import image, sound
         ("a.png", ["image"], "image"),
         ("a.wav", ["audio"], "audio"),
         (image(0), ["text"], "image"),
+        (Path("a.png"), ["text"], "image"),  # so that a model of text can say what it was given
         (np.zeros((4, 4)), ["image"], "image"),
         (np.zeros((2, 400)), ["audio"], "audio"),
         (np.zeros((4, 4, 3)), ["audio"], "image"),

@@ -160,3 +160,8 @@ def test_wrong_input_is_refused(whole: LayerEncoder, tiny_folder: Callable[[str]
         select(frame({"dime": VALLEY}), TEXTS)
     with pytest.raises(OptionError, match=r"cut at layer 2 of 4\. Make it with layer=-1"):
         select(LayerEncoder(tiny_folder("Llama"), 2, device="cpu"), TEXTS)
+
+
+def test_one_string_is_no_list_of_texts(whole: LayerEncoder) -> None:
+    with pytest.raises(OptionError, match=r"must be a list of texts, but got one: 'texts\.txt'"):
+        select(whole, "texts.txt")
