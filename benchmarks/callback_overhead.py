@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-import statistics
+import resource
 import time
 import warnings
 from pathlib import Path
@@ -67,7 +67,10 @@ def run(given: argparse.Namespace, steps: int, callbacks: list[Any]) -> dict[str
         torch.cuda.synchronize()
     return {
         "seconds": clock() - start,
-        "peak": torch.cuda.max_memory_allocated() / 1e9 if cuda else float("nan"),
+        # Of a process the peak can only grow, so the run without the callback comes first.
+        "peak": torch.cuda.max_memory_allocated() / 1e9
+        if cuda
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
         "parameters": sum(parameter.numel() for parameter in model.parameters()) / 1e6,
         "loss": float(module.losses[-1]),
     }
@@ -85,15 +88,20 @@ def table(
         f"{plain[0]['parameters']:.1f}M parameters, the callback's default options ({look.looks} looks at {given.texts} texts), runs in turns. "
         + ("Seconds by the clock." if cuda else "Processor seconds."),
         "",
-        "| round | without | with | added |" + (" peak GB without | with |" if cuda else ""),
-        "|---|---|---|---|" + ("---|---|" if cuda else ""),
+        "| round | without | with | added | peak GB without | with |",
+        "|---|---|---|---|---|---|",
     ]
     for number, (one, two) in enumerate(zip(plain, watched, strict=True), start=1):
-        row = f"| {number} | {one['seconds']:.1f} | {two['seconds']:.1f} | {100 * (two['seconds'] / one['seconds'] - 1):+.2f} % |"
-        lines.append(row + (f" {one['peak']:.2f} | {two['peak']:.2f} |" if cuda else ""))
-    step, each = statistics.median(one["seconds"] for one in plain) / given.steps, look.seconds / look.looks
+        added = 100 * (two["seconds"] / one["seconds"] - 1)
+        lines.append(
+            f"| {number} | {one['seconds']:.1f} | {two['seconds']:.1f} | {added:+.2f} % | {one['peak']:.2f} | {two['peak']:.2f} |"
+        )
+    step = min(one["seconds"] for one in [*plain, *watched]) / given.steps
+    each = look.seconds / look.looks
     lines += [
         "",
+        f"In the last run with it the looks took {look.seconds:.1f} s, {100 * look.seconds / (watched[-1]['seconds'] - look.seconds):.2f} % "
+        "of the rest of that run; the difference between two runs also holds what else the machine did. "
         f"A step takes {1000 * step:.1f} ms, a look {1000 * each:.0f} ms. Looks are at steps 0, 1, 2, 4 …, so that their share falls as a run "
         "grows: by these two numbers "
         + ", ".join(f"{100 * (n.bit_length() + 2) * each / (n * step):.2f} % of {n} steps" for n in (1024, 4096, 16384))
