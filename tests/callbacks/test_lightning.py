@@ -127,26 +127,25 @@ def test_loggers_get_every_layer_at_the_exact_step(tmp_path: Path) -> None:
 
 class Killed(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step == 6:
+        if trainer.global_step == 10:
             raise RuntimeError("killed")
 
 
 def test_a_run_killed_and_resumed_has_the_history_of_one_that_was_not(tmp_path: Path) -> None:
-    whole = callback(every_n_steps=1)
-    expected, _ = fit(Boring(neox()), tmp_path / "a", [whole], max_steps=10)
-    saver = pl.callbacks.ModelCheckpoint(tmp_path / "ckpt", every_n_train_steps=4, save_top_k=-1)
+    def train(folder: str, callbacks: list[Any], **options: Any) -> None:
+        # Lightning does not restore what shuffling and dropout draw from; 8 steps are an epoch.
+        model = neox(dropout=0.0, seed=3 if "ckpt" in options else 0)
+        fit(Boring(model), tmp_path / folder, callbacks, shuffle=False, max_steps=12, **options)
+
+    whole, killed, resumed = (callback(every_n_steps=1) for _ in range(3))
+    train("a", [whole])
+    saver = pl.callbacks.ModelCheckpoint(tmp_path / "ckpt", every_n_train_steps=8)
     with pytest.raises(RuntimeError, match="killed"):
-        fit(Boring(neox()), tmp_path / "b", [callback(every_n_steps=1), Killed(), saver], enable_checkpointing=True)
-    resumed = callback(every_n_steps=1)
-    (ckpt,) = (tmp_path / "ckpt").glob("*step=4.ckpt")
-    found, _ = fit(Boring(neox(seed=3)), tmp_path / "c", [resumed], ckpt=str(ckpt), max_steps=10)
-    assert resumed.frame["revision"].unique(maintain_order=True).to_list() == [f"step{k}" for k in range(11)]
-    before = [f"step{k}" for k in range(5)]
-    first = pl_frames.col("revision").is_in(before)
-    assert resumed.frame.filter(first).equals(whole.frame.filter(first))
-    written = pl_frames.read_parquet(next((tmp_path / "c").rglob("history.parquet")))
-    assert written.equals(resumed.frame)
-    assert found.step == expected.step
+        train("b", [killed, Killed(), saver], enable_checkpointing=True)
+    assert len(set(killed.frame["revision"])) == 11  # steps 0 to 10, of which the checkpoint knows 0 to 8
+    train("c", [resumed], ckpt=str(next((tmp_path / "ckpt").glob("*step=8.ckpt"))))
+    assert resumed.frame.equals(whole.frame)
+    assert pl_frames.read_parquet(next((tmp_path / "c").rglob("history.parquet"))).equals(whole.frame)
 
 
 def test_a_validation_alone_is_looked_at_once(tmp_path: Path) -> None:

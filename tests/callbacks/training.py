@@ -98,7 +98,8 @@ def generators() -> tuple[Any, ...]:
 
 
 def fit(
-    module: Boring, folder: Path, callbacks: list[Any], *, rows: Tensor | None = None, ckpt: str | None = None, **options: Any
+    module: Boring, folder: Path, callbacks: list[Any], *, rows: Tensor | None = None, ckpt: str | None = None,
+    shuffle: bool = True, **options: Any,
 ) -> tuple[Trace, pl.Trainer]:  # fmt: skip
     """Train ``module`` from a fixed seed and return what must be equal."""
     pl.seed_everything(1, verbose=False)
@@ -112,7 +113,7 @@ def fit(
     )  # fmt: skip
     trainer.fit(
         module,
-        DataLoader(rows, 4, shuffle=True),
+        DataLoader(rows, 4, shuffle=shuffle),
         DataLoader(rows[:4], 4) if options.get("num_sanity_val_steps") else None,
         ckpt_path=ckpt,
     )
