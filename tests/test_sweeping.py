@@ -226,6 +226,7 @@ def test_killed_in_mid_batch_and_resumed_it_gives_the_same_frame_bit_for_bit(
     assert frames[0].equals(frames[1])
 
 
+@pytest.mark.slow
 def test_two_sweeps_share_a_store(five: dict[str, Path], tiny_folder: Folder, tmp_path: Path) -> None:
     tasks = [five["near"], five["pairs"]]
     both = [start(tiny_folder("Llama"), tmp_path / name, tmp_path / "store", *tasks) for name in ("a", "b")]
@@ -244,6 +245,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_frame_of_one(five: dict[str, Path], tiny_folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text(_FABRIC)
     command = [sys.executable, str(tmp_path / "run.py"), tiny_folder("Llama"), str(tmp_path / "two"), str(five["near"])]

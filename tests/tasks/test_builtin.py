@@ -92,6 +92,7 @@ def test_grades_count_what_two_objects_share() -> None:
     assert all(f"{grade} = {meaning}" in description for grade, meaning in enumerate(STS_GRADES))
 
 
+@pytest.mark.slow
 def test_tfidf_is_neither_at_chance_nor_saturated() -> None:
     # Chance: one library of six; nothing; half of the pairs; the mean of 1 / rank among ten; nothing.
     chance = {"Classification": 1 / 6, "Clustering": 0.1, "PairClassification": 0.5, "Reranking": 0.293, "STS": 0.0}

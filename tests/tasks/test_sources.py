@@ -144,6 +144,7 @@ def test_an_object_is_copied_with_its_data_and_its_seed(tmp_path: Path) -> None:
     assert len({tfidf_scores(copy) for copy in copies} | {tfidf_scores(task), tfidf_scores(task)}) == 1
 
 
+@pytest.mark.slow
 def test_sources_build_their_tasks_in_other_processes(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", ROWS["STS"])
     sources = task_sources([path, "STS12", resolve_tasks("STS13")[0]])
