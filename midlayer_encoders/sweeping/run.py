@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import joblib
 import polars as pl
@@ -160,12 +160,20 @@ def _open_store(
 ) -> EmbeddingStore:
     """Open the store of everything that changes a vector but the layer and the text."""
     whole = replace(spec, layer=-1)
-    pool: Any = encoder[1]
     description = {name: value for name, value in asdict(whole).items() if name != "layer"}
     key = whole.digest + ("-half" if dtype == "float16" else "")
     return EmbeddingStore(
-        root, key=key, layers=layers, dim=pool.embedding_dimension, dtype=dtype, description=description
+        root, key=key, layers=layers, dim=_num_dims(encoder, spec.norm), dtype=dtype, description=description
     )
+
+
+def _num_dims(encoder: LayerEncoder, norm: Norm) -> int:
+    """Return the number of dimensions of a vector, after what follows the last block and after `truncate_dim`."""
+    model, pool = cast(Any, encoder[0]).model, cast(Any, encoder[1])
+    final = encoder.anatomy.final if norm == "final" else ()
+    last = model.get_submodule(final[-1]) if final else None
+    width = int(getattr(last, "out_features", pool.embedding_dimension))  # OPT-350m ends in a projection, not a norm
+    return min(width, encoder.truncate_dim or width)
 
 
 def _jobs(source: TaskSource, layers: Sequence[int], spec: EncoderSpec, embedder: Embedder, folder: Path) -> list[Job]:

@@ -228,5 +228,6 @@ class Embedder:
         self.advance(0, sum(len(batch) for batch in mine))
         for positions, vectors in reader.embed(texts, mine):
             wanted = [n for n, position in enumerate(positions) if position in lacking]
-            self.store.write([names[positions[n]] for n in wanted], vectors[:, wanted].numpy())
+            kept = vectors[:, wanted, : self.store.dim]  # the leading dimensions, where the encoder keeps only those
+            self.store.write([names[positions[n]] for n in wanted], kept.numpy())
             self.advance(len(positions), 0)
