@@ -54,8 +54,8 @@ def scores(made: Selection) -> np.ndarray:
 def right_by_hand(folder: str, texts: list[str], labels: list[str], *, seed: int = 0, **options: Any) -> np.ndarray:
     """Return how often each layer's own encoder labels each text rightly over three ways to deal the folds, (L, N)."""
     classes = torch.tensor([sorted(set(labels)).index(label) for label in labels])
-    vectors = [torch.as_tensor(encoder(folder, layer, **options).encode(texts)) for layer in LAYERS]
-    draws = [ridge_correct(torch.stack(vectors), classes, seed=seed + draw) for draw in range(3)]
+    vectors = torch.stack([torch.as_tensor(encoder(folder, layer, **options).encode(texts)) for layer in LAYERS])
+    draws = [ridge_correct(vectors, classes, seed=seed + draw) for draw in range(3)]
     return torch.stack(draws).double().mean(dim=0).numpy()
 
 
@@ -76,7 +76,7 @@ def test_labels_are_found_at_the_layer_where_they_can_be_read(choose: Any, tiny_
     found = choose(whole, TEXTS, ORDER, rule="few-labels")
     accuracy = scores(found)
     assert (accuracy[:2] < 0.55).all(), accuracy
-    assert (accuracy[2:] > 0.8).all(), accuracy
+    assert (accuracy[2:] > 0.75).all(), accuracy
     assert found.layer in (2, 3, 4)
     assert found.layer == smoothed_best(accuracy)
 
@@ -104,9 +104,12 @@ def test_scores_are_those_of_the_vectors_that_encode_gives(
     name: str, options: dict[str, Any], tiny_folder: Folder
 ) -> None:
     expected = right_by_hand(tiny_folder(name), TEXTS, SECOND, **options).mean(axis=1)
-    found = select(encoder(tiny_folder(name), **options), TEXTS, SECOND, token_budget=100)
+    told: list[int] = []
+    found = select(encoder(tiny_folder(name), **options), TEXTS, SECOND, token_budget=100, advance=told.append)
     np.testing.assert_allclose(scores(found), expected, atol=1e-12)
     assert len(set(expected)) > 2, "the layers differ, so that a mix-up shows"
+    assert sum(told) == 2 * len(TEXTS)
+    assert max(told) <= 100 // 6, "batches within the budget, of texts that have six tokens or more"
 
 
 def test_a_prompt_hides_the_first_letter_from_cls(tiny_folder: Folder) -> None:
@@ -134,17 +137,20 @@ def evidence_by_hand(right: np.ndarray, layer: int, seed: int) -> LabelEvidence:
 
 
 @pytest.mark.parametrize(
-    ("rule", "seed", "texts"), [("few-labels", 0, 80), ("few-labels", 5, 30), ("auto", 0, 80), ("last", 5, 30)]
+    ("rule", "seed", "texts", "pooling"),
+    [("few-labels", 0, 80, "cls"), ("few-labels", 5, 80, "cls"), ("auto", 0, 80, "mean"), ("last", 5, 30, "cls")],
 )
 def test_evidence_is_the_bootstrap_of_the_chosen_layer_against_the_last(
-    rule: str, seed: int, texts: int, tiny_folder: Folder
+    rule: str, seed: int, texts: int, pooling: Any, tiny_folder: Folder
 ) -> None:
     folder = tiny_folder("Llama")
     some, labels = TEXTS[:texts], ORDER[:texts]
-    right = right_by_hand(folder, some, labels, seed=seed, pooling="cls")
-    found = select(encoder(folder, pooling="cls"), some, labels, rule=rule, seed=seed)
+    right = right_by_hand(folder, some, labels, seed=seed, pooling=pooling)
+    found = select(encoder(folder, pooling=pooling), some, labels, rule=rule, seed=seed)
+    best = smoothed_best(right.mean(axis=1))
     # For a rule that reads no labels the evidence is about the layer that the labels would take.
-    layer = found.layer if rule == "auto" else smoothed_best(right.mean(axis=1))
+    layer = found.layer if rule == "auto" else best
+    assert (layer == best) == (rule != "auto")
     expected = evidence_by_hand(right, layer, seed)
     assert found.labels is not None
     assert found.labels.count == texts
@@ -152,6 +158,7 @@ def test_evidence_is_the_bootstrap_of_the_chosen_layer_against_the_last(
     for name in ("gain", "low", "high"):
         assert getattr(found.labels, name) == pytest.approx(getattr(expected, name), abs=1e-9), name
     assert expected.low < expected.gain < expected.high
+    assert expected != evidence_by_hand(right, layer, seed + 1), "another seed would show"
     if rule == "few-labels":
         assert found.layer == layer
 
@@ -187,3 +194,21 @@ def test_only_some_texts_are_looked_at_and_each_keeps_its_label(tiny_folder: Fol
     np.testing.assert_allclose(scores(found), right.mean(axis=1), atol=1e-12)
     assert found.labels is not None
     assert found.labels.count == 24
+
+
+def test_select_layer_hands_every_option_on(tiny_folder: Folder) -> None:
+    folder = tiny_folder("Llama")
+    asked: dict[str, Any] = {"rule": "min-dataset-entropy", "all_rules": True, "max_texts": 24, "seed": 3}
+    expected = select(encoder(folder, pooling="cls"), TEXTS, ORDER, **asked)
+    found = select_layer(folder, TEXTS, ORDER, **asked, device="cpu", dtype="float64", pooling="cls")
+    assert found.frame.equals(expected.frame)
+    assert (found.choices, found.labels, found.layer) == (expected.choices, expected.labels, expected.layer)
+    assert {"infonce", "dime", "accuracy"} < set(found.frame["name"])
+
+
+def test_halves_and_prompts_are_measured_where_sixteen_texts_have_four_tokens(tiny_folder: Folder) -> None:
+    whole = encoder(tiny_folder("Llama"))
+    enough, short = [text[:4] for text in TEXTS[:16]], [text[:3] for text in TEXTS[16:20]]
+    every = {"half_match", "prompt_entropy", "dataset_entropy"}
+    assert set(select(whole, [*enough, *short]).frame["name"]) == every
+    assert set(select(whole, [*enough[1:], *short]).frame["name"]) == {"dataset_entropy"}
