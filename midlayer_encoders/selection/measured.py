@@ -205,7 +205,7 @@ def _vectors(encoder: LayerEncoder, texts: Sequence[str], *, token_budget: int, 
         places += batch
         if advance is not None:
             advance(len(batch))
-    return torch.cat(found, dim=1)[:, torch.tensor(places).argsort()]
+    return torch.cat(found, dim=1)[:, torch.tensor(places).argsort(), : encoder.truncate_dim]
 
 
 def surely_better(right: Tensor, layer: int, other: int, *, seed: int = 0) -> bool:
