@@ -32,6 +32,12 @@ _ENCODERS = {
     "umt5": "UMT5EncoderModel",
     "whisper": "models.whisper.modeling_whisper.WhisperEncoder",
 }
+# What precedes the keys of such an encoder, by the class that wrote the files, where transformers does not know it.
+_WRITTEN_BELOW = {
+    "WhisperForConditionalGeneration": "model.encoder",
+    "WhisperModel": "encoder",
+    "WhisperForAudioClassification": "encoder",
+}
 
 
 def load_cut(
@@ -79,12 +85,15 @@ def load_cut(
     towers = find_towers(whole)
     if tower is None and towers:
         return _load_joint(model, whole, layer, norm, towers, adapters, source)
-    others, prefix = [], None
+    others = []
     if tower is not None:
         check_tower(tower, towers, model)
         prefix = towers[tower]
         whole = _tower(whole, prefix)
-        others = [rf"^(?!{re.escape(prefix)}\.)"]  # the files hold the other tower too
+    else:
+        prefix = next((_WRITTEN_BELOW[name] for name in config.architectures or () if name in _WRITTEN_BELOW), None)
+    if prefix is not None:
+        others = [rf"^(?!{re.escape(prefix)}\.)"]  # the files hold the other tower, or the decoder, too
     if isinstance(layer, Mapping):
         raise LayerIndexError(f"`layer` must be one number for {model}, which has one tower, but got {dict(layer)}.")
     anatomy = find_anatomy(whole)
