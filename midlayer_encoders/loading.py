@@ -39,8 +39,8 @@ _WRITTEN_BELOW = {
     "WhisperModel": "encoder",
     "WhisperForAudioClassification": "encoder",
 }
-# What makes no state of a layer, so files may lack it: those of a masked language model have no pooler. The vectors of a
-# joint model pass through its poolers and heads.
+# What makes no state of a layer, so files may lack it: those of a masked language model have no pooler. A joint model's
+# vectors pass through its poolers and heads.
 _UNREAD = re.compile(r"(^|\.)(pooler|head|mask_token|masked_spec_embed|post_layernorm)(\.|$)")
 _UNREAD_JOINT = re.compile(r"(^|\.)logit_(scale|bias)$")
 _NAMED = 10  # missing weights that an error names
@@ -260,13 +260,25 @@ def _empty_like(whole: Any, config: Any, trust_remote_code: bool) -> Any:
 
 def _difference(left: nn.Module, right: nn.Module) -> str | None:
     """Return the first setting in which two blocks differ, in words; dropout aside, which acts in training only."""
-    for (path, a), (_, b) in zip(left.named_modules(), right.named_modules(), strict=True):
+    ours, theirs = dict(left.named_modules()), dict(right.named_modules())
+    for path in [*ours, *(path for path in theirs if path not in ours)]:
+        kinds = [type(parts[path]).__name__ if path in parts else "none" for parts in (ours, theirs)]
+        if kinds[0] != kinds[1] and "drop" not in path:
+            return f"`{path}` is {kinds[1]} instead of {kinds[0]}"
+    for path, a in ours.items():
         for name, value in vars(a).items():
-            if name.startswith("_") or "drop" in name or not isinstance(value, int | float | str | bool | None):
+            if name.startswith("_") or "drop" in name or not _plain(value):
                 continue
-            if "drop" not in path and vars(b).get(name) != value:
-                return f"`{path}.{name}` is {vars(b).get(name)!r} instead of {value!r}".replace("`.", "`")
+            if "drop" not in path and vars(theirs[path]).get(name) != value:
+                return f"`{path}.{name}` is {vars(theirs[path]).get(name)!r} instead of {value!r}".replace("`.", "`")
     return None
+
+
+def _plain(value: Any) -> bool:
+    """Return whether a value is a number, a word, nothing, or some of these in a row."""
+    if isinstance(value, list | tuple):
+        return all(_plain(item) for item in value)
+    return isinstance(value, int | float | str | bool | None)
 
 
 def _dropped(anatomy: Anatomy, keep: int) -> list[str]:
