@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -113,6 +114,7 @@ class LayerEncoder(MediaEncoder):
     ) -> None:
         options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         _check_options(norm, pooling, max_length, adapters, device, device_map)
+        _check_for_model(options)
         layer, selection = _chosen(layer, texts, labels, options)
         source: dict[str, Any] = {"revision": revision, "gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
         first: Any
@@ -361,6 +363,20 @@ def _check_options(
         raise OptionError(f"`adapters` must be a list of adapters, but got a string. Write [{adapters!r}].")
     if device_map is not None and device is not None:
         raise OptionError(f"`device` must be None when `device_map` places the model, but got {device!r}.")
+
+
+_OF_FILES = ("tower", "revision", "dtype", "max_length", "adapters", "chat_template", "gguf_file", "device_map")
+_OF_MODULES = ("processor", "blocks", "final")
+
+
+def _check_for_model(options: Mapping[str, Any]) -> None:
+    """Raise where an option is given that the model, a module in memory or one in files, would not heed."""
+    in_memory = isinstance(options["model"], nn.Module)
+    kind = "a module in memory, which is taken as it is" if in_memory else "a model that is read from files"
+    for name in _OF_FILES if in_memory else _OF_MODULES:
+        unset = inspect.signature(LayerEncoder).parameters[name].default
+        if options[name] != unset and not (name == "adapters" and not options[name]):
+            raise OptionError(f"`{name}` must be {unset!r} for {kind}, but got {str(options[name])[:60]!r}.")
 
 
 def _chosen(

@@ -16,6 +16,7 @@ from midlayer_encoders.anatomy import find_anatomy, resolve_layer
 from midlayer_encoders.capture import capture
 from midlayer_encoders.cut import Cut, cut_model
 from midlayer_encoders.errors import CutError, OptionError
+from midlayer_encoders.identity import processor_name
 from midlayer_encoders.inputs import Medium
 from midlayer_encoders.media import probe_input, sampling_rate
 
@@ -39,12 +40,13 @@ class PlainModule(InputModule):
         medium: what the inputs are.
     """
 
-    config_keys: list[str] = ["blocks", "layer", "norm", "medium"]  # noqa: RUF012  (the base class's way)
+    config_keys: list[str] = ["blocks", "final", "layer", "norm", "medium", "prepared_by"]  # noqa: RUF012  (the base's way)
 
     def __init__(self, model: nn.Module, processor: Callable[..., Any], cut: Cut, medium: Medium) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.model, self.processor, self.medium = model, processor, medium
         self.blocks, self.layer, self.norm = cut.anatomy.blocks, cut.layer, cut.norm
+        self.final, self.prepared_by = list(cut.anatomy.final), processor_name(processor)
         self.anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=cut.anatomy.final)
         self.tokenizer = processor if medium == "text" and hasattr(processor, "pad_token") else None
         self._taken = list(inspect.signature(model.forward).parameters)
