@@ -188,7 +188,7 @@ def test_tokens_are_the_model_s_hidden_states(norm: Any, llama: LayerEncoder) ->
         with torch.no_grad():
             outputs = model(**llama.tokenizer(TEXTS[text], return_tensors="pt"), output_hidden_states=True)
             raw = []
-            hook = model.layers[-1].register_forward_hook(lambda _m, _a, out: raw.append(out))  # noqa: B023
+            hook = model.layers[-1].register_forward_hook(lambda _m, _a, out: raw.append(out))
             model(**llama.tokenizer(TEXTS[text], return_tensors="pt"))
             hook.remove()
             last = raw[0][0] if isinstance(raw[0], tuple) else raw[0]
