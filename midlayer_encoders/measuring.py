@@ -142,7 +142,8 @@ def layer_reader(
             "them, which is made for one layer. Make it without `centre`."
         )
     anatomy = encoder.anatomy
-    wanted = resolve_layers(layers, anatomy.num_layers, name=encoder.name)
+    # Not of all blocks that are kept: raw states and layer 0 need one more, whose own output is not the model's.
+    wanted = resolve_layers(layers, encoder.layer, name=encoder.name)
 
     def preprocess(inputs: list[Any]) -> dict[str, Tensor]:
         return encoder.model_inputs(inputs, prompt=prompt or None)
