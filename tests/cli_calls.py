@@ -42,22 +42,21 @@ def check_every_option(
     call: Callable[..., Mapping[str, pl.DataFrame]],
     options: Mapping[str, Any],
     *,
-    required: Mapping[str, Any] | None = None,
+    plain: Mapping[str, Any],
 ) -> None:
-    """Assert that a command with all options gives what the Python call gives, and that each of them matters.
+    """Assert that a command gives what the Python call gives, with all options and with ``plain`` ones.
 
-    Were one option dropped or given to another, the command would give what the call gives without it, which differs.
+    Each option must matter: were it dropped or given to another, the command would give what the call gives without it,
+    which differs.
     """
-    base = dict(required or {})
-    expected = call(**base, **options)
-    given = command(words_of(base | options))
-    for name, frame in expected.items():
-        assert given[name].equals(frame), (name, given[name], frame)
-    for left_out in options:
-        fewer = call(**base, **{name: value for name, value in options.items() if name != left_out})
-        assert not all(fewer[name].equals(frame) for name, frame in expected.items()), f"{left_out} changes nothing"
-    if required is not None:
-        plain = call(**base)
-        given = command(words_of(base))
-        for name, frame in plain.items():
+    expected, few = call(**options), call(**plain)
+    for some, frames in ((options, expected), (plain, few)):
+        given = command(words_of(some))
+        for name, frame in frames.items():
             assert given[name].equals(frame), (name, given[name], frame)
+    for every, frames in ((options, expected), (plain, few)):
+        for left_out in every:
+            if every is plain and left_out in options:
+                continue
+            fewer = call(**{name: value for name, value in every.items() if name != left_out})
+            assert not all(fewer[name].equals(frame) for name, frame in frames.items()), f"{left_out} changes nothing"

@@ -15,7 +15,6 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.measuring import measure
-from midlayer_encoders.metrics import METRICS, PAPER_METRICS
 from midlayer_encoders.selection import select
 from tests.cli_calls import check_every_option, run, tables, words_of
 from tests.tiny_folders import TEXTS
@@ -65,7 +64,7 @@ def test_every_option_of_metrics_reaches_the_measurement(tiny_folder: Folder, te
         return {"frame": frame}
 
     def call(
-        field: str, limit: int | None = None, metrics: str = "all", layers: str = "all", **options: Any
+        field: str = "body", limit: int | None = None, metrics: str = "all", layers: str = "all", **options: Any
     ) -> dict[str, pl.DataFrame]:
         mine, others = split({"norm": "none", "pooling": "mean", "seed": 0} | options)
         names = metrics if metrics in ("all", "paper") else metrics.split(",")
@@ -77,11 +76,9 @@ def test_every_option_of_metrics_reaches_the_measurement(tiny_folder: Folder, te
             )
         }
 
-    options = {"layers": "0,0.5,-1", "limit": 9, "norm": "final", "pooling": "last", "dtype": "float64"}
-    options |= {"max_length": 7, "seed": 3}
-    check_every_option(
-        command, call, options, required={"field": "title", "metrics": "anisotropy,infonce,prompt_entropy"}
-    )
+    options = {"field": "title", "metrics": "anisotropy,infonce,prompt_entropy", "layers": "0,0.5,-1", "limit": 9}
+    options |= {"norm": "final", "pooling": "last", "dtype": "float64", "max_length": 7, "seed": 3}
+    check_every_option(command, call, options, plain={"field": "body", "limit": 3, "layers": "1,2"})
 
 
 def check_printed(said: str, frame: pl.DataFrame) -> None:
@@ -96,17 +93,6 @@ def check_printed(said: str, frame: pl.DataFrame) -> None:
             some = names[6 * start : 6 * start + 6]
             expected = [f"{values[int(row[0]), name]:.4g}" if (int(row[0]), name) in values else "" for name in some]
             assert row[1:] == expected
-
-
-def test_metrics_by_default_are_all_of_them(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
-    words = ["metrics", tiny_folder("Llama"), "--texts", str(texts), "--field", "body", "--device", "cpu"]
-    said = run(*words, "--out", str(tmp_path / "all"), "--limit", "3", "--layers", "1,2")
-    frame = pl.read_parquet(tmp_path / "all" / "metrics.parquet")
-    check_printed(said, frame)
-    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
-    assert frame.equals(measure(encoder, LINES[:3], metrics="all", layers=[1, 2], dataset="some.lines"))
-    assert set(frame["name"]) <= set(METRICS)
-    assert set(PAPER_METRICS) < set(frame["name"])
 
 
 def test_wikitext_drops_headings_and_short_paragraphs_whatever_the_longest_text(
@@ -225,7 +211,7 @@ def test_every_option_of_select_reaches_the_choice(tiny_folder: Folder, tmp_path
         )
         return {"choices": found, "frame": pl.read_parquet(tmp_path / "out" / "frame.parquet")}
 
-    def call(field: str = "title", labels: str | None = None, **options: Any) -> dict[str, pl.DataFrame]:
+    def call(field: str = "body", labels: str | None = None, **options: Any) -> dict[str, pl.DataFrame]:
         names = (*ENCODER, "norm", "pooling")
         mine = {name: value for name, value in options.items() if name in names}
         others = {name: value for name, value in options.items() if name not in names}
@@ -235,7 +221,12 @@ def test_every_option_of_select_reaches_the_choice(tiny_folder: Folder, tmp_path
         found.to_frame().write_csv(tmp_path / "expected.csv")
         return {"choices": pl.read_csv(tmp_path / "expected.csv"), "frame": found.frame}
 
-    options = {"labels": str(tmp_path / "labels.txt"), "rule": "min-dataset-entropy", "max_texts": 17, "norm": "none"}
+    options = {
+        "field": "title",
+        "labels": str(tmp_path / "labels.txt"),
+        "rule": "min-dataset-entropy",
+        "max_texts": 17,
+        "norm": "none",
+    }
     options |= {"pooling": "max", "dtype": "float64", "max_length": 21, "seed": 3}
-    check_every_option(command, call, options, required={"field": "title"})
-    check_every_option(command, call, {"field": "body", "all_rules": True})
+    check_every_option(command, call, options, plain={"field": "body", "all_rules": True})
