@@ -97,7 +97,7 @@ def test_every_option_of_sweep_reaches_it(tiny_folder: Folder, tasks: dict[str, 
         return {"frame": result.frame, "store": pl.DataFrame(held)}
 
     options = {"tasks": f"{tasks['near']},{tasks['far']}", "layers": "0,0.5,3", "metrics": "curvature,anisotropy"}
-    options |= {"norm": "none", "pooling": "last", "dtype": "float64", "max_length": 9, "half": True}
+    options |= {"norm": "none", "pooling": "max", "dtype": "float64", "max_length": 9, "half": True}
     options |= {"store": str(tmp_path / "shared")}
     check_every_option(command, call, options, plain={"tasks": tasks["near"], "metrics": "none"}, each=False)
 
@@ -186,7 +186,7 @@ def test_the_cache_lists_and_removes_what_was_asked_for(tmp_path: Path) -> None:
     for number, name in enumerate(("old", "mid", "new")):
         layers, keys = list(range(2 * number + 1)), [text_key(f"text {place}") for place in range(number + 1)]
         store = EmbeddingStore(root, key=f"k{number}", layers=layers, dim=4, description={"model": name})
-        store.write(keys, np.ones((len(keys), len(layers), 4)))
+        store.write(keys, np.ones((len(layers), len(keys), 4)))
         for path in store.folder.iterdir():
             os.utime(path, (now, now - (20 - 9 * number) * day))
     infos = {str(info.description["model"]): info for info in list_stores(root)}
