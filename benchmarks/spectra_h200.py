@@ -1,4 +1,4 @@
-"""Times and errors of ``midlayer_encoders.spectra`` on a GPU, beside ``torch.linalg.eigvalsh``.
+"""Times and errors of ``midlayer_encoders.spectra.eigen`` on a GPU, beside ``torch.linalg.eigvalsh``.
 
     python benchmarks/spectra_h200.py --out benchmarks/results
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # The device machine does not install the package.
 
-from midlayer_encoders.spectra import eigenvalues, spectral_entropy
+from midlayer_encoders.spectra.eigen import eigenvalues, spectral_entropy
 
 ROWS = (32, 64, 128, 256, 512)
 WIDTH = 1024
@@ -90,7 +90,7 @@ def microseconds(call: Callable[[], object], *, calls: int, repeats: int = 7) ->
 
 
 def times(n: int) -> dict[str, float]:
-    from midlayer_encoders._spectra_triton import eigenvalues_in_float32
+    from midlayer_encoders.spectra._triton import eigenvalues_in_float32
 
     found: dict[str, float] = {}
     for name, batch in (("a layer", TOKENS // n), ("8 layers", 8 * TOKENS // n)):

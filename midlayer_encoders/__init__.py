@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from midlayer_encoders._types import EncoderSpec
-    from midlayer_encoders.choosing import select_layer
-    from midlayer_encoders.encoder import LayerEncoder
+    from midlayer_encoders.encoder.choosing import select_layer
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.errors import MidlayerError
     from midlayer_encoders.measuring import measure
     from midlayer_encoders.sweeping import SweepResult, sweep

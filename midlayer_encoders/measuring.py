@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders._types import Layer, Norm, Pooling
-from midlayer_encoders.anatomy import resolve_layers
-from midlayer_encoders.augment import augment
-from midlayer_encoders.augment_media import augment_media
-from midlayer_encoders.capture import LayerReader, plan_batches
+from midlayer_encoders.encoder.inputs import sound_lengths, suffers_from_padding
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.inputs import check_taken, medium_of
-from midlayer_encoders.media import sound_lengths, suffers_from_padding
+from midlayer_encoders.media import check_taken, medium_of
 from midlayer_encoders.metrics import METRICS, LayerMetric, LiDAR, TooFewTextsError, make_metrics
+from midlayer_encoders.models.anatomy import resolve_layers
+from midlayer_encoders.reading.capture import LayerReader, plan_batches
+from midlayer_encoders.views.media import augment_media
+from midlayer_encoders.views.texts import augment
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from midlayer_encoders.encoder import LayerEncoder
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 __all__ = [
     "count_tokens",

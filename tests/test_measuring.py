@@ -9,12 +9,12 @@ import torch
 from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.augment import augment
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import LayerIndexError, OptionError
-from midlayer_encoders.inputs import InputError
 from midlayer_encoders.measuring import measure, num_passes
+from midlayer_encoders.media import InputError
 from midlayer_encoders.metrics import METRICS, TooFewTextsError, curvature, dataset_entropy, infonce, prompt_entropy
+from midlayer_encoders.views.texts import augment
 from tests.families import DEPTH
 
 Folder = Callable[[str], str]

@@ -16,15 +16,15 @@ from scipy.io import wavfile
 from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.augment_media import augment_media
 from midlayer_encoders.cli import app
 from midlayer_encoders.measuring import measure, plan
 from midlayer_encoders.metrics import METRICS, curvature, dataset_entropy, infonce, prompt_entropy
 from midlayer_encoders.store import EmbeddingStore
 from midlayer_encoders.sweeping import sweep
-from midlayer_encoders.sweeping.view import Embedder, LayerView, Prompts
+from midlayer_encoders.sweeping.stored_layer import Embedder, LayerView, Prompts
+from midlayer_encoders.views.media import augment_media
 from tests.families import DEPTH
-from tests.media import IMAGES, SOUNDS, image, sound
+from tests.made_media import IMAGES, SOUNDS, image, sound
 from tests.test_measuring import values
 from tests.tiny_folders import save_joint
 

@@ -21,15 +21,15 @@ from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 
 from midlayer_encoders import LayerEncoder, measure
-from midlayer_encoders.demo import built_in_model
+from midlayer_encoders.demo.text import built_in_model
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.labelled import ridge_correct
 from midlayer_encoders.measuring import count_tokens, layer_reader, plan
+from midlayer_encoders.media.texts import wikitext_paragraphs
 from midlayer_encoders.metrics.half_match import half_match, half_means
 from midlayer_encoders.selection import choose, curves
-from midlayer_encoders.selection.measured import surely_better
+from midlayer_encoders.selection.ridge import ridge_correct
 from midlayer_encoders.selection.rules import DEPTH, best_layer
-from midlayer_encoders.texts import wikitext_paragraphs
+from midlayer_encoders.selection.run import surely_better
 
 DATA = Path(os.environ.get("MIDLAYER_DATA", Path(__file__).parents[3] / "shared" / "data"))
 HERE = Path(__file__).parent

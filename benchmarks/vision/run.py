@@ -21,10 +21,10 @@ from benchmarks.vision.model import PatchTransformer
 from benchmarks.vision.objectives import OBJECTIVES, Objective
 from midlayer_encoders.analysis.probing import LiveTokens, ProbeResult, Split, probe_tokens, wilson
 from midlayer_encoders.analysis.probing.tokens import read_tokens, read_vectors
-from midlayer_encoders.anatomy import find_anatomy
 from midlayer_encoders.callbacks import LayerMetricsCallback
-from midlayer_encoders.capture import LayerReader
 from midlayer_encoders.measuring import make_for_views, num_views, update_metrics
+from midlayer_encoders.models.anatomy import find_anatomy
+from midlayer_encoders.reading.capture import LayerReader
 
 try:
     from lightning.pytorch import Trainer

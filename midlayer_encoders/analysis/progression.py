@@ -15,16 +15,16 @@ import polars as pl
 
 from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
 from midlayer_encoders.analysis.checkpoints import Checkpoint, find_checkpoints
-from midlayer_encoders.augment import augment
-from midlayer_encoders.encoder import LayerEncoder
+from midlayer_encoders.encoder.identity import base_name
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError, check_choice
-from midlayer_encoders.identity import base_name
 from midlayer_encoders.measuring import measure, num_passes
 from midlayer_encoders.metrics import TooFewTextsError
 from midlayer_encoders.report import layer_changes, plot_steps_change, plot_steps_curves, plot_steps_heat, settled
 from midlayer_encoders.report.page import write_page
 from midlayer_encoders.report.steps_page import steps_html, steps_words
 from midlayer_encoders.report.versions import versions
+from midlayer_encoders.views.texts import augment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

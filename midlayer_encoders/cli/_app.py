@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from midlayer_encoders.encoder import LayerEncoder
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 __all__ = [
     "app",
@@ -79,7 +79,7 @@ def parse_names(text: str) -> str | list[str]:
 
 def whole_model(model: str, *, gguf_file: str | None, **options: Any) -> LayerEncoder:
     """Return the encoder of a whole model; ``built-in`` is the one that the demo uses."""
-    from midlayer_encoders.encoder import LayerEncoder
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
     folder, gguf_file = resolve_model(model, gguf_file)
     with console().status(f"Loading {model}"):
@@ -92,7 +92,7 @@ def resolve_model(model: str, gguf_file: str | None) -> tuple[str, str | None]:
     """Return the folder and file that a model's name on the command line stands for."""
     if model != "built-in":
         return model, gguf_file
-    from midlayer_encoders.demo import built_in_model
+    from midlayer_encoders.demo.text import built_in_model
 
     return built_in_model()
 

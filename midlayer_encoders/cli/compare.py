@@ -25,7 +25,7 @@ from midlayer_encoders.cli._app import (
 )
 
 if TYPE_CHECKING:
-    from midlayer_encoders.analysis.compare import CompareResult
+    from midlayer_encoders.analysis.comparing.run import CompareResult
 
 _MODEL = "Folder, name on the hub, name@revision, or built-in"
 
@@ -51,10 +51,10 @@ def compare(
 ) -> None:
     """Compare models with a base: metrics side by side, differences with intervals, CKA between their layers."""
     quieten()
-    from midlayer_encoders.analysis.compare import compare as run
-    from midlayer_encoders.analysis.kept import comparable
+    from midlayer_encoders.analysis.comparing.per_text import comparable
+    from midlayer_encoders.analysis.comparing.run import compare as run
     from midlayer_encoders.measuring import num_passes
-    from midlayer_encoders.texts import read_texts
+    from midlayer_encoders.media.texts import read_texts
 
     wanted = comparable(parse_names(names))
     lines = read_texts(texts, field=field)[:limit]

@@ -28,8 +28,8 @@ def demo_vision(
     import polars as pl
 
     from midlayer_encoders.analysis.probing import probe
-    from midlayer_encoders.demo_vision import read_digits, train_digit_model
-    from midlayer_encoders.encoder import LayerEncoder
+    from midlayer_encoders.demo.vision import read_digits, train_digit_model
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.measuring import measure, num_passes
 
     train, test = read_digits()

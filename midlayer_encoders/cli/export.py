@@ -45,7 +45,7 @@ def export(
         raise MidlayerError(
             f"`--out` must be a new or empty folder, but {out} is not. Name another, or pass --overwrite."
         )
-    from midlayer_encoders.encoder import LayerEncoder
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
     model, gguf_file = resolve_model(model, gguf_file)
     encoder = LayerEncoder(

@@ -57,8 +57,8 @@ def metrics(
     """Measure every layer of a model on your texts, images or sounds: one pass over them, and one for each view."""
     quieten()
     from midlayer_encoders.measuring import count_tokens, measure, num_passes
+    from midlayer_encoders.media.texts import wikitext_paragraphs
     from midlayer_encoders.report import write_metrics_figure
-    from midlayer_encoders.texts import wikitext_paragraphs
 
     wanted = parse_names(names)
     passes = num_passes(wanted)  # a wrong name is said before the model is loaded
@@ -95,8 +95,8 @@ def _only(given: dict[str, Path | None]) -> tuple[str, Path]:
 
 def _read(kind: str, source: Path, *, field: str | None, skip_bad: bool) -> list[Any]:
     """Return the texts of a file, or the paths of a folder's images or sounds."""
-    from midlayer_encoders.inputs import media_files
-    from midlayer_encoders.texts import read_texts
+    from midlayer_encoders.media import media_files
+    from midlayer_encoders.media.texts import read_texts
 
     if kind == "texts":
         return list(read_texts(source, field=field))

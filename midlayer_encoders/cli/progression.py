@@ -51,7 +51,7 @@ def progression(
     from midlayer_encoders.analysis.checkpoints import find_checkpoints
     from midlayer_encoders.analysis.progression import progression as run
     from midlayer_encoders.measuring import num_passes
-    from midlayer_encoders.texts import read_texts
+    from midlayer_encoders.media.texts import read_texts
 
     wanted = parse_names(names)
     asked = [name.strip() for name in revisions.split(",")] if revisions else None

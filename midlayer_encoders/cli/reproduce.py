@@ -13,8 +13,8 @@ from midlayer_encoders.cli._app import Device, Dtype, GgufFile, app, console, pa
 if TYPE_CHECKING:
     import polars as pl
 
-    from midlayer_encoders.analysis.reproduce import Outcome
-    from midlayer_encoders.encoder import LayerEncoder
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+    from midlayer_encoders.paper.reproduce import Outcome
 
 
 @app.command()
@@ -55,10 +55,10 @@ def reproduce(
     tables in reference/ beside it), these are taken unless you name others.
     """
     quieten()
-    from midlayer_encoders.analysis.reproduce import reproduce as run
-    from midlayer_encoders.analysis.reproduce import resolve_experiments, write_experiments
-    from midlayer_encoders.analysis.setting import TENTHS, Setting
     from midlayer_encoders.errors import OptionError
+    from midlayer_encoders.paper.reproduce import reproduce as run
+    from midlayer_encoders.paper.reproduce import resolve_experiments, write_experiments
+    from midlayer_encoders.paper.setting import TENTHS, Setting
 
     names = resolve_experiments(figure)  # a wrong name is said before a model is loaded
     if limit < 2 or max_length < 8:
@@ -116,7 +116,7 @@ def _default(path: str) -> Path | None:
 def _texts(path: Path | None, max_length: int) -> tuple[str, ...]:
     """Return the paragraphs of a file with ``max_length`` words or more, headings dropped."""
     from midlayer_encoders.errors import OptionError
-    from midlayer_encoders.texts import read_texts, wikitext_paragraphs
+    from midlayer_encoders.media.texts import read_texts, wikitext_paragraphs
 
     path = path or _default("corpora/wikitext2_raw_test.txt")
     if path is None:
@@ -133,7 +133,7 @@ def _texts(path: Path | None, max_length: int) -> tuple[str, ...]:
 
 
 def _solutions(path: Path | None) -> tuple[str, ...]:
-    from midlayer_encoders.texts import read_texts
+    from midlayer_encoders.media.texts import read_texts
 
     path = path or _default("corpora/gsm8k_test.jsonl")
     if path is None:

@@ -51,8 +51,8 @@ def select_command(
 ) -> None:
     """Choose a layer of a model, and show what every other rule would have chosen."""
     quieten()
+    from midlayer_encoders.media.texts import read_texts
     from midlayer_encoders.selection import select, selection_passes
-    from midlayer_encoders.texts import read_texts
 
     passes = selection_passes(rule, all_rules=all_rules)  # a wrong name is said before the model is loaded
     lines = read_texts(texts, field=field)

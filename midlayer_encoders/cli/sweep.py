@@ -30,7 +30,7 @@ from midlayer_encoders.cli._app import (
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from midlayer_encoders.encoder import LayerEncoder
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.sweeping import Progress as SweepProgress
     from midlayer_encoders.sweeping import SweepResult
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import Series, check_frame, metric_series, number_of_layers
 from midlayer_encoders.report.axes import BEST, INK, MISSING, SOFT, columns_for, grid, layer_axis
-from midlayer_encoders.report.frames import Series, check_frame, metric_series, number_of_layers
 from midlayer_encoders.report.heat import losses, widest_loss
 from midlayer_encoders.report.style import DASHES, SERIES
 from midlayer_encoders.report.summaries import Curve, summary

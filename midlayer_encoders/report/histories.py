@@ -12,7 +12,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.report.frames import check_frame
+from midlayer_encoders.frame import check_frame
 
 __all__ = ["History", "histories", "layer_changes", "settled", "step_of", "step_word", "thinned"]
 

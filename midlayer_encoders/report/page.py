@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
-from midlayer_encoders.report.frames import check_frame, check_one_model, metric_series, number_of_layers
+from midlayer_encoders.frame import check_frame, check_one_model, metric_series, number_of_layers
 from midlayer_encoders.report.heat import heat_map
 from midlayer_encoders.report.panels import average_chart, metric_panels, task_panels
 from midlayer_encoders.report.style import CSS

@@ -9,8 +9,8 @@ from html import escape
 import numpy as np
 import polars as pl
 
+from midlayer_encoders.frame import Series, check_frame, number_of_layers
 from midlayer_encoders.report.cells import cell_map
-from midlayer_encoders.report.frames import Series, check_frame, number_of_layers
 from midlayer_encoders.report.histories import History, histories, layer_changes, settled, step_word, thinned
 from midlayer_encoders.report.page import document, facts, section, sentences
 from midlayer_encoders.report.panels import legend_list, panel_grid

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.report.frames import check_frame, check_one_model, number_of_layers
+from midlayer_encoders.frame import check_frame, check_one_model, number_of_layers
 
 __all__ = ["Curve", "Summary", "average_baseline", "spans", "summary"]
 

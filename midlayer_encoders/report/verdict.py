@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from midlayer_encoders.report.frames import Series
+from midlayer_encoders.frame import Series
 from midlayer_encoders.report.summaries import Curve, Summary
 from midlayer_encoders.report.ticks import number, signed
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import check_one_model
 from midlayer_encoders.report import check_frame
-from midlayer_encoders.report.frames import check_one_model
 
 __all__ = ["Curve", "Curves", "check_blocks", "curves"]
 

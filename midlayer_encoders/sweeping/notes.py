@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from midlayer_encoders._types import EncoderSpec
-from midlayer_encoders.capture import capture
-from midlayer_encoders.encoder import LayerEncoder
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.sweeping.jobs import Score
 from midlayer_encoders.sweeping.result import Notes

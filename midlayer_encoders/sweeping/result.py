@@ -129,7 +129,7 @@ def _export(notes: Notes, layer: int) -> dict[str, str]:
     )
     python = f'LayerEncoder("{notes.model}", layer={layer}{options}).save_pretrained("layer-{layer}")'
     if notes.model == "built-in":
-        python = "folder, file = midlayer_encoders.demo.built_in_model()\n"
+        python = "folder, file = midlayer_encoders.demo.text.built_in_model()\n"
         python += f'LayerEncoder(folder, layer={layer}, gguf_file=file{options}).save_pretrained("layer-{layer}")'
     return {
         "Python": python,

@@ -14,17 +14,17 @@ import polars as pl
 import torch
 
 from midlayer_encoders._types import EncoderSpec, Layer, Norm, Pooling
-from midlayer_encoders.anatomy import resolve_layers
-from midlayer_encoders.encoder import LayerEncoder
-from midlayer_encoders.identity import result_name, result_revision
+from midlayer_encoders.encoder.identity import result_name, result_revision
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.measuring import measure, num_passes
+from midlayer_encoders.models.anatomy import resolve_layers
 from midlayer_encoders.report import FRAME_SCHEMA
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
 from midlayer_encoders.sweeping.items import item_key, task_media
 from midlayer_encoders.sweeping.jobs import Job, Score, run_job, run_jobs
 from midlayer_encoders.sweeping.notes import sweep_notes
 from midlayer_encoders.sweeping.result import SweepResult
-from midlayer_encoders.sweeping.view import Embedder, Prompts
+from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts
 from midlayer_encoders.tasks import TaskSource, task_sources, task_texts
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from polars.testing import assert_frame_equal
 from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.analysis.compare import CompareResult, compare
-from midlayer_encoders.analysis.halves import half_width, random_halves
-from midlayer_encoders.analysis.kept import COMPARABLE, comparable
+from midlayer_encoders.analysis.comparing.halves import half_width, random_halves
+from midlayer_encoders.analysis.comparing.per_text import COMPARABLE, comparable
+from midlayer_encoders.analysis.comparing.run import CompareResult, compare
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import measure

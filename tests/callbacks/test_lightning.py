@@ -91,7 +91,7 @@ def test_a_compiled_module_is_not_compiled_again(family: str, tmp_path: Path) ->
 
 def test_values_are_those_of_measure(tmp_path: Path) -> None:
     from midlayer_encoders import LayerEncoder, measure
-    from midlayer_encoders.augment import augment
+    from midlayer_encoders.views.texts import augment
 
     module = Boring(neox())
     seen = callback(metrics="paper", every_n_steps=[9])

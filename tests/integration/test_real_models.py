@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import Norm
-from midlayer_encoders.demo import built_in_model
+from midlayer_encoders.demo.text import built_in_model
 from midlayer_encoders.errors import ModelNotFoundError
 
 # STSBenchmark test, Spearman of the cosine x 100, float32, mean pooling, 128 tokens: measured with hooks on the whole model.

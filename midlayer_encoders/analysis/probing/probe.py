@@ -10,7 +10,7 @@ from torch import Tensor
 
 from midlayer_encoders._types import NORMS, Layer, Norm
 from midlayer_encoders.analysis.probing.heads import KINDS, AttentiveProbes, Kind, LinearProbes
-from midlayer_encoders.analysis.probing.neighbours import nearest_classes
+from midlayer_encoders.analysis.probing.nearest import nearest_classes
 from midlayer_encoders.analysis.probing.result import ProbeResult
 from midlayer_encoders.analysis.probing.scoring import Split, chance_level, class_numbers, split_examples
 from midlayer_encoders.analysis.probing.tokens import (
@@ -24,7 +24,7 @@ from midlayer_encoders.analysis.probing.tokens import (
 from midlayer_encoders.errors import OptionError, check_choice
 
 if TYPE_CHECKING:
-    from midlayer_encoders.encoder import LayerEncoder
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 __all__ = ["probe", "probe_tokens"]
 

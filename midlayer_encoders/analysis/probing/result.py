@@ -11,7 +11,7 @@ from torch import Tensor
 
 from midlayer_encoders.analysis.probing.heads import Kind
 from midlayer_encoders.analysis.probing.scoring import wilson
-from midlayer_encoders.labelled import resampled_means
+from midlayer_encoders.selection.ridge import resampled_means
 
 if TYPE_CHECKING:
     import polars as pl

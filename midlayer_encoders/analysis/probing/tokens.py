@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders._types import Norm
-from midlayer_encoders.capture import LayerReader
 from midlayer_encoders.errors import NotFiniteError
+from midlayer_encoders.reading.capture import LayerReader
 
 __all__ = ["KeptTokens", "LiveTokens", "Progress", "TokenSource", "read_tokens", "read_vectors"]
 
