@@ -1,4 +1,4 @@
-"""Times and errors of ``midlayer_encoders.spectra.eigen`` on a GPU, beside ``torch.linalg.eigvalsh``.
+"""Times and errors of ``midlayer_encoders.spectra`` on a GPU, beside ``torch.linalg.eigvalsh``.
 
     python benchmarks/spectra_h200.py --out benchmarks/results
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # The device machine does not install the package.
 
-from midlayer_encoders.spectra.eigen import eigenvalues, spectral_entropy
+from midlayer_encoders.spectra import eigenvalues, spectral_entropy
 
 ROWS = (32, 64, 128, 256, 512)
 WIDTH = 1024

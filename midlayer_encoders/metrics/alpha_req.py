@@ -13,7 +13,7 @@ from midlayer_encoders.metrics._base.layer_metric import check_at_least
 from midlayer_encoders.metrics._base.moment_metric import Moments, row_moments
 from midlayer_encoders.metrics._base.precision import result_dtype
 from midlayer_encoders.metrics._base.row_metric import RowMetric
-from midlayer_encoders.spectra.eigen import Method, eigenvalues
+from midlayer_encoders.spectra import Method, eigenvalues
 
 __all__ = ["AlphaReQ", "alpha_req"]
 
@@ -42,7 +42,7 @@ def alpha_req(
         last: last rank of the fit, included; fewer where the covariance has fewer eigenvalues above rounding.
         weighted: weigh rank i by 1 / i.
         center: subtract the mean of the rows.
-        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra.eigen`; the fast way loses the small ones.
+        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`; the fast way loses the small ones.
 
     Returns:
         Scalar, ``>= 0``: ``0`` for a flat spectrum, ``1`` at the edge of smooth codes, large for few directions. NaN

@@ -12,7 +12,7 @@ from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.metrics._base.moment_metric import Moments, row_moments
 from midlayer_encoders.metrics._base.precision import result_dtype
 from midlayer_encoders.metrics._base.row_metric import RowMetric
-from midlayer_encoders.spectra.eigen import Method, eigenvalues
+from midlayer_encoders.spectra import Method, eigenvalues
 
 __all__ = ["Anisotropy", "AnisotropyForm", "anisotropy"]
 

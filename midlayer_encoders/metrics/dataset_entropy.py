@@ -11,7 +11,7 @@ from midlayer_encoders.metrics._base.moment_metric import Moments, row_moments
 from midlayer_encoders.metrics._base.precision import result_dtype
 from midlayer_encoders.metrics._base.row_metric import RowMetric
 from midlayer_encoders.metrics.matrix_entropy import Normalization, check_entropy_options, entropy_of_gram
-from midlayer_encoders.spectra.eigen import Method
+from midlayer_encoders.spectra import Method
 
 __all__ = ["DatasetEntropy", "dataset_entropy"]
 
@@ -38,7 +38,7 @@ def dataset_entropy(
         normalization: see :func:`matrix_entropy`.
         center: subtract the mean of the rows, after ``unit``.
         unit: scale each row to unit length.
-        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra.eigen`.
+        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
 
     Returns:
         Scalar, between ``0`` and ``log(min(N, D))`` when raw. ``0`` for one text and for texts that are all the same.

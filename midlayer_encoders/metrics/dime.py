@@ -11,7 +11,7 @@ from torch import Tensor
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics._base.precision import full_precision, precise, result_dtype, unit_rows
 from midlayer_encoders.metrics._base.sample_metric import ViewMetric
-from midlayer_encoders.spectra.eigen import Method, spectral_entropy
+from midlayer_encoders.spectra import Method, spectral_entropy
 
 __all__ = ["DiME", "dime"]
 
@@ -41,7 +41,7 @@ def dime(
         permutations: how many random permutations the mean is over.
         seed: of the permutations.
         unit: scale vectors to unit length, so that each kernel has a diagonal of ones, as matrix entropy supposes.
-        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra.eigen`.
+        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
 
     Returns:
         Scalar, at most ``log(N)``; 0 where the views tell nothing of each other, and below where a permutation fits

@@ -13,7 +13,7 @@ from midlayer_encoders.metrics._base.moment_metric import Moments
 from midlayer_encoders.metrics._base.precision import result_dtype
 from midlayer_encoders.metrics._base.row_metric import RowMetric
 from midlayer_encoders.metrics._base.token_metric import all_real
-from midlayer_encoders.spectra.eigen import Method, eigenvalues
+from midlayer_encoders.spectra import Method, eigenvalues
 
 __all__ = ["EffectiveRank", "effective_rank", "rank_of_tokens"]
 
@@ -40,7 +40,7 @@ def effective_rank(
         mask: which rows are real, shape ``(*, N)``, bool; ``None`` for all.
         center: subtract the mean of the rows.
         unit: scale rows to unit length, after centring.
-        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra.eigen`; the fast way loses the small ones.
+        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`; the fast way loses the small ones.
 
     Returns:
         Shape ``(*)``, between ``1`` and ``min(N, D)``; ``0`` where all rows are zero, NaN where they hold NaN or

@@ -12,7 +12,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics._base.gram import smaller_gram
 from midlayer_encoders.metrics._base.precision import full_precision, precise, result_dtype
 from midlayer_encoders.metrics._base.sample_metric import ViewMetric
-from midlayer_encoders.spectra.eigen import Method, spectral_entropy
+from midlayer_encoders.spectra import Method, spectral_entropy
 
 __all__ = ["LiDAR", "lidar"]
 
@@ -31,7 +31,7 @@ def lidar(views: Tensor, *, delta: float = 1e-4, exponential: bool = False, meth
         views: V views of N texts, shape ``(V, N, D)``, two or more of each.
         delta: added to the within-text scatter, ``> 0``; in the units of the vectors, squared.
         exponential: return exp of the entropy, between 1 and ``min(N - 1, D)``, as the original paper does.
-        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra.eigen`.
+        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
 
     Returns:
         Scalar, between ``0`` and ``log(min(N - 1, D))``; ``0`` where all texts have the same mean. NaN where the views

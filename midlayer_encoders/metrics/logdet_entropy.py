@@ -12,7 +12,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics._base.moment_metric import Moments, row_moments
 from midlayer_encoders.metrics._base.precision import result_dtype
 from midlayer_encoders.metrics._base.row_metric import RowMetric
-from midlayer_encoders.spectra.eigen import Method, eigenvalues
+from midlayer_encoders.spectra import Method, eigenvalues
 
 __all__ = ["LogdetEntropy", "logdet_entropy"]
 
@@ -38,7 +38,7 @@ def logdet_entropy(
         epsilon: precision of the code, ``> 0``, in the units of the rows.
         center: subtract the mean of the rows, after ``unit``.
         unit: scale each row to unit length; without it the value grows with the scale of the states.
-        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra.eigen`.
+        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
 
     Returns:
         Scalar, ``>= 0``; for unit rows at most ``n / 2 * log(1 + D / (n * epsilon ** 2))`` with ``n = min(N, D)``.

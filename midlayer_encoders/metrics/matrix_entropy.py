@@ -14,7 +14,7 @@ from midlayer_encoders.metrics._base.layer_metric import Kind
 from midlayer_encoders.metrics._base.moment_metric import MomentMetric, Moments
 from midlayer_encoders.metrics._base.precision import precise, result_dtype
 from midlayer_encoders.metrics._base.token_metric import all_real, check_tokens, parts
-from midlayer_encoders.spectra.eigen import Method, spectral_entropy
+from midlayer_encoders.spectra import Method, spectral_entropy
 
 __all__ = [
     "MatrixEntropy",
@@ -49,7 +49,7 @@ def matrix_entropy(
         mask: which rows are real, shape ``(*, N)``, bool; ``None`` for all.
         normalization: ``"raw"``, or divided by ``"maxEntropy"`` (the smaller of log N and log D), ``"logN"``,
             ``"logD"``, or ``"logNlogD"`` (their product); N counts real rows.
-        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra.eigen`.
+        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
 
     Returns:
         Shape ``(*)``, between ``0`` and ``log(min(N, D))`` when raw. ``0`` for a single row, and for rows that are all

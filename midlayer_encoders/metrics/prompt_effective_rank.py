@@ -9,7 +9,7 @@ from torch import Tensor
 
 from midlayer_encoders.metrics._base.token_metric import TokenMetric
 from midlayer_encoders.metrics.effective_rank import effective_rank, rank_of_tokens
-from midlayer_encoders.spectra.eigen import Method
+from midlayer_encoders.spectra import Method
 
 __all__ = ["PromptEffectiveRank", "prompt_effective_rank"]
 
@@ -34,7 +34,7 @@ def prompt_effective_rank(
         mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all.
         center: subtract the mean of the text's tokens.
         unit: scale tokens to unit length, after centring.
-        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra.eigen`.
+        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
 
     Returns:
         Shape ``(*)``, between ``1`` and ``min(T, D)``; ``0`` where all tokens are zero, NaN where they hold NaN or

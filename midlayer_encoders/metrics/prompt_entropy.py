@@ -13,7 +13,7 @@ from midlayer_encoders.metrics._base.kernels import kernels_run
 from midlayer_encoders.metrics._base.precision import result_dtype
 from midlayer_encoders.metrics._base.token_metric import WaitingTokenMetric, all_real
 from midlayer_encoders.metrics.matrix_entropy import Normalization, check_entropy_options, entropy_of_gram
-from midlayer_encoders.spectra.eigen import Method
+from midlayer_encoders.spectra import Method
 
 __all__ = ["PromptEntropy", "prompt_entropy"]
 
@@ -42,7 +42,7 @@ def prompt_entropy(
         normalization: see :func:`matrix_entropy`; N is the number of real tokens.
         center: subtract the mean of the text's tokens.
         unit: scale each token to unit length. Without ``center`` and ``unit`` the entropy is of the raw states.
-        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra.eigen`.
+        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
 
     Returns:
         Shape ``(*)``, between ``0`` and ``log(min(T - 1, D))`` when raw and centred. ``0`` for fewer than two tokens

@@ -1,1 +1,1 @@
-"""Transformers models from outside: where their parts are, how they are cut, where their files lie, how they are read."""
+"""Models of transformers: where their parts are, where their files lie, how they are read and cut."""

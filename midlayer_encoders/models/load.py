@@ -51,8 +51,8 @@ def load_cut(
 
     Args:
         model: folder or name on the hub.
-        layer: see :func:`~midlayer_encoders.models.anatomy.resolve_layer`; of a joint model one for both towers, or one for
-            each by name: ``{"text": 6, "image": 9}``.
+        layer: see :func:`~midlayer_encoders.models.anatomy.resolve_layer`; of a joint model one for both towers, or one
+            for each by name: ``{"text": 6, "image": 9}``.
         norm: ``"final"`` or ``"none"``.
         tower: ``"text"`` or ``"image"`` reads that tower of a joint model alone.
         revision: branch, tag or commit on the hub.
@@ -63,8 +63,8 @@ def load_cut(
         device_map: ``"auto"`` spreads a model that is too large for one device, by accelerate.
 
     Returns:
-        The model, and a :class:`~midlayer_encoders.models.cut.Cut`, or a :class:`~midlayer_encoders.models.cut.JointCut` where a
-        joint model keeps both towers.
+        The model, and a :class:`~midlayer_encoders.models.cut.Cut`, or a
+        :class:`~midlayer_encoders.models.cut.JointCut` where a joint model keeps both towers.
     """
     _check_gguf(model, gguf_file)
     local = local_only(model, revision, filename=gguf_file or "config.json")

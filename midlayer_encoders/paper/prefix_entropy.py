@@ -26,7 +26,7 @@ from midlayer_encoders.metrics import Normalization, prompt_entropy
 from midlayer_encoders.metrics.matrix_entropy import check_entropy_options, entropy_of_gram, normalized_entropy
 from midlayer_encoders.paper.token_ids import check_experiment, experiment_frame, ids_reader, tokenised
 from midlayer_encoders.reading.capture import LayerReader, capture, plan_batches
-from midlayer_encoders.spectra.eigen import Method
+from midlayer_encoders.spectra import Method
 
 if TYPE_CHECKING:
     import polars as pl
@@ -67,7 +67,7 @@ def prefix_entropies(
         normalization: see :func:`~midlayer_encoders.metrics.matrix_entropy`.
         center: subtract the mean of the prefix's tokens.
         unit: scale each token to unit length, after that.
-        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra.eigen`.
+        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
 
     Returns:
         Shape ``(P,)``, float64, one for each length; ``0`` for one token.

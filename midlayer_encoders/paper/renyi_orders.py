@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.spectra.eigen import spectral_entropy
+from midlayer_encoders.spectra import spectral_entropy
 
 if TYPE_CHECKING:
     import polars as pl

@@ -45,7 +45,7 @@ def subblocks(
     Args:
         encoder: with the whole model.
         texts: two or more, of three tokens or more each.
-        sites: ``"all"`` that the model's blocks have, or some; see :func:`~midlayer_encoders.models.anatomy.block_sites`.
+        sites: ``"all"`` that the blocks have, or some; see :func:`~midlayer_encoders.models.anatomy.block_sites`.
         metrics: of token states, such as ``"prompt_effective_rank"`` (the paper's figure) or ``"prompt_entropy"``.
         max_length: tokens after which a text is cut off.
         dataset: what the frame calls the texts.

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from midlayer_encoders import spectra
+from midlayer_encoders.spectra import eigen as spectra
 from midlayer_encoders.errors import NotFiniteError, OptionError
 from midlayer_encoders.spectra.eigen import METHODS, Method, eigenvalues, spectral_entropy
 
@@ -336,7 +336,7 @@ def test_kernels_do_not_hide_what_cannot_be() -> None:
 @pytest.mark.triton
 @interpreted
 def test_kernels_leave_large_matrices_to_the_exact_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    from midlayer_encoders import _spectra_triton
+    from midlayer_encoders.spectra import _triton as _spectra_triton
 
     monkeypatch.setattr(_spectra_triton, "MAX_SIZE", 5)
     monkeypatch.setattr(_spectra_triton, "_SCRATCH_BYTES", 1)  # One matrix at a time.

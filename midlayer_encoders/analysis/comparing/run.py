@@ -122,8 +122,8 @@ def compare(
 
     Every model sees the same texts and the same views of them, through its own tokenizer; named models are in memory
     one at a time. The intervals are over texts: all models are measured again on the same random halves of them, see
-    :func:`~midlayer_encoders.analysis.comparing.halves.half_width`. Models of different depth are compared at the depths that
-    both have (layer 6 of 12 with layer 12 of 24), models of different width as they are.
+    :func:`~midlayer_encoders.analysis.comparing.halves.half_width`. Models of different depth are compared at the depths
+    that both have (layer 6 of 12 with layer 12 of 24), models of different width as they are.
 
     Args:
         base: folder or name on the hub, ``name@revision`` for one of its revisions, or a whole ``LayerEncoder``.

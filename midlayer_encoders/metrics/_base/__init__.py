@@ -1,1 +1,1 @@
-"""What the metric classes share: the layers they are told, what they keep between updates, and the products they take."""
+"""What the metric classes share: their layers, what they keep between updates, the products they take."""
