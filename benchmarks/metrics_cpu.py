@@ -172,8 +172,8 @@ def compare(name: str, encoder: Any, texts: list[str], views: int) -> list[str]:
 
 def main() -> None:
     from midlayer_encoders import LayerEncoder
-    from midlayer_encoders.measuring import count_tokens
     from midlayer_encoders.media.texts import read_texts, wikitext_paragraphs
+    from midlayer_encoders.reading.batches import count_tokens
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=int, default=200)

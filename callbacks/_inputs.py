@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from midlayer_encoders.callbacks._backbone import accepted_inputs, main_input
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.reading.capture import plan_batches
+from midlayer_encoders.reading.batches import plan_batches
 
 __all__ = ["Batch", "Passes", "loaded_passes", "text_passes"]
 

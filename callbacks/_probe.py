@@ -18,8 +18,8 @@ from midlayer_encoders.errors import MidlayerError, NotFiniteError
 from midlayer_encoders.measuring import make_for_views
 from midlayer_encoders.metrics import LayerMetric
 from midlayer_encoders.models.anatomy import Anatomy
-from midlayer_encoders.reading.capture import capture, real_tokens
-from midlayer_encoders.reading.pooling import pool
+from midlayer_encoders.reading.capture import capture
+from midlayer_encoders.reading.pooling import pool, real_tokens
 from midlayer_encoders.selection.ridge import ridge_correct
 
 __all__ = ["LABEL_ACCURACY", "OtherProcessError", "Probe", "Values"]

@@ -6,14 +6,14 @@ import gc
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import polars as pl
 
-from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
+from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling, Progress, Stage
 from midlayer_encoders.analysis.checkpoints import Checkpoint, find_checkpoints
 from midlayer_encoders.encoder.identity import base_name
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["ProgressionResult", "progression"]
-
-StepAdvance: TypeAlias = Callable[[str, int], None]
-"""Told the revision, and how many texts more were passed through it; all at once for one that was measured before."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,7 @@ def progression(
     device: str | None = None,
     max_length: int | None = None,
     trust_remote_code: bool = False,
-    advance: StepAdvance | None = None,
+    progress: Progress | None = None,
 ) -> ProgressionResult:
     """Return the metrics of every layer at every step of a model's training, as the paper's Figures 4 and 11 show them.
 
@@ -161,7 +158,7 @@ def progression(
         device: as in ``LayerEncoder``.
         max_length: number of tokens after which a text is cut off.
         trust_remote_code: whether the model's own code on the hub may run.
-        advance: told after each batch how many texts it held.
+        progress: called after each batch, with the revision as the stage and the texts of all revisions as steps.
 
     Raises:
         OptionError: fewer than two texts or revisions, a revision twice or not there, different numbers of blocks.
@@ -181,7 +178,7 @@ def progression(
     )  # fmt: skip
     made = augment(texts, views=passes - 1, seed=seed) if passes > 1 else []
     folder = Path(out) if out is not None else None
-    run = _Run(settings, texts, made, folder, device, trust_remote_code, advance or (lambda *_: None))
+    run = _Run(settings, texts, made, folder, device, trust_remote_code, progress)
     frames, failures = run.frames(checkpoints)
     result = ProgressionResult(pl.concat(frames), folder, _how(settings, len(texts)), failures)
     if folder is not None:
@@ -199,15 +196,17 @@ class _Run:
     folder: Path | None
     device: str | None
     trust_remote_code: bool
-    advance: StepAdvance
+    progress: Progress | None
 
     def frames(self, checkpoints: Sequence[Checkpoint]) -> tuple[list[pl.DataFrame], dict[str, str]]:
         """Return the frame of each checkpoint, and why others have none; raise where none has."""
         frames: list[pl.DataFrame] = []
         failures: dict[str, str] = {}
-        for checkpoint in checkpoints:
+        passed = (1 + len(self.views)) * len(self.texts)
+        for place, checkpoint in enumerate(checkpoints):
+            stage = Stage(self.progress, checkpoint.name, passed * len(checkpoints), passed * place)
             try:
-                frames.append(self._frame(checkpoint))
+                frames.append(self._frame(checkpoint, stage))
             except (OptionError, TooFewTextsError):  # the caller's mistake, the same at every step
                 raise
             except Exception as error:
@@ -216,29 +215,28 @@ class _Run:
             raise MidlayerError("No revision could be measured. " + "; ".join(f"{k}: {v}" for k, v in failures.items()))
         return frames, failures
 
-    def _frame(self, checkpoint: Checkpoint) -> pl.DataFrame:
+    def _frame(self, checkpoint: Checkpoint, stage: Stage) -> pl.DataFrame:
         """Return a checkpoint's frame: the one that was kept, or a new one that is kept at once."""
         if self.folder is None:
-            return self._measured(checkpoint)
+            return self._measured(checkpoint, stage)
         kept = self.folder / "steps" / f"step{checkpoint.step}.{self.settings.key(checkpoint)}.parquet"
         if kept.is_file():
-            self.advance(checkpoint.name, (1 + len(self.views)) * len(self.texts))
+            stage.step((1 + len(self.views)) * len(self.texts))
             return pl.read_parquet(kept)
-        frame = self._measured(checkpoint)
+        frame = self._measured(checkpoint, stage)
         _write(frame, kept)
         return frame
 
-    def _measured(self, checkpoint: Checkpoint) -> pl.DataFrame:
-        how = self.settings
+    def _measured(self, checkpoint: Checkpoint, stage: Stage) -> pl.DataFrame:
+        how, before = self.settings, stage.done
         gc.collect()  # an encoder and its card hold each other, so the one before is still there
         encoder = LayerEncoder(
             checkpoint.source, -1, revision=checkpoint.revision, dtype=how.dtype, device=self.device,
-            max_length=how.max_length, trust_remote_code=self.trust_remote_code,
+            max_length=how.max_length, trust_remote_code=self.trust_remote_code, norm=how.norm, pooling=how.pooling,
         )  # fmt: skip
         frame = measure(
-            encoder, self.texts, metrics=how.metrics, layers=how.layers, norm=how.norm, pooling=how.pooling,
-            views=self.views or how.views, dataset=how.dataset,
-            advance=lambda count: self.advance(checkpoint.name, count),
+            encoder, self.texts, metrics=how.metrics, layers=how.layers, views=self.views or how.views,
+            dataset=how.dataset, progress=lambda _, done, __: stage.step(before + done - stage.done),
         )  # fmt: skip
         return frame.with_columns(model=pl.lit(how.model), revision=pl.lit(f"step{checkpoint.step}"))
 

@@ -10,8 +10,9 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress as RichProgress
 
+    from midlayer_encoders._types import Progress
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "progress_bars",
     "quieten",
     "resolve_model",
+    "stage_bars",
     "whole_model",
 ]
 
@@ -103,7 +105,7 @@ def console() -> Console:
     return Console()
 
 
-def progress_bars() -> Progress:
+def progress_bars() -> RichProgress:
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -121,6 +123,19 @@ def progress_bars() -> Progress:
         TimeRemainingColumn(),
     )
     return Progress(*columns)
+
+
+def stage_bars(progress: RichProgress, titles: Mapping[str, str] | None = None) -> Progress:
+    """Return a progress callback that moves a bar for each stage, shown once there is something to do."""
+    shown: dict[str, Any] = {}
+
+    def report(stage: str, done: int, total: int) -> None:
+        if stage not in shown and total:
+            shown[stage] = progress.add_task((titles or {}).get(stage, stage), total=total)
+        if stage in shown:
+            progress.update(shown[stage], completed=done, total=total)
+
+    return report
 
 
 def quieten() -> None:

@@ -21,6 +21,7 @@ from midlayer_encoders.cli._app import (
     print_by_layer,
     progress_bars,
     quieten,
+    stage_bars,
     whole_model,
 )
 
@@ -53,7 +54,6 @@ def compare(
     quieten()
     from midlayer_encoders.analysis.comparing.per_text import comparable
     from midlayer_encoders.analysis.comparing.run import compare as run
-    from midlayer_encoders.measuring import num_passes
     from midlayer_encoders.media.texts import read_texts
 
     wanted = comparable(parse_names(names))
@@ -61,16 +61,10 @@ def compare(
     options = {"dtype": dtype, "device": device, "max_length": max_length}
     models = [whole_model(name, gguf_file=None, **options) if name == "built-in" else name for name in (base, *tuned)]
     with progress_bars() as progress:
-        bars = {
-            "texts": progress.add_task("texts", total=len(models) * len(lines) * num_passes(wanted, views=views)),
-            "halves": progress.add_task("halves", total=len(models) * len(wanted) * resamples),
-        }
         result = run(
             *models, texts=lines, metrics=wanted, layers=parse_layers(layers), norm=norm, pooling=pooling,  # type: ignore[arg-type]
             views=views, seed=seed, resamples=resamples, dataset=texts.stem, out=out, **options,  # type: ignore[arg-type]
-            advance=lambda what, name, count: progress.update(
-                bars[what], advance=count, description=f"{what} of {name}"
-            ),
+            progress=stage_bars(progress),
         )  # fmt: skip
     _print_differences(result)
     for note in (*result.words(), *result.notes):

@@ -56,8 +56,9 @@ def metrics(
 ) -> None:
     """Measure every layer of a model on your texts, images or sounds: one pass over them, and one for each view."""
     quieten()
-    from midlayer_encoders.measuring import count_tokens, measure, num_passes
+    from midlayer_encoders.measuring import measure, num_passes
     from midlayer_encoders.media.texts import wikitext_paragraphs
+    from midlayer_encoders.reading.batches import count_tokens
     from midlayer_encoders.report import write_metrics_figure
 
     wanted = parse_names(names)
@@ -65,16 +66,17 @@ def metrics(
     kind, source = _only({"texts": texts, "images": images, "sounds": sounds})
     lines = _read(kind, source, field=field, skip_bad=skip_bad)
     encoder = whole_model(
-        model, revision=revision, dtype=dtype, device=device, max_length=max_length, gguf_file=gguf_file, tower=tower
-    )
+        model, revision=revision, dtype=dtype, device=device, max_length=max_length, gguf_file=gguf_file, tower=tower,
+        norm=norm, pooling=pooling,
+    )  # fmt: skip
     if wikitext and kind == "texts":
         lines = wikitext_paragraphs(lines, lambda line: count_tokens(encoder, [line])[0])
     lines = lines[:limit]
     with progress_bars() as progress:
         bar = progress.add_task(f"{len(lines)} {kind}, {passes} passes", total=len(lines) * passes)
         frame = measure(
-            encoder, lines, metrics=wanted, layers=parse_layers(layers), norm=norm, pooling=pooling, seed=seed,  # type: ignore[arg-type]
-            dataset=source.stem, advance=lambda count: progress.advance(bar, count),
+            encoder, lines, metrics=wanted, layers=parse_layers(layers), seed=seed, dataset=source.stem,
+            progress=lambda _, done, total: progress.update(bar, completed=done, total=total),
         )  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     frame.write_parquet(out / "metrics.parquet")

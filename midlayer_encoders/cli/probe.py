@@ -20,14 +20,14 @@ from midlayer_encoders.cli._app import (
     parse_layers,
     progress_bars,
     quieten,
+    stage_bars,
     whole_model,
 )
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
-
     from midlayer_encoders.analysis.probing import ProbeResult
-    from midlayer_encoders.analysis.probing.tokens import Progress
+
+PROBE_STAGES = {"reading": "examples read", "training": "epochs, all layers together"}
 
 
 @app.command()
@@ -71,24 +71,11 @@ def probe(
         result = probe_layers(
             encoder, train.inputs, train.labels, test_inputs=tested.inputs, test_labels=tested.labels, kind=kind,  # type: ignore[arg-type]
             layers=parse_layers(layers), norm=norm, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,  # type: ignore[arg-type]
-            keep_gb=keep_gb, seed=seed, dataset=data.stem, progress=bars(progress),
+            keep_gb=keep_gb, seed=seed, dataset=data.stem, progress=stage_bars(progress, PROBE_STAGES),
         )  # fmt: skip
     write_probe(result, out)
     print_probe(result)
     console().print(f"Written to {out}: probe.parquet, probe.csv, probe.png, report.html", soft_wrap=True)
-
-
-def bars(progress: RichProgress) -> Progress:
-    """Return what moves a bar for each stage, shown when there is something to do."""
-    shown: dict[str, int] = {}
-    titles = {"reading": "examples read", "training": "epochs, all layers together"}
-
-    def told(stage: str, done: int, total: int) -> None:
-        if stage not in shown:
-            shown[stage] = progress.add_task(titles[stage], total=total)
-        progress.update(shown[stage], completed=done, total=total)  # type: ignore[arg-type]
-
-    return told
 
 
 def write_probe(result: ProbeResult, out: Path) -> None:

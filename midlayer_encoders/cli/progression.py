@@ -48,21 +48,18 @@ def progression(
 ) -> None:
     """Measure every layer at every step of a model's training: which layers settle first?"""
     quieten()
-    from midlayer_encoders.analysis.checkpoints import find_checkpoints
     from midlayer_encoders.analysis.progression import progression as run
-    from midlayer_encoders.measuring import num_passes
     from midlayer_encoders.media.texts import read_texts
 
     wanted = parse_names(names)
     asked = [name.strip() for name in revisions.split(",")] if revisions else None
     lines = read_texts(texts, field=field)[:limit]
-    total = len(find_checkpoints(model, asked)) * len(lines) * num_passes(wanted, views=views)
     with progress_bars() as progress:
-        bar = progress.add_task("checkpoints", total=total)
+        bar = progress.add_task("checkpoints", total=None)
         result = run(
             model, asked, texts=lines, metrics=wanted, layers=parse_layers(layers), norm=norm, pooling=pooling,  # type: ignore[arg-type]
             views=views, seed=seed, dataset=texts.stem, out=out, dtype=dtype, device=device, max_length=max_length,
-            advance=lambda name, count: progress.update(bar, advance=count, description=name),
+            progress=lambda name, done, total: progress.update(bar, completed=done, total=total, description=name),
         )  # fmt: skip
     _print_settled(result)
     for name, error in result.failures.items():

@@ -99,7 +99,7 @@ def _frame(path: Path) -> pl.DataFrame:
     import polars as pl
 
     from midlayer_encoders.errors import OptionError
-    from midlayer_encoders.report import check_frame
+    from midlayer_encoders.frame import check_frame
 
     if not path.is_file():
         raise OptionError(f"`--swept` must be the frame.parquet or frame.csv of a sweep, but there is no {path}.")

@@ -20,6 +20,7 @@ from midlayer_encoders.cli._app import (
     console,
     progress_bars,
     quieten,
+    stage_bars,
     whole_model,
 )
 from midlayer_encoders.errors import OptionError
@@ -54,19 +55,17 @@ def select_command(
     from midlayer_encoders.media.texts import read_texts
     from midlayer_encoders.selection import select, selection_passes
 
-    passes = selection_passes(rule, all_rules=all_rules)  # a wrong name is said before the model is loaded
+    selection_passes(rule, all_rules=all_rules)  # a wrong name is said before the model is loaded
     lines = read_texts(texts, field=field)
     known = _read_labels(labels, len(lines)) if labels is not None else None
     encoder = whole_model(
         model, gguf_file=gguf_file, norm=norm, pooling=pooling, revision=revision, dtype=dtype, device=device,
         max_length=max_length,
     )  # fmt: skip
-    labelled = min(max_texts, sum(label is not None for label in known or ()))
     with progress_bars() as progress:
-        bar = progress.add_task("texts read", total=min(len(lines), max_texts) * passes + labelled)
         found = select(
             encoder, lines, known, rule=rule, all_rules=all_rules, max_texts=max_texts, seed=seed,
-            advance=lambda count: progress.advance(bar, count),
+            progress=stage_bars(progress, {"measuring": "texts measured", "labels": "labeled texts read"}),
         )  # fmt: skip
     _print(found)
     if out is not None:

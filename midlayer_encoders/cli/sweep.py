@@ -24,15 +24,15 @@ from midlayer_encoders.cli._app import (
     parse_names,
     progress_bars,
     quieten,
+    stage_bars,
     whole_model,
 )
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-    from midlayer_encoders.sweeping import Progress as SweepProgress
     from midlayer_encoders.sweeping import SweepResult
+
+_TITLES = {"embedding": "texts embedded", "scoring": "layers scored", "measuring": "texts measured"}
 
 
 @app.command()
@@ -64,10 +64,10 @@ def sweep(
 
     task_sources(tasks.split(","))  # a wrong name is said before the model is loaded
     options = {"revision": revision, "dtype": dtype, "device": device, "max_length": max_length, "tower": tower}
-    encoder = whole_model(model, gguf_file=gguf_file, **options)
+    encoder = whole_model(model, gguf_file=gguf_file, norm=norm, pooling=pooling, **options)
     run_sweep(
         encoder, tasks.split(","), layers=parse_layers(layers), metrics=parse_names(names), out=out, store=store,
-        store_dtype="float16" if half else "float32", workers=workers, norm=norm, pooling=pooling, devices=devices,
+        store_dtype="float16" if half else "float32", workers=workers, devices=devices,
         num_nodes=num_nodes,
     )  # fmt: skip
 
@@ -77,7 +77,7 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
     from midlayer_encoders import sweeping
 
     with progress_bars() as progress:
-        result = sweeping.sweep(encoder, tasks, progress=_bars(progress), **options)
+        result = sweeping.sweep(encoder, tasks, progress=stage_bars(progress, _TITLES), **options)
     _print_scores(result)
     for task, error in result.failures.items():
         console().print(f"{task} failed, {error}", style="bold red", highlight=False, markup=False)
@@ -85,33 +85,6 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
         console().print(f"The report: {result.to_html()}", soft_wrap=True)
     if result.failures:
         raise typer.Exit(1)
-
-
-def _bars(progress: Progress) -> SweepProgress:
-    from midlayer_encoders.sweeping import Progress as SweepProgress
-
-    class Bars(SweepProgress):
-        """Three bars, each shown when there is something to do."""
-
-        def __init__(self) -> None:
-            titles = {"embedding": "texts embedded", "evaluating": "layers scored", "measuring": "texts measured"}
-            self._bars = {name: progress.add_task(title, total=0, visible=False) for name, title in titles.items()}
-
-        def _move(self, name: str, done: int, more: int) -> None:
-            bar = self._bars[name]
-            total = (progress.tasks[bar].total or 0) + more
-            progress.update(bar, advance=done, total=total, visible=total > 0)
-
-        def embedding(self, done: int, more: int) -> None:
-            self._move("embedding", done, more)
-
-        def evaluating(self, done: int, more: int) -> None:
-            self._move("evaluating", done, more)
-
-        def measuring(self, done: int, more: int) -> None:
-            self._move("measuring", done, more)
-
-    return Bars()
 
 
 def _print_scores(result: SweepResult) -> None:

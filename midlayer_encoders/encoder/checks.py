@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.models.cut import Cut
+from midlayer_encoders.reading.norm import final_norm
 
 __all__ = ["check_states", "turn_mask_off"]
 
@@ -50,8 +51,7 @@ def check_states(module: nn.Module, cut: Cut, features: Mapping[str, Any]) -> No
     with _watched(blocks, cut) as seen:
         states = module(dict(features))["token_embeddings"]
     expected = seen[0 if cut.layer == 0 else cut.layer - 1]
-    for path in cut.anatomy.final if cut.norm == "final" else ():
-        expected = model.get_submodule(path)(expected)
+    expected = final_norm(model, cut.anatomy, cut.norm)(expected)
     if expected.shape != states.shape or not torch.allclose(
         expected, states, rtol=1e-3, atol=1e-3 * float(expected.abs().max())
     ):

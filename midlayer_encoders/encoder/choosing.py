@@ -43,7 +43,7 @@ def select_layer(
 
     Example:
         >>> import polars as pl
-        >>> from midlayer_encoders.report import FRAME_SCHEMA
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
         >>> sts = [0.1, 0.3, 0.6, 0.5, 0.2]
         >>> rows = [("m", "main", k, k / 4, "score", "STS", "spearman", v) for k, v in enumerate(sts)]
         >>> chosen = select_layer(pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row"))

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders.media import InputError, check_taken, medium_of, read_image, read_sound
-from midlayer_encoders.reading.capture import real_tokens
+from midlayer_encoders.models.padding import suffers_from_padding
+from midlayer_encoders.reading.pooling import real_tokens
 
 __all__ = [
     "both_media",
@@ -22,8 +23,6 @@ __all__ = [
     "probe_input",
     "read_inputs",
     "sampling_rate",
-    "sound_lengths",
-    "suffers_from_padding",
     "with_fixed_order",
     "with_token_mask",
     "without_needless_mask",
@@ -119,20 +118,6 @@ def check_lengths(sounds: Sequence[Any], items: Sequence[Any], model: nn.Module,
             raise error
     longest = getattr(getattr(processor, "feature_extractor", processor), "n_samples", None)
     return longest is not None and any(len(sound["array"]) > longest for sound in sounds)
-
-
-def suffers_from_padding(model: nn.Module) -> bool:
-    """Return whether padding changes the states of the sound before it, whatever the mask says.
-
-    The base models of Wav2Vec2, HuBERT and WavLM norm each channel over all of time, padding included, and were
-    trained without a mask: their sounds pass in batches of one length, unpadded.
-    """
-    return getattr(getattr(model, "config", None), "feat_extract_norm", None) == "group"
-
-
-def sound_lengths(sounds: Sequence[Any], rate: int | None) -> list[int]:
-    """Return the samples of each sound at the model's rate; files are read for it."""
-    return [len(read_sound(sound, rate=rate)["array"]) for sound in sounds]
 
 
 # --- in the forward pass --------------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from typing import Any
 from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import nn
 
-from midlayer_encoders.encoder.inputs import suffers_from_padding
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.models.cut import Cut, JointCut
+from midlayer_encoders.models.padding import suffers_from_padding
 
 __all__ = ["layer_module"]
 

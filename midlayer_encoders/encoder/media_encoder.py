@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from midlayer_encoders._types import Pooling
 from midlayer_encoders.encoder.inputs import (
@@ -18,7 +18,6 @@ from midlayer_encoders.encoder.inputs import (
     pass_by_length,
     read_inputs,
     sampling_rate,
-    suffers_from_padding,
     with_fixed_order,
     with_token_mask,
     without_needless_mask,
@@ -26,6 +25,7 @@ from midlayer_encoders.encoder.inputs import (
 from midlayer_encoders.encoder.plain_module import PlainModule
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.models.load import has_automatic_class
+from midlayer_encoders.models.padding import suffers_from_padding
 
 __all__ = ["MediaEncoder"]
 
@@ -53,6 +53,22 @@ class MediaEncoder(SentenceTransformer):
     def media(self) -> list[str]:
         """What it takes, one at a time: ``"text"``, ``"image"``, ``"audio"``."""
         return media_taken(self.modalities)
+
+    @property
+    def transformer(self) -> nn.Module:
+        """The model itself, inside the first module."""
+        first: Any = self[0]
+        return first.model  # type: ignore[no-any-return]
+
+    @property
+    def default_prompt(self) -> str:
+        """What is put before a text when no prompt is named; empty where there is none."""
+        return self.prompts.get(self.default_prompt_name or "", "") or ""
+
+    @property
+    def after_pooling(self) -> list[str]:
+        """Names of the modules that follow the pooling."""
+        return [type(module).__name__ for module in list(self)[2:]]
 
     @property
     def sampling_rate(self) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midlayer_encoders.media._arrays import InputError
-from midlayer_encoders.media.audio import Sound, read_sound
+from midlayer_encoders.media.audio import Sound, audio_lengths, read_sound
 from midlayer_encoders.media.images import MAX_PIXELS, is_pil, read_image
 from midlayer_encoders.media.kinds import Medium, check_taken, media_files, medium_of
 
@@ -12,6 +12,7 @@ __all__ = [
     "InputError",
     "Medium",
     "Sound",
+    "audio_lengths",
     "check_taken",
     "is_pil",
     "media_files",

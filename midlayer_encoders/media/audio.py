@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from midlayer_encoders.media._arrays import InputError, as_array, shown
 
-__all__ = ["Sound", "read_sound"]
+__all__ = ["Sound", "audio_lengths", "read_sound"]
 
 _MOST_CHANNELS = 16  # an array with more than that on both axes is not a sound
 
@@ -53,6 +53,11 @@ def read_sound(source: Any, *, rate: int | None = None) -> Sound:
     if rate is not None and rate != given:
         samples = _resampled(samples, int(given), rate)
     return {"array": samples, "sampling_rate": rate or int(given)}
+
+
+def audio_lengths(waveforms: Sequence[Any], rate: int | None) -> list[int]:
+    """Return the number of samples of each waveform at the model's rate; files are read for it."""
+    return [len(read_sound(sound, rate=rate)["array"]) for sound in waveforms]
 
 
 def _waveform(source: Any) -> tuple[npt.NDArray[Any], Any, str]:

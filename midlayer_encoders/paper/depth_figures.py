@@ -8,9 +8,9 @@ from typing import TypeAlias
 import polars as pl
 
 from midlayer_encoders.analysis.correlation import correlate
+from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.paper.reference import reference_metrics, reference_scores
 from midlayer_encoders.paper.setting import REFERENCE, MissingInputError, Setting
-from midlayer_encoders.report import FRAME_SCHEMA
 from midlayer_encoders.report.experiments import score_panels
 from midlayer_encoders.report.ticks import number, signed
 from midlayer_encoders.selection import CannotChooseError, choose, curves

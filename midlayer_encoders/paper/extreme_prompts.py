@@ -5,7 +5,7 @@ Prompts are changed as token ids, so their number of tokens stays, and all of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -13,10 +13,9 @@ import torch
 
 from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.measuring import Advance
 from midlayer_encoders.metrics import Normalization, prompt_entropy
 from midlayer_encoders.paper.token_ids import check_experiment, experiment_frame, ids_reader, text_values, tokenised
-from midlayer_encoders.reading.capture import LayerReader
+from midlayer_encoders.reading.reader import LayerReader
 
 if TYPE_CHECKING:
     import polars as pl
@@ -95,7 +94,7 @@ def extreme_prompts(
     seed: int = 0,
     dataset: str = "texts",
     token_budget: int = 4096,
-    advance: Advance | None = None,
+    done: Callable[[int], None] | None = None,
 ) -> pl.DataFrame:
     """Return the tidy frame of prompt entropy at every layer for changed prompts.
 
@@ -114,7 +113,7 @@ def extreme_prompts(
         seed: of the draws.
         dataset: what the frame calls the texts.
         token_budget: tokens in a batch.
-        advance: told after each batch how many prompts it held.
+        done: called after each batch with the number of prompts in it.
 
     Returns:
         The tidy columns, and ``condition`` (the kind) and ``amount`` (probability or number of tokens).
@@ -131,9 +130,9 @@ def extreme_prompts(
         for amount in probabilities
     }
     if prompts:
-        rows += _measured(reader, prompts, "maxEntropy", token_budget, advance)
+        rows += _measured(reader, prompts, "maxEntropy", token_budget, done)
     if "length" in kinds:
-        rows += _measured(reader, _prefixes(encoder, ids, lengths), "raw", token_budget, advance)
+        rows += _measured(reader, _prefixes(encoder, ids, lengths), "raw", token_budget, done)
     return _frame(encoder, rows, dataset)
 
 
@@ -180,12 +179,12 @@ def _measured(
     prompts: Mapping[tuple[PromptKind, float], Sequence[Sequence[int]]],
     normalization: Normalization,
     token_budget: int,
-    advance: Advance | None,
+    done: Callable[[int], None] | None,
 ) -> Iterator[dict[str, object]]:
     """Yield the mean entropy of each condition and layer; the prompts of all conditions share batches."""
     flat = [one for many in prompts.values() for one in many]
     entropy = partial(prompt_entropy, normalization=normalization)
-    values = text_values(reader, flat, entropy, token_budget=token_budget, advance=advance)
+    values = text_values(reader, flat, entropy, token_budget=token_budget, done=done)
     start = 0
     for (kind, amount), many in prompts.items():
         means = values[:, start : start + len(many)].mean(1)

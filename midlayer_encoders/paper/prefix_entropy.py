@@ -13,7 +13,7 @@ prefix's matrix at all; other orders find the spectra of the leading corners, ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,11 +21,12 @@ from torch import Tensor
 
 from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.measuring import Advance
 from midlayer_encoders.metrics import Normalization, prompt_entropy
 from midlayer_encoders.metrics.matrix_entropy import check_entropy_options, entropy_of_gram, normalized_entropy
 from midlayer_encoders.paper.token_ids import check_experiment, experiment_frame, ids_reader, tokenised
-from midlayer_encoders.reading.capture import LayerReader, capture, plan_batches
+from midlayer_encoders.reading.batches import plan_batches
+from midlayer_encoders.reading.capture import capture
+from midlayer_encoders.reading.reader import LayerReader
 from midlayer_encoders.spectra import Method
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def entropy_along(
     pass_per_prefix: bool = False,
     dataset: str = "texts",
     token_budget: int = 4096,
-    advance: Advance | None = None,
+    done: Callable[[int], None] | None = None,
 ) -> pl.DataFrame:
     """Return the tidy frame of prompt entropy along texts: mean and deviation over texts at each position.
 
@@ -164,7 +165,7 @@ def entropy_along(
         pass_per_prefix: pass every prefix through the model by itself, which a model that looks ahead needs.
         dataset: what the frame calls the texts.
         token_budget: tokens in a batch.
-        advance: told after each batch how many texts it held.
+        done: called after each batch with the number of texts in it.
 
     Returns:
         The tidy columns, and ``position`` (tokens so far), ``deviation`` (standard deviation over texts) and ``texts``
@@ -201,8 +202,8 @@ def entropy_along(
     passed = [ids[text][: every * (place + 1)] for text, place in prefixes] if pass_per_prefix else ids
     batches = plan_batches([len(one) for one in passed], token_budget=token_budget)
     for positions, _ in reader.embed(passed, batches, tokens=alone if pass_per_prefix else whole):
-        if advance is not None:
-            advance(len(positions))
+        if done is not None:
+            done(len(positions))
     return _along_frame(encoder, reader.layers, values, every, dataset)
 
 

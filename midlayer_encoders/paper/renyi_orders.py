@@ -59,7 +59,7 @@ def order_entropies(
     """
     import polars as pl
 
-    from midlayer_encoders.report import FRAME_SCHEMA
+    from midlayer_encoders.frame import FRAME_SCHEMA
 
     if size < 2:
         raise OptionError(f"`size` must be 2 eigenvalues or more, but got {size}.")

@@ -13,9 +13,9 @@ import polars as pl
 
 from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.measuring import measure
+from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.paper.reference import reference_metrics, reference_scores
-from midlayer_encoders.report import FRAME_SCHEMA
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -133,7 +133,7 @@ class Setting:
         if kept.is_file():
             return pl.read_parquet(kept)
         texts = self.some_texts(4)
-        frame = measure(self.encoder(model), texts, metrics="paper", views=4, seed=self.seed, dataset="texts")
+        frame = measure_layers(self.encoder(model), texts, metrics="paper", views=4, seed=self.seed, dataset="texts")
         kept.parent.mkdir(parents=True, exist_ok=True)
         frame.write_parquet(kept)
         return frame.cast(dict(FRAME_SCHEMA))  # type: ignore[arg-type]

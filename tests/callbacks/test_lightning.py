@@ -98,7 +98,7 @@ def test_values_are_those_of_measure(tmp_path: Path) -> None:
     fit(module, tmp_path / "run", [seen])
     module.backbone.save_pretrained(tmp_path / "model")
     TOKENIZER.save_pretrained(tmp_path / "model")
-    encoder = LayerEncoder(str(tmp_path / "model"), -1, device="cpu")
+    encoder = LayerEncoder(str(tmp_path / "model"), -1, norm="none", device="cpu")
     expected = measure(encoder, PROBE, metrics="paper", views=augment(PROBE, views=2))
     both = seen.frame.join(expected, on=["name", "layer"], suffix="_expected")
     assert len(both) == len(expected) == len(seen.frame)

@@ -137,7 +137,8 @@ def test_exported_folders_load_where_this_package_is_not_installed(tiny_folder: 
         [sys.executable, "-c", _PLAIN, str(tmp_path / "texts.json"), *map(str, expected)], check=True, cwd=tmp_path
     )
     for folder, vectors in expected.items():
-        np.testing.assert_array_equal(np.load(folder / "plain.npy"), vectors, err_msg=folder.name)
+        # Not to the bit: another process may lay its weights out otherwise, and ARM's kernels then sum otherwise.
+        np.testing.assert_allclose(np.load(folder / "plain.npy"), vectors, rtol=1e-5, atol=1e-5, err_msg=folder.name)
 
 
 def test_a_cut_folder_can_be_cut_again(tiny_folder: Folder, tmp_path: Path) -> None:

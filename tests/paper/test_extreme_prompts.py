@@ -8,9 +8,9 @@ import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.metrics import prompt_entropy
 from midlayer_encoders.paper.extreme_prompts import PROMPT_KINDS, extreme_prompts, replaced, shortened
-from midlayer_encoders.report import FRAME_SCHEMA
 from tests.families import DEPTH
 from tests.tiny_folders import TEXTS
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.metrics import Normalization, prompt_entropy
 from midlayer_encoders.paper.prefix_entropy import entropy_along, prefix_entropies
-from midlayer_encoders.report import FRAME_SCHEMA
 from tests.families import DEPTH
 from tests.tiny_folders import TEXTS
 

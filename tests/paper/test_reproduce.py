@@ -13,10 +13,10 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.analysis.correlation import correlate
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.paper.experiments import EXPERIMENTS
 from midlayer_encoders.paper.reproduce import reproduce, resolve_experiments, write_experiments
 from midlayer_encoders.paper.setting import Setting
-from midlayer_encoders.report import FRAME_SCHEMA
 from tests.families import DEPTH
 from tests.sweeping.test_sweep import sentence, write_rows
 

@@ -8,10 +8,10 @@ import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.metrics import prompt_effective_rank, prompt_entropy
 from midlayer_encoders.models.anatomy import block_sites, find_anatomy
 from midlayer_encoders.paper.subblocks import model_sites, subblocks
-from midlayer_encoders.report import FRAME_SCHEMA
 from tests.families import DEPTH
 from tests.tiny_folders import TEXTS
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.paper.theorems import STATEMENTS, Check, _effective_rank, check_theorems, theorem_verdicts
-from midlayer_encoders.report import FRAME_SCHEMA
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,9 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import NORMS, Norm
 from midlayer_encoders.errors import NotFiniteError, OptionError
 from midlayer_encoders.models.anatomy import block_sites, find_anatomy
-from midlayer_encoders.reading.capture import STREAM, LayerReader, capture, plan_batches
+from midlayer_encoders.reading.batches import plan_batches
+from midlayer_encoders.reading.capture import STREAM, capture
+from midlayer_encoders.reading.reader import LayerReader
 from tests.families import DEPTH, FAMILIES, inputs, tiny
 from tests.models.test_cut import expected_states
 from tests.tiny_folders import TEXTS

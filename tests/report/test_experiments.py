@@ -4,9 +4,9 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.paper.renyi_orders import order_entropies
 from midlayer_encoders.paper.theorems import STATEMENTS, check_theorems
-from midlayer_encoders.report import FRAME_SCHEMA
 from midlayer_encoders.report.experiment_figures import panels_figure, rule_figure, theorem_figure
 from midlayer_encoders.report.experiments import (
     Panel,

@@ -34,9 +34,10 @@ def labelled(whole: LayerEncoder) -> Selection:
 
 
 def test_one_pass_serves_the_rules_without_labels(whole: LayerEncoder) -> None:
-    told: list[int] = []
-    found = select(whole, TEXTS, advance=told.append)
-    assert sum(told) == len(TEXTS) * selection_passes("auto") == 20
+    reports: list[tuple[str, int, int]] = []
+    found = select(whole, TEXTS, progress=lambda *one: reports.append(one))
+    assert reports[-1] == ("measuring", 20, 20)
+    assert len(TEXTS) * selection_passes("auto") == 20
     assert set(found.frame["name"]) == {"half_match", "prompt_entropy", "dataset_entropy"}
     assert [choice.rule for choice in found.choices] == list(RULES)
     chosen = {choice.rule: choice.layer for choice in found.choices}
@@ -50,9 +51,10 @@ def test_one_pass_serves_the_rules_without_labels(whole: LayerEncoder) -> None:
 
 
 def test_all_rules_measures_what_every_rule_needs(whole: LayerEncoder) -> None:
-    told: list[int] = []
-    found = select(whole, TEXTS, all_rules=True, rule="min-dime", advance=told.append)
-    assert sum(told) == len(TEXTS) * selection_passes("min-dime") == 60
+    reports: list[tuple[str, int, int]] = []
+    found = select(whole, TEXTS, all_rules=True, rule="min-dime", progress=lambda *one: reports.append(one))
+    assert reports[-1] == ("measuring", 60, 60)
+    assert len(TEXTS) * selection_passes("min-dime") == 60
     chosen = {choice.rule: choice.layer for choice in found.choices}
     assert found.layer == chosen["min-dime"] == found.frame.filter(name="dime").sort("value")["layer"][0]
     assert chosen["min-dime+infonce+dataset-entropy+prompt-entropy"] is not None
@@ -111,9 +113,9 @@ def test_too_few_texts_leave_the_rules_that_look_at_nothing(whole: LayerEncoder)
 
 
 def test_more_texts_than_asked_for_are_taken_at_equal_steps(whole: LayerEncoder) -> None:
-    told: list[int] = []
-    few = select(whole, TEXTS, max_texts=16, advance=told.append)
-    assert sum(told) == 16
+    reports: list[tuple[str, int, int]] = []
+    few = select(whole, TEXTS, max_texts=16, progress=lambda *one: reports.append(one))
+    assert reports[-1] == ("measuring", 16, 16)
     assert few.frame["value"].is_finite().all()
 
 

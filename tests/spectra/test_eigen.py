@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from midlayer_encoders.spectra import eigen as spectra
 from midlayer_encoders.errors import NotFiniteError, OptionError
+from midlayer_encoders.spectra import eigen as spectra
 from midlayer_encoders.spectra.eigen import METHODS, Method, eigenvalues, spectral_entropy
 
 ORDERS = (0.5, 1.0, 2.0, 3.0, math.inf)

@@ -17,7 +17,7 @@ import pytest
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.sweeping import Progress, SweepResult, sweep
+from midlayer_encoders.sweeping import SweepResult, sweep
 from midlayer_encoders.tasks import isolated_random, task_sources
 from tests.families import DEPTH
 
@@ -103,32 +103,26 @@ def test_prompts_are_chosen_as_mteb_does(five: dict[str, Path], tiny_folder: Fol
         assert got != pytest.approx(mteb_score(LayerEncoder(model, 2, device="cpu"), five[name]), abs=1e-6)
 
 
-class Told(Progress):
-    def __init__(self) -> None:
-        self.embedded = self.evaluated = 0
-
-    def embedding(self, done: int, more: int) -> None:
-        self.embedded += done
-
-    def evaluating(self, done: int, more: int) -> None:
-        self.evaluated += done
-
-
 def test_each_text_passes_once_and_a_second_sweep_embeds_nothing(
     five: dict[str, Path], tiny_folder: Folder, tmp_path: Path
 ) -> None:
-    told, again = Told(), Told()
+    reports: dict[str, tuple[int, int]] = {}
+    again: dict[str, tuple[int, int]] = {}
     options: dict[str, Any] = {"out": tmp_path, "workers": 1, "baselines": False, "device": "cpu"}
-    first = sweep(tiny_folder("BERT"), [five["near"]], progress=told, **options)
+    first = sweep(
+        tiny_folder("BERT"), [five["near"]], progress=lambda stage, *of: reports.update({stage: of}), **options
+    )
     distinct = {
         row[key]
         for row in map(json.loads, (five["near"] / "test.jsonl").read_text().splitlines())
         for key in ("sentence1", "sentence2")
     }
-    assert told.embedded == len(distinct) == 60
-    assert told.evaluated == DEPTH + 1
-    second = sweep(tiny_folder("BERT"), [five["near"]], progress=again, **options)
-    assert again.embedded == 0
+    assert len(distinct) == 60
+    assert reports == {"embedding": (60, 60), "scoring": (DEPTH + 1, DEPTH + 1)}
+    second = sweep(
+        tiny_folder("BERT"), [five["near"]], progress=lambda stage, *of: again.update({stage: of}), **options
+    )
+    assert again == {"scoring": (DEPTH + 1, DEPTH + 1)}
     assert second.frame.equals(first.frame)
     assert list((tmp_path / "mteb").rglob("near-*.json"))
 

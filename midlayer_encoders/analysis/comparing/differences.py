@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import polars as pl
 import torch
 from torch import Tensor
 
-from midlayer_encoders._types import EncoderSpec, Layer, Norm, Pooling
+from midlayer_encoders._types import EncoderSpec, Layer, Norm, Pooling, Progress, Stage
 from midlayer_encoders.analysis.comparing.halves import half_width
 from midlayer_encoders.analysis.comparing.per_text import Kept, keep
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.metrics.cka import cka_matrix
-from midlayer_encoders.report import FRAME_SCHEMA
 from midlayer_encoders.report.pairs import DIFFERENCES, SIMILARITY
 
-if TYPE_CHECKING:
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-
 __all__ = [
-    "CompareAdvance",
     "ReadModel",
     "Reading",
     "difference_frame",
@@ -33,9 +29,6 @@ __all__ = [
     "read_model",
     "similarity_frame",
 ]
-
-CompareAdvance: TypeAlias = Callable[[Literal["texts", "halves"], str, int], None]
-"""Told what, of which model, and how many more: texts passed through it, or halves of them measured."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +42,7 @@ class Reading:
     norm: Norm
     pooling: Pooling
     halves: Tensor
-    advance: CompareAdvance
+    progress: Progress | None
 
 
 @dataclass(frozen=True)
@@ -77,20 +70,21 @@ def read_model(encoder: LayerEncoder, reading: Reading, before: Sequence[ReadMod
     kept = keep(
         encoder, reading.texts, views=reading.views, metrics=reading.metrics, layers=reading.layers,
         norm=reading.norm, pooling=reading.pooling,
-        advance=lambda count: reading.advance("texts", label, count),
+        done=Stage(reading.progress, f"texts of {label}", len(reading.texts) * (1 + len(reading.views))).step,
     )  # fmt: skip
     values = {name: kept.value(name) for name in reading.metrics}
-    spreads = {name: _on_halves(kept, name, reading, label) for name in reading.metrics}
+    stage = Stage(reading.progress, f"halves of {label}", len(reading.halves) * len(reading.metrics))
+    spreads = {name: _on_halves(kept, name, reading.halves, stage) for name in reading.metrics}
     slim = replace(kept, numbers={}, views=kept.views[:, :0].clone())  # a view of them would keep them all
     return ReadModel(label, spec, _vocabulary(encoder), slim, values, spreads)
 
 
-def _on_halves(kept: Kept, metric: str, reading: Reading, label: str) -> Tensor:
+def _on_halves(kept: Kept, metric: str, halves: Tensor, stage: Stage) -> Tensor:
     """Return a metric of every layer on every half, shape ``(R, L)``."""
     found = []
-    for half in reading.halves:
+    for half in halves:
         found.append(kept.value(metric, half))
-        reading.advance("halves", label, 1)
+        stage.step()
     return torch.stack(found)
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from midlayer_encoders._types import Layer, Norm, Pooling
 from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.measuring import layer_reader, plan
 from midlayer_encoders.metrics import (
     METRICS,
     PAPER_METRICS,
@@ -30,6 +29,8 @@ from midlayer_encoders.metrics import (
     prompt_entropy,
     sink_rate,
 )
+from midlayer_encoders.reading.batches import batches_of
+from midlayer_encoders.reading.reader import layer_reader
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -119,7 +120,7 @@ def keep(
     layers: Sequence[Layer] | str = "all",
     norm: Norm = "none",
     pooling: Pooling = "mean",
-    advance: Callable[[int], None] | None = None,
+    done: Callable[[int], None] | None = None,
 ) -> Kept:
     """Return what is kept of a model: one pass over the texts, and one over each view of them.
 
@@ -131,7 +132,7 @@ def keep(
         layers: ``"all"`` or some.
         norm: of the pooled vectors.
         pooling: how token states become one vector.
-        advance: told after each batch how many texts it held.
+        done: called after each batch with the number of texts in it.
     """
     reader = layer_reader(encoder, layers=layers, norm=norm, pooling=pooling)
     rows = {layer: row for row, layer in enumerate(reader.layers)}
@@ -147,16 +148,8 @@ def keep(
 
     passes = []
     for view, passed in enumerate((texts, *views)):
-        made: list[Tensor] = []
-        order: list[int] = []
-        for positions, vectors in reader.embed(
-            passed, plan(encoder, passed), tokens=tokens if wanted and view == 0 else None
-        ):
-            made.append(vectors)
-            order += positions
-            if advance is not None:
-                advance(len(positions))
-        passes.append(torch.cat(made, dim=1)[:, torch.tensor(order).argsort()])
+        of_tokens = tokens if wanted and view == 0 else None
+        passes.append(reader.vectors(passed, batches_of(encoder, passed), tokens=of_tokens, done=done))
     for name in wanted:
         if bool(numbers[name].isnan().all(dim=1).any()):
             raise TooFewTextsError(

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
+from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling, Progress
 from midlayer_encoders.analysis.comparing.differences import (
-    CompareAdvance,
     Reading,
     ReadModel,
     difference_frame,
@@ -116,14 +115,14 @@ def compare(
     device: str | None = None,
     max_length: int | None = None,
     trust_remote_code: bool = False,
-    advance: CompareAdvance | None = None,
+    progress: Progress | None = None,
 ) -> CompareResult:
     """Return how other models differ from a base model, layer by layer, as the paper's Figure 13 shows it.
 
     Every model sees the same texts and the same views of them, through its own tokenizer; named models are in memory
     one at a time. The intervals are over texts: all models are measured again on the same random halves of them, see
-    :func:`~midlayer_encoders.analysis.comparing.halves.half_width`. Models of different depth are compared at the depths
-    that both have (layer 6 of 12 with layer 12 of 24), models of different width as they are.
+    :func:`~midlayer_encoders.analysis.comparing.halves.half_width`. Models of different depth are compared at the
+    depths that both have (layer 6 of 12 with layer 12 of 24), models of different width as they are.
 
     Args:
         base: folder or name on the hub, ``name@revision`` for one of its revisions, or a whole ``LayerEncoder``.
@@ -143,7 +142,7 @@ def compare(
         device: as in ``LayerEncoder``.
         max_length: number of tokens after which a text is cut off.
         trust_remote_code: whether the models' own code on the hub may run.
-        advance: told after each batch and each half.
+        progress: called after each batch and each half; the stages name the model.
 
     Raises:
         OptionError: no other model, the same model twice, too few texts or too many.
@@ -157,7 +156,7 @@ def compare(
     passes = num_passes(names, views=views)
     reading = Reading(
         texts, augment(texts, views=passes - 1, seed=seed) if passes > 1 else [], names, layers, norm, pooling,
-        random_halves(len(texts), resamples, seed=seed), advance or (lambda *_: None),
+        random_halves(len(texts), resamples, seed=seed), progress,
     )  # fmt: skip
     first, *others = _read_all(
         (base, *tuned), reading, dtype=dtype, device=device, max_length=max_length, trust_remote_code=trust_remote_code

@@ -22,6 +22,8 @@ from midlayer_encoders.analysis.probing.tokens import (
     read_vectors,
 )
 from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.reading.batches import batches_of
+from midlayer_encoders.reading.reader import layer_reader
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -82,11 +84,9 @@ def probe(
     check_choice("kind", kind, KINDS)
     check_choice("norm", norm, NORMS)
     everything, classes, split, names = _examples(inputs, labels, test_inputs, test_labels, seed)
-    from midlayer_encoders.measuring import layer_reader, plan
-
     reader = layer_reader(encoder, layers=layers, norm=norm)
     live = LiveTokens(reader, everything, norm)
-    batches = plan(encoder, everything)
+    batches = batches_of(encoder, everything)
     source: TokenSource
     if kind == "attentive":
         source = read_tokens(live, batches, keep_gb=keep_gb, progress=progress)

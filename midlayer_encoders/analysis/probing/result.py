@@ -87,7 +87,7 @@ class ProbeResult:
         """The tidy frame: a score of each layer, whose dataset says which probe gave it."""
         import polars as pl
 
-        from midlayer_encoders.report import FRAME_SCHEMA
+        from midlayer_encoders.frame import FRAME_SCHEMA
 
         name = f"{self.dataset} ({self.kind} probe)"
         depth = max(self.num_layers, 1)

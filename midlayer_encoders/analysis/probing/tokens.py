@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from midlayer_encoders._types import Norm
+from midlayer_encoders._types import Norm, Progress
 from midlayer_encoders.errors import NotFiniteError
-from midlayer_encoders.reading.capture import LayerReader
+from midlayer_encoders.reading.norm import final_norm
+from midlayer_encoders.reading.reader import LayerReader
 
-__all__ = ["KeptTokens", "LiveTokens", "Progress", "TokenSource", "read_tokens", "read_vectors"]
-
-Progress: TypeAlias = Callable[[str, int, int], None]
-"""Told what is done (``"reading"``, ``"training"``), how much of it is finished, and out of how much."""
+__all__ = ["KeptTokens", "LiveTokens", "TokenSource", "read_tokens", "read_vectors"]
 
 
 class TokenSource(Protocol):
@@ -86,12 +84,10 @@ class LiveTokens:
         """Return states ``(L, B, T, D)`` and mask ``(B, T)`` of the examples at ``index``."""
         made: dict[int, Tensor] = {}
         masks: list[Tensor] = []
-        final = [self.reader.model.get_submodule(path) for path in self.reader.anatomy.final]
+        normed = final_norm(self.reader.model, self.reader.anatomy, self.norm)
 
         def receive(layer: int, states: Tensor, mask: Tensor, _: list[int]) -> None:
-            for module in final if self.norm == "final" else ():
-                states = module(states)
-            made[layer] = states
+            made[layer] = normed(states)
             masks.append(mask)
 
         for _ in self.reader.embed(self.inputs, [index.tolist()], tokens=receive):
@@ -110,7 +106,7 @@ def read_tokens(
 
     Args:
         live: gives the tokens.
-        batches: positions of all examples, such as :func:`~midlayer_encoders.measuring.plan` gives.
+        batches: positions of all examples, such as :func:`~midlayer_encoders.reading.batches.batches_of` gives.
         keep_gb: memory that may be used.
         progress: told after each batch.
     """

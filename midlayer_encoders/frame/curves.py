@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import check_one_model
-from midlayer_encoders.report import check_frame
+from midlayer_encoders.frame.schema import check_frame, check_one_model
 
 __all__ = ["Curve", "Curves", "check_blocks", "curves"]
 
@@ -48,7 +47,7 @@ def curves(frame: pl.DataFrame) -> Curves:
         OptionError: for a frame of several models, of one model cut at different depths, or of fewer than three blocks.
 
     Example:
-        >>> from midlayer_encoders.report import FRAME_SCHEMA
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
         >>> rows = [("m", "main", k, k / 3, "metric", "texts", "dime", v) for k, v in enumerate([0.3, 0.2, 0.1, 0.4])]
         >>> found = curves(pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row"))
         >>> found.num_layers, found.metrics["dime"][2]

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import polars as pl
 
 from midlayer_encoders.errors import OptionError, did_you_mean
 
-__all__ = ["FRAME_SCHEMA", "KINDS", "Series", "check_frame", "check_one_model", "metric_series", "number_of_layers"]
+__all__ = [
+    "FRAME_SCHEMA",
+    "KINDS",
+    "Series",
+    "Subject",
+    "check_frame",
+    "check_one_model",
+    "metric_series",
+    "number_of_layers",
+    "tidy_frame",
+    "tidy_rows",
+]
 
 FRAME_SCHEMA = pl.Schema(
     {
@@ -26,6 +40,47 @@ FRAME_SCHEMA = pl.Schema(
 
 KINDS = ("score", "metric")
 _IDENTITY = ["model", "revision", "layer", "kind", "dataset", "name"]
+
+
+class Subject(Protocol):
+    """Whose layers a row is of; an ``EncoderSpec`` is one."""
+
+    @property
+    def model(self) -> str:
+        """Its name."""
+
+    @property
+    def revision(self) -> str | None:
+        """Branch, tag, commit or training step; ``None`` for the default."""
+
+    @property
+    def num_layers(self) -> int:
+        """Number of blocks of the whole model."""
+
+
+def tidy_rows(
+    values: Mapping[int, float], of: Subject, *, kind: Literal["score", "metric"], dataset: str, name: str
+) -> list[dict[str, Any]]:
+    """Return the rows of one curve; a layer without a value (NaN) has none.
+
+    Args:
+        values: by layer.
+        of: the model.
+        kind: of the values.
+        dataset: what they were measured on.
+        name: of the score or metric.
+    """
+    same = {"model": of.model, "revision": of.revision or "default", "kind": kind, "dataset": dataset, "name": name}
+    return [
+        {**same, "layer": layer, "depth": layer / max(of.num_layers, 1), "value": value}
+        for layer, value in values.items()
+        if not math.isnan(value)
+    ]
+
+
+def tidy_frame(rows: Iterable[Mapping[str, Any]], *, extra: Mapping[str, Any] | None = None) -> pl.DataFrame:
+    """Return rows as a frame with the columns of :data:`FRAME_SCHEMA`, and of ``extra`` (name and type) after them."""
+    return pl.DataFrame(list(rows), schema={**FRAME_SCHEMA, **(extra or {})})
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame.summaries import average_baseline, spans
 from midlayer_encoders.report import Curve, summary
-from midlayer_encoders.report.summaries import average_baseline, spans
 from tests.report.made_frames import metrics_frame, rows_frame, scores_frame
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import check_frame, check_one_model, number_of_layers
+from midlayer_encoders.frame.schema import check_frame, check_one_model, number_of_layers
 
 __all__ = ["Curve", "Summary", "average_baseline", "spans", "summary"]
 
@@ -81,7 +81,7 @@ def summary(frame: pl.DataFrame) -> Summary:
     """Return the curve of each task and of their average, with best layer, last layer and gain in points.
 
     Example:
-        >>> from midlayer_encoders.report import FRAME_SCHEMA
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
         >>> rows = [("m", "main", k, k / 2, "score", "STS", "spearman", v) for k, v in enumerate([0.4, 0.6, 0.5])]
         >>> average = summary(pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row")).average
         >>> average.best_layer, average.last_layer, round(average.gain, 2)

@@ -12,7 +12,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import check_frame
+from midlayer_encoders.frame.schema import check_frame
 
 __all__ = ["History", "histories", "layer_changes", "settled", "step_of", "step_word", "thinned"]
 
@@ -99,7 +99,7 @@ def histories(frame: pl.DataFrame) -> list[History]:
         frame: tidy, of one model, whose revisions name steps.
 
     Example:
-        >>> from midlayer_encoders.report import FRAME_SCHEMA
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
         >>> rows = [("m", f"step{s}", k, float(k), "metric", "t", "curvature", s + k) for s in (2, 1) for k in (0, 1)]
         >>> (history,) = histories(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row"))
         >>> history.steps, history.values.tolist()
@@ -150,7 +150,7 @@ def layer_changes(frame: pl.DataFrame) -> pl.DataFrame:
         share of the metric's range over all steps and layers, between ``0`` and ``1`` (``0`` for a constant).
 
     Example:
-        >>> from midlayer_encoders.report import FRAME_SCHEMA
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
         >>> values = {1: (5.0, 1.0), 2: (5.0, 3.0)}
         >>> rows = [("m", f"step{s}", k, k / 1, "metric", "t", "dime", v[k]) for s, v in values.items() for k in (0, 1)]
         >>> layer_changes(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row")).select("layer", "relative").rows()
@@ -186,7 +186,7 @@ def settled(frame: pl.DataFrame, *, within: float = 0.1) -> pl.DataFrame:
         A frame ``dataset, name, layer, step, final``. A layer that settles at the last step only moved until the end.
 
     Example:
-        >>> from midlayer_encoders.report import FRAME_SCHEMA
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
         >>> values = {1: (5.0, 1.0), 2: (5.1, 3.0), 4: (5.0, 3.1)}
         >>> rows = [("m", f"step{s}", k, k / 1, "metric", "t", "dime", v[k]) for s, v in values.items() for k in (0, 1)]
         >>> settled(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row")).select("layer", "step").rows()
