@@ -43,7 +43,7 @@ def sweep_notes(
         baselines={source.name: tfidf_scores(source.make()) for source in baselines if source.name not in failed},
         remarks=_remarks(sources),
         failures=failed,
-        export_options=_export_options(spec, built_in=encoder.source == "built-in"),
+        options=encoder.options.recreating(),
     )
 
 
@@ -67,15 +67,6 @@ def _remarks(sources: Sequence[TaskSource]) -> list[str]:
     nearness = next((task_label(source.name) for source in sources if "Nearness" in source.name), None)
     grades = "; ".join(f"{grade}: {words}" for grade, words in enumerate(STS_GRADES))
     return [f"What the grades of {nearness} mean: {grades}."] if nearness else []
-
-
-def _export_options(spec: EncoderSpec, *, built_in: bool) -> str:
-    norm = "" if spec.norm == "final" else " --norm none"
-    pooling = "" if spec.pooling == "mean" else f" --pooling {spec.pooling}"
-    gguf = f" --gguf-file {spec.gguf_file}" if spec.gguf_file and not built_in else ""
-    revision = f" --revision {spec.revision}" if spec.revision else ""
-    tower = f" --tower {spec.tower}" if spec.tower else ""
-    return norm + pooling + gguf + revision + tower
 
 
 def _parameters(encoder: LayerEncoder, layers: Sequence[int]) -> dict[int, int]:

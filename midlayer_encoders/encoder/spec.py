@@ -6,13 +6,15 @@ import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 from torch import Tensor, nn
 
 from midlayer_encoders._types import EncoderSpec
 
-__all__ = ["base_name", "model_card", "result_name", "result_revision", "weights_digest"]
+__all__ = ["CardData", "base_name", "model_card", "result_name", "result_revision", "weights_digest"]
 
 _CHUNK = 1 << 20
 _LONGEST = 120  # characters of a name; file systems stop at 255 bytes, and mteb adds to it
@@ -131,3 +133,37 @@ def model_card(spec: EncoderSpec, *, parameters: int, trained: bool, media: Sequ
         "```\n\n"
         f"| | |\n|---|---|\n{table}\n\nCut with midlayer_encoders.\n"
     )
+
+
+class CardData(SentenceTransformerModelCardData):
+    """Card data whose name and revision, by which mteb files results, follow the encoder as it is when asked."""
+
+    def _spec(self) -> Any:
+        return getattr(self.model, "spec", None)
+
+    @property
+    def model_name(self) -> str | None:
+        """The model's name and the layer."""
+        return result_name(spec) if (spec := self._spec()) is not None else None
+
+    @model_name.setter
+    def model_name(self, value: str | None) -> None:
+        """Pass over what the base class would store."""
+
+    @property
+    def base_model_revision(self) -> str | None:
+        """What tells apart encoders that differ in anything else."""
+        return result_revision(spec) if (spec := self._spec()) is not None else None
+
+    @base_model_revision.setter
+    def base_model_revision(self, value: str | None) -> None:
+        """Pass over what the base class would store."""
+
+    @property
+    def base_model(self) -> str | None:
+        """The name of the model that was cut."""
+        return getattr(self.model, "name", None)  # without the spec, which reads every weight
+
+    @base_model.setter
+    def base_model(self, value: str | None) -> None:
+        """Pass over what the base class would store."""
