@@ -33,11 +33,12 @@ def model_options(**defaults: Any) -> Callable[[_Command], _Command]:
             options = EncoderOptions(**{name: _value(one, given.pop(name)) for name, one in flags.items()})
             return command(options=options, **given)
 
-        own = [one for one in inspect.signature(command).parameters.values() if one.name != "options"]
-        added = [_parameter(one, defaults) for one in flags.values()]
         hints = typing.get_type_hints(command, include_extras=True)
-        run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
-        run.__annotations__ = {one.name: hints[one.name] for one in own} | {one.name: one.annotation for one in added}
+        given = [one for one in inspect.signature(command).parameters.values() if one.name != "options"]
+        own = [one.replace(annotation=hints[one.name]) for one in given]
+        parameters = [*own, *(_parameter(one, defaults) for one in flags.values())]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
         return run  # type: ignore[return-value]
 
     return decorate

@@ -61,7 +61,7 @@ def probe(
     tested = read_examples(test, encoder.media, bad=bad) if test is not None else Examples([], [])
     with progress_bars() as progress:
         result = probe_layers(
-            encoder, train.inputs, train.labels, test_inputs=tested.inputs, test_labels=tested.labels, kind=kind,
+            encoder, train.inputs, train.labels, test_inputs=tested.inputs, test_labels=tested.labels, kind=kind,  # type: ignore[arg-type]
             layers=parse_layers(layers), epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,
             keep_gb=keep_gb, seed=seed, dataset=data.stem, progress=stage_bars(progress, PROBE_STAGES),
         )  # fmt: skip
