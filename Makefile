@@ -35,7 +35,7 @@ test-slow: $(VENV)/installed
 # The GPU kernels through Triton's interpreter; the wheel is large, so it is installed for this alone.
 test-triton: $(VENV)/installed
 	$(BIN)/pip install --quiet --no-deps "triton>=3.9"
-	TRITON_INTERPRET=1 $(BIN)/pytest -m triton tests/test_spectra.py tests/metrics/test_token_triton.py
+	TRITON_INTERPRET=1 $(BIN)/pytest -m triton tests/spectra/test_eigen.py tests/metrics/test_token_triton.py
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ import platform
 import time
 from pathlib import Path
 
-from midlayer_encoders.augment import augment
+from midlayer_encoders.views.texts import augment
 
 WIKITEXT = Path(__file__).parents[2] / "shared/data/corpora/wikitext2_raw_test.txt"
 

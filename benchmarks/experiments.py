@@ -46,7 +46,7 @@ def plain_prefixes(states: Tensor, alpha: float) -> Tensor:
 
 
 def of_states(tokens: int, width: int, alpha: float, repeats: int) -> str:
-    from midlayer_encoders.analysis.along import prefix_entropies
+    from midlayer_encoders.paper.prefix_entropy import prefix_entropies
 
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(tokens, width, generator=generator) + 3 * torch.randn(width, generator=generator)
@@ -65,7 +65,7 @@ def of_states(tokens: int, width: int, alpha: float, repeats: int) -> str:
 
 def along(name: str, encoder: Any, texts: list[str], tokens: int) -> str:
     """Compare all layers and all prefixes of some texts; the plain way passes every prefix through the model."""
-    from midlayer_encoders.analysis.along import entropy_along
+    from midlayer_encoders.paper.prefix_entropy import entropy_along
 
     plain = Plain(encoder)
     ids = [encoder.tokenizer(text, truncation=True, max_length=tokens)["input_ids"] for text in texts]
@@ -100,7 +100,7 @@ def states_of(plain: Plain, ids: list[int]) -> list[Tensor]:
 
 def prompts(name: str, encoder: Any, texts: list[str], tokens: int) -> str:
     """Compare one kind of change at six probabilities; the plain way passes one prompt at a time."""
-    from midlayer_encoders.analysis.prompts import PROBABILITIES, _changed, extreme_prompts
+    from midlayer_encoders.paper.extreme_prompts import PROBABILITIES, _changed, extreme_prompts
 
     plain = Plain(encoder)
     ids = [encoder.tokenizer(text, truncation=True, max_length=tokens)["input_ids"] for text in texts]
@@ -120,8 +120,8 @@ def prompts(name: str, encoder: Any, texts: list[str], tokens: int) -> str:
 
 def main() -> None:
     from midlayer_encoders import LayerEncoder
-    from midlayer_encoders.demo import built_in_model
-    from midlayer_encoders.texts import read_texts, wikitext_paragraphs
+    from midlayer_encoders.media.texts import read_texts, wikitext_paragraphs
+    from midlayer_encoders.models.hub import built_in_model
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)

@@ -69,7 +69,7 @@ def row(name: str, folder: Path, items: list[Any], rounds: int, batch: int) -> s
     from sentence_transformers import SentenceTransformer
 
     from midlayer_encoders import LayerEncoder
-    from midlayer_encoders.measuring import layer_reader
+    from midlayer_encoders.reading.reader import layer_reader
 
     encoder = LayerEncoder(str(folder), -1, device="cpu")
     encoder.save_pretrained(str(folder / "plain"))

@@ -148,8 +148,8 @@ def tiny_folder(folder: str) -> str:
 
 
 def compare(name: str, encoder: Any, texts: list[str], views: int) -> list[str]:
-    from midlayer_encoders.augment import augment
     from midlayer_encoders.measuring import measure, num_passes
+    from midlayer_encoders.views.texts import augment
 
     made = augment(texts, views=views, seed=0)
     encoder.encode(texts[:2], show_progress_bar=False)
@@ -172,8 +172,8 @@ def compare(name: str, encoder: Any, texts: list[str], views: int) -> list[str]:
 
 def main() -> None:
     from midlayer_encoders import LayerEncoder
-    from midlayer_encoders.measuring import count_tokens
-    from midlayer_encoders.texts import read_texts, wikitext_paragraphs
+    from midlayer_encoders.media.texts import read_texts, wikitext_paragraphs
+    from midlayer_encoders.reading.batches import count_tokens
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=int, default=200)
@@ -188,7 +188,7 @@ def main() -> None:
             ("12 blocks of 64, 512 tokens", lambda: LayerEncoder(tiny_folder(folder), -1, max_length=512, device="cpu"))
         ]
         if given.smollm2_tokens:
-            from midlayer_encoders.demo import built_in_model
+            from midlayer_encoders.models.hub import built_in_model
 
             path, file = built_in_model()
             longest = given.smollm2_tokens

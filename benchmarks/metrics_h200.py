@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from midlayer_encoders.anatomy import find_anatomy
-from midlayer_encoders.capture import capture
 from midlayer_encoders.metrics import Curvature, PromptEntropy, prompt_entropy
+from midlayer_encoders.models.anatomy import find_anatomy
+from midlayer_encoders.reading.capture import capture
 
 BLOCKS = 24
 

@@ -90,7 +90,7 @@ def microseconds(call: Callable[[], object], *, calls: int, repeats: int = 7) ->
 
 
 def times(n: int) -> dict[str, float]:
-    from midlayer_encoders._spectra_triton import eigenvalues_in_float32
+    from midlayer_encoders.spectra._triton import eigenvalues_in_float32
 
     found: dict[str, float] = {}
     for name, batch in (("a layer", TOKENS // n), ("8 layers", 8 * TOKENS // n)):

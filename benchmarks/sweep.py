@@ -27,10 +27,11 @@ BUDGET = 16 * 128  # tokens in a batch: what sentence-transformers is given too
 
 
 def embed_all(encoder: Any, inputs: list[str]) -> None:
-    from midlayer_encoders.measuring import layer_reader, plan
+    from midlayer_encoders.reading.batches import batches_of
+    from midlayer_encoders.reading.reader import layer_reader
 
     reader = layer_reader(encoder, layers="all")
-    for _ in reader.embed(inputs, plan(encoder, inputs, token_budget=BUDGET)):
+    for _ in reader.embed(inputs, batches_of(encoder, inputs, token_budget=BUDGET)):
         pass
 
 
@@ -94,7 +95,7 @@ def print_peak(folder: str, way: str, count: int) -> None:
         embed_all(LayerEncoder(folder, -1, device="cpu"), inputs)
     else:
         from midlayer_encoders.store import EmbeddingStore, text_key
-        from midlayer_encoders.sweeping.view import Embedder
+        from midlayer_encoders.sweeping.stored_layer import Embedder
 
         encoder = LayerEncoder(folder, -1, device="cpu")
         width = encoder.get_embedding_dimension()

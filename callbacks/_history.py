@@ -67,7 +67,7 @@ class History:
         """Return the tidy frame."""
         import polars as pl
 
-        from midlayer_encoders.report import FRAME_SCHEMA
+        from midlayer_encoders.frame import FRAME_SCHEMA
 
         return pl.DataFrame(self.rows(), schema=FRAME_SCHEMA)
 

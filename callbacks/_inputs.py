@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders.callbacks._backbone import accepted_inputs, main_input
-from midlayer_encoders.capture import plan_batches
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.reading.batches import plan_batches
 
 __all__ = ["Batch", "Passes", "loaded_passes", "text_passes"]
 

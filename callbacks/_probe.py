@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from midlayer_encoders._types import Norm, Pooling
-from midlayer_encoders.anatomy import Anatomy
 from midlayer_encoders.callbacks._backbone import accepted_inputs
 from midlayer_encoders.callbacks._inputs import Batch, Passes
 from midlayer_encoders.callbacks._undisturbed import undisturbed
-from midlayer_encoders.capture import capture, real_tokens
 from midlayer_encoders.errors import MidlayerError, NotFiniteError
-from midlayer_encoders.labelled import ridge_correct
 from midlayer_encoders.measuring import make_for_views
 from midlayer_encoders.metrics import LayerMetric
-from midlayer_encoders.pooling import pool
+from midlayer_encoders.models.anatomy import Anatomy
+from midlayer_encoders.reading.capture import capture
+from midlayer_encoders.reading.pooling import pool, real_tokens
+from midlayer_encoders.selection.ridge import ridge_correct
 
 __all__ = ["LABEL_ACCURACY", "OtherProcessError", "Probe", "Values"]
 

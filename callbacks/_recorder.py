@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from midlayer_encoders._types import Layer, Norm, Pooling
-from midlayer_encoders.anatomy import find_anatomy, resolve_layers
 from midlayer_encoders.callbacks._backbone import find_backbone, model_name, module_path
 from midlayer_encoders.callbacks._cadence import EveryNSteps, make_cadence
 from midlayer_encoders.callbacks._history import History
@@ -21,8 +20,9 @@ from midlayer_encoders.callbacks._probe import Probe, Values
 from midlayer_encoders.callbacks._settings import probe_settings
 from midlayer_encoders.callbacks._undisturbed import isolated_generators
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.labelled import check_labels
 from midlayer_encoders.measuring import make_for_views, num_views
+from midlayer_encoders.models.anatomy import find_anatomy, resolve_layers
+from midlayer_encoders.selection.ridge import check_labels
 
 if TYPE_CHECKING:
     import polars as pl
@@ -164,7 +164,7 @@ class Recorder:
     def _augmented(self, texts: Sequence[str], needed: int) -> list[list[str]]:
         if not needed:
             return []
-        from midlayer_encoders.augment import augment
+        from midlayer_encoders.views.texts import augment
 
         return augment(texts, views=needed, seed=self.seed)
 

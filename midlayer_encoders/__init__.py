@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from midlayer_encoders._types import EncoderSpec
-    from midlayer_encoders.choosing import select_layer
-    from midlayer_encoders.encoder import LayerEncoder
+    from midlayer_encoders.analysis.comparing.run import compare
+    from midlayer_encoders.analysis.probing import probe
+    from midlayer_encoders.analysis.progression import progression
+    from midlayer_encoders.encoder.choosing import select_layer
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.errors import MidlayerError
     from midlayer_encoders.measuring import measure
+    from midlayer_encoders.selection import Selection
     from midlayer_encoders.sweeping import SweepResult, sweep
     from midlayer_encoders.tasks import paper_tasks
 
@@ -18,25 +22,33 @@ __all__ = [
     "EncoderSpec",
     "LayerEncoder",
     "MidlayerError",
+    "Selection",
     "SweepResult",
+    "compare",
     "measure",
     "paper_tasks",
+    "probe",
+    "progression",
     "select_layer",
     "sweep",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 if not TYPE_CHECKING:
     # torch, transformers and sentence-transformers take seconds to import: each name is fetched when it is asked for.
     _HOMES = {
         "EncoderSpec": "_types",
-        "LayerEncoder": "encoder",
+        "LayerEncoder": "encoder.sentence_transformers_encoder",
         "MidlayerError": "errors",
+        "Selection": "selection",
         "SweepResult": "sweeping",
+        "compare": "analysis.comparing.run",
         "measure": "measuring",
         "paper_tasks": "tasks",
-        "select_layer": "choosing",
+        "probe": "analysis.probing",
+        "progression": "analysis.progression",
+        "select_layer": "encoder.choosing",
         "sweep": "sweeping",
     }
 

@@ -1,13 +1,14 @@
-"""The words that the rooms share: layers, norms, poolings, and what identifies a vector. No logic."""
+"""The words that the rooms share: layers, norms, poolings, and what identifies a vector. Hardly any logic."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["NORMS", "POOLINGS", "EncoderSpec", "Layer", "Norm", "Pooling"]
+__all__ = ["MAX_PIXELS", "NORMS", "POOLINGS", "EncoderSpec", "Layer", "Medium", "Norm", "Pooling", "Progress", "Stage"]
 
 Layer: TypeAlias = int | float
 """``0`` = embeddings, ``k`` = after block ``k``, ``-1`` = the last, a float in ``(0, 1]`` = fraction of depth."""
@@ -17,8 +18,54 @@ Norm: TypeAlias = Literal["final", "none"]
 
 Pooling: TypeAlias = Literal["mean", "last", "cls", "max", "weightedmean"]
 
+Medium: TypeAlias = Literal["text", "image", "audio"]
+
+MAX_PIXELS = 50_000_000
+"""Pixels of the largest image that is read unless told otherwise: 7000 x 7000, 150 MB when decoded."""
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called with a stage (``"embedding"``), how many of its steps are done so far, and how many there are."""
+
 NORMS: tuple[Norm, ...] = ("final", "none")
 POOLINGS: tuple[Pooling, ...] = ("mean", "last", "cls", "max", "weightedmean")
+
+
+@dataclass
+class Stage:
+    """Counts the steps of one stage of a long task and reports them to a progress callback.
+
+    Attributes:
+        progress: what is called; ``None`` for nothing.
+        name: of the stage.
+        total: number of steps known so far.
+        done: number of steps done.
+
+    Example:
+        >>> stage = Stage(lambda *report: print(*report), "embedding", total=3)
+        >>> stage.step(3)
+        embedding 3 3
+        >>> stage.expect(5)
+        embedding 3 8
+    """
+
+    progress: Progress | None
+    name: str
+    total: int = 0
+    done: int = 0
+
+    def step(self, count: int = 1) -> None:
+        """Add steps that were done."""
+        self.done += count
+        self._report()
+
+    def expect(self, more: int) -> None:
+        """Add steps that are still to be done."""
+        self.total += more
+        self._report()
+
+    def _report(self) -> None:
+        if self.progress is not None:
+            self.progress(self.name, self.done, self.total)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import midlayer_encoders.metrics as of
 from midlayer_encoders import LayerEncoder, measure
-from midlayer_encoders.augment import augment
 from midlayer_encoders.metrics import METRICS
+from midlayer_encoders.views.texts import augment
 
 Folder = Callable[[str], str]
 DRAW = random.Random(3)

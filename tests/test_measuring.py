@@ -9,12 +9,12 @@ import torch
 from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.augment import augment
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import LayerIndexError, OptionError
-from midlayer_encoders.inputs import InputError
 from midlayer_encoders.measuring import measure, num_passes
+from midlayer_encoders.media import InputError
 from midlayer_encoders.metrics import METRICS, TooFewTextsError, curvature, dataset_entropy, infonce, prompt_entropy
+from midlayer_encoders.views.texts import augment
 from tests.families import DEPTH
 
 Folder = Callable[[str], str]
@@ -29,7 +29,7 @@ def values(frame: pl.DataFrame, name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["Llama", "BERT", pytest.param("Mamba", marks=pytest.mark.slow)])
 def test_measured_metrics_are_the_functions_of_each_layers_own_encoder(name: str, tiny_folder: Folder) -> None:
-    whole = LayerEncoder(tiny_folder(name), -1, device="cpu")
+    whole = LayerEncoder(tiny_folder(name), -1, norm="none", device="cpu")
     wanted = ["prompt_entropy", "curvature", "dataset_entropy", "infonce"]
     frame = measure(whole, TEXTS, metrics=wanted, token_budget=100, dataset="mine")
     assert set(frame["dataset"]) == {"mine"}
@@ -62,10 +62,14 @@ def test_every_metric_is_measured_and_depends_neither_on_batches_nor_order(tiny_
 
 
 def test_passes_are_counted_and_told(tiny_folder: Folder) -> None:
-    told: list[int] = []
+    reports: list[tuple[str, int, int]] = []
     whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
-    measure(whole, TEXTS, metrics=["infonce", "curvature"], layers=[1, -1], advance=told.append)
-    assert sum(told) == len(TEXTS) * num_passes(["infonce", "curvature"]) == len(TEXTS) * 3
+    measure(whole, TEXTS, metrics=["infonce", "curvature"], layers=[1, -1], progress=lambda *one: reports.append(one))
+    total = len(TEXTS) * num_passes(["infonce", "curvature"])
+    assert total == len(TEXTS) * 3
+    assert {(stage, of) for stage, _, of in reports} == {("measuring", total)}
+    assert [done for _, done, _ in reports] == sorted(done for _, done, _ in reports)
+    assert reports[-1][1] == total
 
 
 def test_wrong_input(tiny_folder: Folder) -> None:

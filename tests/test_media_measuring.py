@@ -16,15 +16,16 @@ from scipy.io import wavfile
 from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.augment_media import augment_media
 from midlayer_encoders.cli import app
-from midlayer_encoders.measuring import measure, plan
+from midlayer_encoders.measuring import measure
 from midlayer_encoders.metrics import METRICS, curvature, dataset_entropy, infonce, prompt_entropy
+from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.store import EmbeddingStore
 from midlayer_encoders.sweeping import sweep
-from midlayer_encoders.sweeping.view import Embedder, LayerView, Prompts
+from midlayer_encoders.sweeping.stored_layer import Embedder, LayerView, Prompts
+from midlayer_encoders.views.media import augment_media
 from tests.families import DEPTH
-from tests.media import IMAGES, SOUNDS, image, sound
+from tests.made_media import IMAGES, SOUNDS, image, sound
 from tests.test_measuring import values
 from tests.tiny_folders import save_joint
 
@@ -38,7 +39,7 @@ LONG = [sound(n, 6000 + 900 * n) for n in range(6)]  # a state of the tiny Whisp
 def test_measured_metrics_are_the_functions_of_each_layers_own_encoder(
     name: str, items: list[Any], tiny_folder: Folder
 ) -> None:
-    whole = LayerEncoder(tiny_folder(name), -1, device="cpu")
+    whole = LayerEncoder(tiny_folder(name), -1, norm="none", device="cpu")
     frame = measure(whole, items, metrics=["prompt_entropy", "curvature", "dataset_entropy", "infonce"])
     views = augment_media(items, whole.media[0], views=2, seed=0)  # type: ignore[arg-type]
     for layer in (0, 2, DEPTH):
@@ -70,7 +71,7 @@ def test_sounds_that_padding_would_change_share_a_batch_only_at_one_length(tiny_
     lengths = [1500, 1900, 1500, 2300, 1900, 1500]
     sounds = [sound(n, length) for n, length in enumerate(lengths)]
     for name, apart in (("Wav2Vec2", True), ("Wav2Vec2-stable", False)):
-        batches = plan(LayerEncoder(tiny_folder(name), -1, device="cpu"), sounds)
+        batches = batches_of(LayerEncoder(tiny_folder(name), -1, device="cpu"), sounds)
         assert sorted(position for batch in batches for position in batch) == list(range(6))
         assert all(len({lengths[position] for position in batch}) == 1 for batch in batches) == apart
 

@@ -143,7 +143,7 @@ def read_tokenizer(folder: Path) -> Any:
 
 def main() -> None:
     from benchmarks.real_tasks import shortened
-    from midlayer_encoders.augment import augment
+    from midlayer_encoders.views.texts import augment
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)

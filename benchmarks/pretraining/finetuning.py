@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, normalize
 from benchmarks.pretraining.models import LanguageModel
 from benchmarks.pretraining.module import adamw, pl
 from benchmarks.pretraining.tasks import padded
-from midlayer_encoders.pooling import pool
+from midlayer_encoders.reading.pooling import pool
 
 TEMPERATURE = 0.05  # SimCSE's
 

@@ -152,8 +152,9 @@ class Evaluation:
 
     def embed(self, backbone: Any) -> Tensor:
         """Return the mean of each text's normed states at every layer, ``(L, N, D)``, on the model's device."""
-        from midlayer_encoders.anatomy import find_anatomy
-        from midlayer_encoders.capture import LayerReader, plan_batches
+        from midlayer_encoders.models.anatomy import find_anatomy
+        from midlayer_encoders.reading.batches import plan_batches
+        from midlayer_encoders.reading.reader import LayerReader
 
         device, modes = next(backbone.parameters()).device, {m: m.training for m in backbone.modules()}
         anatomy = find_anatomy(backbone)

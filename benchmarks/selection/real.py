@@ -21,15 +21,16 @@ from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 
 from midlayer_encoders import LayerEncoder, measure
-from midlayer_encoders.demo import built_in_model
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.labelled import ridge_correct
-from midlayer_encoders.measuring import count_tokens, layer_reader, plan
+from midlayer_encoders.media.texts import wikitext_paragraphs
 from midlayer_encoders.metrics.half_match import half_match, half_means
+from midlayer_encoders.models.hub import built_in_model
+from midlayer_encoders.reading.batches import batches_of, count_tokens
+from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection import choose, curves
-from midlayer_encoders.selection.measured import surely_better
+from midlayer_encoders.selection.ridge import ridge_correct
 from midlayer_encoders.selection.rules import DEPTH, best_layer
-from midlayer_encoders.texts import wikitext_paragraphs
+from midlayer_encoders.selection.run import surely_better
 
 DATA = Path(os.environ.get("MIDLAYER_DATA", Path(__file__).parents[3] / "shared" / "data"))
 HERE = Path(__file__).parent
@@ -90,7 +91,7 @@ def _embed(whole: LayerEncoder, texts: list[str], labels: list[float]) -> dict[s
         kept = halves.setdefault(layer, torch.zeros(2, count, states.shape[-1]))
         kept[:, places] = half_means(states, mask).float()
 
-    for places, rows in reader.embed(texts, plan(whole, texts), tokens=tokens):
+    for places, rows in reader.embed(texts, batches_of(whole, texts), tokens=tokens):
         pooled = torch.zeros(depth, count, rows.shape[-1]) if pooled is None else pooled
         pooled[:, places] = rows
     return {

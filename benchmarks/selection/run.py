@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from midlayer_encoders.analysis.reference import reference_metrics, reference_scores
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.report import FRAME_SCHEMA
+from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.frame.curves import Curve, Curves
+from midlayer_encoders.paper.reference import reference_metrics, reference_scores
 from midlayer_encoders.selection import RULES, CannotChooseError, choose, curves, select
-from midlayer_encoders.selection.curves import Curve, Curves
 from midlayer_encoders.selection.rules import best_layer
 
 HERE = Path(__file__).parent

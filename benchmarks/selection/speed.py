@@ -15,7 +15,7 @@ import polars as pl
 import torch
 from real import corpus, encoder
 
-from midlayer_encoders.measuring import count_tokens
+from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.selection import select
 
 HERE = Path(__file__).parent

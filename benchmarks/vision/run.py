@@ -21,10 +21,10 @@ from benchmarks.vision.model import PatchTransformer
 from benchmarks.vision.objectives import OBJECTIVES, Objective
 from midlayer_encoders.analysis.probing import LiveTokens, ProbeResult, Split, probe_tokens, wilson
 from midlayer_encoders.analysis.probing.tokens import read_tokens, read_vectors
-from midlayer_encoders.anatomy import find_anatomy
 from midlayer_encoders.callbacks import LayerMetricsCallback
-from midlayer_encoders.capture import LayerReader
-from midlayer_encoders.measuring import make_for_views, num_views, update_metrics
+from midlayer_encoders.measuring import make_for_views, num_views, token_receiver, update_metrics
+from midlayer_encoders.models.anatomy import find_anatomy
+from midlayer_encoders.reading.reader import LayerReader
 
 try:
     from lightning.pytorch import Trainer
@@ -69,8 +69,8 @@ def measure(trunk: PatchTransformer, images: Tensor, *, causal: bool, views: int
         seen = normalised(images) if view < 0 else augmented(images, generator=generator)
         inputs = LayerReader(reader.model, lambda p, s=seen: {"pixel_values": s[torch.tensor(p)], "causal": causal},
                              reader.anatomy, reader.layers, "none")  # fmt: skip
-        for _ in update_metrics(inputs, made, range(len(images)), batches, view=view):  # type: ignore[arg-type]
-            pass
+        for positions, vectors in inputs.embed(range(len(images)), batches, tokens=token_receiver(made, view)):
+            update_metrics(made, reader.layers, vectors, positions, view=view)
     return {name: metric.compute().tolist() for name, metric in made.items()}
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from midlayer_encoders.errors import ModelNotFoundError, OptionError, did_you_mean
-from midlayer_encoders.report.histories import step_of
-from midlayer_encoders.source import load_config, local_only
+from midlayer_encoders.frame.steps import step_of
+from midlayer_encoders.models.hub import load_config, local_only
 
 __all__ = ["Checkpoint", "files_fingerprint", "find_checkpoints"]
 

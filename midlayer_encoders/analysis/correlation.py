@@ -10,7 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.report import check_frame
+from midlayer_encoders.frame import check_frame
 
 __all__ = ["CORRELATION_SCHEMA", "STATISTICS", "correlate"]
 
@@ -77,7 +77,7 @@ def correlate(
         One row for each model, revision, metric, task and statistic, with the columns of ``CORRELATION_SCHEMA``.
 
     Example:
-        >>> from midlayer_encoders.report import FRAME_SCHEMA
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
         >>> dime, sts = [5.0, 4.0, 3.0, 2.0, 1.0], [0.1, 0.2, 0.4, 0.5, 0.7]
         >>> rows = [("m", "main", k, k / 4, "metric", "texts", "dime", v) for k, v in enumerate(dime)]
         >>> rows += [("m", "main", k, k / 4, "score", "STS", "spearman", v) for k, v in enumerate(sts)]

@@ -9,11 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from midlayer_encoders.cli._app import (
-    Device,
-    Dtype,
-    MaxLength,
-    NormText,
-    PoolingText,
     app,
     console,
     parse_layers,
@@ -21,17 +16,21 @@ from midlayer_encoders.cli._app import (
     print_by_layer,
     progress_bars,
     quieten,
-    whole_model,
+    stage_bars,
 )
+from midlayer_encoders.cli._options import model_options
+from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
-    from midlayer_encoders.analysis.compare import CompareResult
+    from midlayer_encoders.analysis.comparing.run import CompareResult
 
 _MODEL = "Folder, name on the hub, name@revision, or built-in"
 
 
 @app.command()
+@model_options(norm="none")
 def compare(
+    *,
     base: Annotated[str, typer.Argument(help=f"{_MODEL}.")],
     tuned: Annotated[list[str], typer.Argument(help=f"One or more to compare with it. {_MODEL}.")],
     texts: Annotated[Path, typer.Option(help="A text a line, or JSONL with --field; a few hundred.")],
@@ -40,37 +39,24 @@ def compare(
     layers: Annotated[str, typer.Option(help="all, or layers with commas: 0,6,0.5,-1.")] = "all",
     field: Annotated[str | None, typer.Option(help="Field of each JSON line that holds the text.")] = None,
     limit: Annotated[int | None, typer.Option(help="Take the first so many texts.")] = None,
-    norm: NormText = "none",
-    pooling: PoolingText = "mean",
-    dtype: Dtype = None,
-    device: Device = None,
-    max_length: MaxLength = None,
     views: Annotated[int, typer.Option(help="Augmented views of each text, for LiDAR.")] = 16,
     resamples: Annotated[int, typer.Option(help="Random halves of the texts, for the intervals.")] = 50,
     seed: Annotated[int, typer.Option(help="Of the augmented views and the halves.")] = 0,
+    options: EncoderOptions,
 ) -> None:
     """Compare models with a base: metrics side by side, differences with intervals, CKA between their layers."""
     quieten()
-    from midlayer_encoders.analysis.compare import compare as run
-    from midlayer_encoders.analysis.kept import comparable
-    from midlayer_encoders.measuring import num_passes
-    from midlayer_encoders.texts import read_texts
+    from midlayer_encoders.analysis.comparing.per_text import comparable
+    from midlayer_encoders.analysis.comparing.run import compare as run
+    from midlayer_encoders.media.texts import read_texts
 
     wanted = comparable(parse_names(names))
     lines = read_texts(texts, field=field)[:limit]
-    options = {"dtype": dtype, "device": device, "max_length": max_length}
-    models = [whole_model(name, gguf_file=None, **options) if name == "built-in" else name for name in (base, *tuned)]
     with progress_bars() as progress:
-        bars = {
-            "texts": progress.add_task("texts", total=len(models) * len(lines) * num_passes(wanted, views=views)),
-            "halves": progress.add_task("halves", total=len(models) * len(wanted) * resamples),
-        }
         result = run(
-            *models, texts=lines, metrics=wanted, layers=parse_layers(layers), norm=norm, pooling=pooling,  # type: ignore[arg-type]
-            views=views, seed=seed, resamples=resamples, dataset=texts.stem, out=out, **options,  # type: ignore[arg-type]
-            advance=lambda what, name, count: progress.update(
-                bars[what], advance=count, description=f"{what} of {name}"
-            ),
+            base, *tuned, texts=lines, metrics=wanted, layers=parse_layers(layers), views=views, seed=seed,
+            resamples=resamples, dataset=texts.stem, out=out, **options.changed(),
+            progress=stage_bars(progress),
         )  # fmt: skip
     _print_differences(result)
     for note in (*result.words(), *result.notes):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from midlayer_encoders.cli._app import app, console, progress_bars, quieten
-from midlayer_encoders.cli.probe import bars, print_probe
+from midlayer_encoders.cli._app import app, console, progress_bars, quieten, stage_bars
+from midlayer_encoders.cli.probe import PROBE_STAGES, print_probe
 
 if TYPE_CHECKING:
     import polars as pl
@@ -28,9 +28,9 @@ def demo_vision(
     import polars as pl
 
     from midlayer_encoders.analysis.probing import probe
-    from midlayer_encoders.demo_vision import read_digits, train_digit_model
-    from midlayer_encoders.encoder import LayerEncoder
-    from midlayer_encoders.measuring import measure, num_passes
+    from midlayer_encoders.demo.vision import read_digits, train_digit_model
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+    from midlayer_encoders.measuring import measure_layers
 
     train, test = read_digits()
     known, (new, asked) = train.only(_KNOWN), (digits.only(_NEW) for digits in (train, test))
@@ -48,14 +48,13 @@ def demo_vision(
     for kind in ("attentive", "linear", "knn"):
         with progress_bars() as progress:
             given: dict[str, Any] = {"test_inputs": asked.images, "test_labels": asked.labels, "kind": kind}
-            given |= {"batch_size": 64, "dataset": "digits 5 to 9", "progress": bars(progress)}
+            given |= {"batch_size": 64, "dataset": "digits 5 to 9", "progress": stage_bars(progress, PROBE_STAGES)}
             results.append(probe(encoder, new.images, new.labels, **given))
         print_probe(results[-1])
     with progress_bars() as progress:
-        bar = progress.add_task("images measured", total=len(asked.images) * num_passes("paper", views=4))
-        metrics = measure(
+        metrics = measure_layers(
             encoder, asked.images, metrics="paper", views=4, dataset="digits 5 to 9",
-            advance=lambda count: progress.advance(bar, count),
+            progress=stage_bars(progress, {"measuring": "images measured"}),
         )  # fmt: skip
     frame = pl.concat([*(result.frame for result in results), metrics])
     console().print(f"The report: {_write(out, frame, results, epochs)}", soft_wrap=True)

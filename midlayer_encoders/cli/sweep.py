@@ -9,34 +9,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from midlayer_encoders.cli._app import (
-    Device,
-    Dtype,
-    GgufFile,
-    MaxLength,
     Model,
-    NormText,
-    PoolingText,
-    Revision,
-    TowerText,
     app,
     console,
     parse_layers,
     parse_names,
     progress_bars,
     quieten,
+    stage_bars,
     whole_model,
 )
+from midlayer_encoders.cli._options import model_options
+from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from midlayer_encoders.encoder import LayerEncoder
-    from midlayer_encoders.sweeping import Progress as SweepProgress
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.sweeping import SweepResult
+
+_TITLES = {"embedding": "texts embedded", "scoring": "layers scored", "measuring": "texts measured"}
 
 
 @app.command()
+@model_options()
 def sweep(
+    *,
     model: Model,
     tasks: Annotated[
         str, typer.Option(help="Names of mteb tasks or benchmarks, paper, builtin, or paths, with commas.")
@@ -47,27 +43,19 @@ def sweep(
     store: Annotated[Path | None, typer.Option(help="Folder of embeddings, which sweeps may share.")] = None,
     half: Annotated[bool, typer.Option(help="Keep the embeddings in float16: half the room.")] = False,
     workers: Annotated[int | None, typer.Option(help="Processes that score layers; all cores by default.")] = None,
-    norm: NormText = "final",
-    pooling: PoolingText = "mean",
-    revision: Revision = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    max_length: MaxLength = None,
-    gguf_file: GgufFile = None,
-    tower: TowerText = None,
     devices: Annotated[int, typer.Option(help="Processes on this machine that share the embedding.")] = 1,
     num_nodes: Annotated[int, typer.Option(help="Machines that share it (torchrun or SLURM start them).")] = 1,
+    options: EncoderOptions,
 ) -> None:
     """Score every layer of a model on mteb tasks from one forward pass over each text."""
     quieten()
     from midlayer_encoders.tasks import task_sources
 
     task_sources(tasks.split(","))  # a wrong name is said before the model is loaded
-    options = {"revision": revision, "dtype": dtype, "device": device, "max_length": max_length, "tower": tower}
-    encoder = whole_model(model, gguf_file=gguf_file, **options)
+    encoder = whole_model(model, options)
     run_sweep(
         encoder, tasks.split(","), layers=parse_layers(layers), metrics=parse_names(names), out=out, store=store,
-        store_dtype="float16" if half else "float32", workers=workers, norm=norm, pooling=pooling, devices=devices,
+        store_dtype="float16" if half else "float32", workers=workers, devices=devices,
         num_nodes=num_nodes,
     )  # fmt: skip
 
@@ -77,41 +65,15 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
     from midlayer_encoders import sweeping
 
     with progress_bars() as progress:
-        result = sweeping.sweep(encoder, tasks, progress=_bars(progress), **options)
+        result = sweeping.sweep(encoder, tasks, progress=stage_bars(progress, _TITLES), **options)
     _print_scores(result)
     for task, error in result.failures.items():
         console().print(f"{task} failed, {error}", style="bold red", highlight=False, markup=False)
     if not result.frame.is_empty():  # where every task failed there is nothing to report
         console().print(f"The report: {result.to_html()}", soft_wrap=True)
-    if result.failures:
-        raise typer.Exit(1)
-
-
-def _bars(progress: Progress) -> SweepProgress:
-    from midlayer_encoders.sweeping import Progress as SweepProgress
-
-    class Bars(SweepProgress):
-        """Three bars, each shown when there is something to do."""
-
-        def __init__(self) -> None:
-            titles = {"embedding": "texts embedded", "evaluating": "layers scored", "measuring": "texts measured"}
-            self._bars = {name: progress.add_task(title, total=0, visible=False) for name, title in titles.items()}
-
-        def _move(self, name: str, done: int, more: int) -> None:
-            bar = self._bars[name]
-            total = (progress.tasks[bar].total or 0) + more
-            progress.update(bar, advance=done, total=total, visible=total > 0)
-
-        def embedding(self, done: int, more: int) -> None:
-            self._move("embedding", done, more)
-
-        def evaluating(self, done: int, more: int) -> None:
-            self._move("evaluating", done, more)
-
-        def measuring(self, done: int, more: int) -> None:
-            self._move("measuring", done, more)
-
-    return Bars()
+    if not result.failures:
+        return
+    raise typer.Exit(1)
 
 
 def _print_scores(result: SweepResult) -> None:
@@ -161,5 +123,5 @@ def report(folder: Annotated[Path, typer.Argument(help="The --out of a sweep.")]
 def demo(out: Annotated[Path, typer.Option(help="Folder for what it finds.")] = Path("midlayer-results/demo")) -> None:
     """Score all 31 layers of the built-in model (SmolLM2-135M) on the five built-in tasks, offline, with a report."""
     quieten()
-    encoder = whole_model("built-in", gguf_file=None, device="cpu")
+    encoder = whole_model("built-in", EncoderOptions(device="cpu"))
     run_sweep(encoder, ["builtin"], metrics="paper", metric_texts=64, views=4, out=out)

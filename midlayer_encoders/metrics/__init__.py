@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, TooFewTextsError
+from midlayer_encoders.metrics._base.layer_metric import Kind, LayerMetric, TooFewTextsError
 from midlayer_encoders.metrics.alpha_req import AlphaReQ, alpha_req
 from midlayer_encoders.metrics.anisotropy import Anisotropy, anisotropy
 from midlayer_encoders.metrics.block_influence import BlockInfluence, block_influence

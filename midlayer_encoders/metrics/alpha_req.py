@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._layer_metric import check_at_least
-from midlayer_encoders.metrics._moment_metric import Moments, row_moments
-from midlayer_encoders.metrics._precision import result_dtype
-from midlayer_encoders.metrics._row_metric import RowMetric
+from midlayer_encoders.metrics._base.layer_metric import check_at_least
+from midlayer_encoders.metrics._base.moment_metric import Moments, row_moments
+from midlayer_encoders.metrics._base.precision import result_dtype
+from midlayer_encoders.metrics._base.row_metric import RowMetric
 from midlayer_encoders.spectra import Method, eigenvalues
 
 __all__ = ["AlphaReQ", "alpha_req"]

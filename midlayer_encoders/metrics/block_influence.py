@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._precision import lengths, result_dtype, single_or_better
-from midlayer_encoders.metrics._token_metric import MeanOverTexts, all_real, check_tokens, parts
+from midlayer_encoders.metrics._base.precision import lengths, result_dtype, single_or_better
+from midlayer_encoders.metrics._base.token_metric import MeanOverTexts, all_real, check_tokens, parts
 
 __all__ = ["BlockInfluence", "block_influence"]
 

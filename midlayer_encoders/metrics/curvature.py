@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._gram import tokens_first
-from midlayer_encoders.metrics._kernels import kernels_run
-from midlayer_encoders.metrics._precision import lengths, result_dtype, single_or_better
-from midlayer_encoders.metrics._token_metric import WaitingTokenMetric, all_real
+from midlayer_encoders.metrics._base.gram import tokens_first
+from midlayer_encoders.metrics._base.kernels import kernels_run
+from midlayer_encoders.metrics._base.precision import lengths, result_dtype, single_or_better
+from midlayer_encoders.metrics._base.token_metric import WaitingTokenMetric, all_real
 
 __all__ = ["Curvature", "curvature"]
 
@@ -56,7 +56,7 @@ def _angles(apart: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
 def _turns(states: Tensor, mask: Tensor, step: int) -> tuple[Tensor, Tensor]:
     """Return, for unit differences u and w that follow each other, the squared lengths of w - u and w + u, or -1."""
     if kernels_run(states):
-        from midlayer_encoders.metrics._token_triton import turns
+        from midlayer_encoders.metrics._base.token_triton import turns
 
         return turns(states, mask, step)
     path, mask = tokens_first(states, mask)

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from midlayer_encoders.metrics._moment_metric import Moments, row_moments
-from midlayer_encoders.metrics._precision import result_dtype
-from midlayer_encoders.metrics._row_metric import RowMetric
+from midlayer_encoders.metrics._base.moment_metric import Moments, row_moments
+from midlayer_encoders.metrics._base.precision import result_dtype
+from midlayer_encoders.metrics._base.row_metric import RowMetric
 from midlayer_encoders.metrics.matrix_entropy import Normalization, check_entropy_options, entropy_of_gram
 from midlayer_encoders.spectra import Method
 

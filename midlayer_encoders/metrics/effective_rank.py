@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from midlayer_encoders.metrics._gram import token_gram
-from midlayer_encoders.metrics._moment_metric import Moments
-from midlayer_encoders.metrics._precision import result_dtype
-from midlayer_encoders.metrics._row_metric import RowMetric
-from midlayer_encoders.metrics._token_metric import all_real
+from midlayer_encoders.metrics._base.gram import token_gram
+from midlayer_encoders.metrics._base.moment_metric import Moments
+from midlayer_encoders.metrics._base.precision import result_dtype
+from midlayer_encoders.metrics._base.row_metric import RowMetric
+from midlayer_encoders.metrics._base.token_metric import all_real
 from midlayer_encoders.spectra import Method, eigenvalues
 
 __all__ = ["EffectiveRank", "effective_rank", "rank_of_tokens"]

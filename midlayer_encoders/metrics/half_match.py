@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._layer_metric import Kind
-from midlayer_encoders.metrics._precision import full_precision, precise, result_dtype, unit_rows
-from midlayer_encoders.metrics._sample_metric import NumberedMetric
-from midlayer_encoders.metrics._token_metric import check_tokens, parts
+from midlayer_encoders.metrics._base.layer_metric import Kind
+from midlayer_encoders.metrics._base.precision import full_precision, precise, result_dtype, unit_rows
+from midlayer_encoders.metrics._base.sample_metric import NumberedMetric
+from midlayer_encoders.metrics._base.token_metric import check_tokens, parts
 
 __all__ = ["LEAST_TOKENS", "HalfMatch", "half_match", "half_means"]
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.metrics._precision import full_precision, precise, result_dtype, unit_rows
-from midlayer_encoders.metrics._sample_metric import ViewMetric
+from midlayer_encoders.metrics._base.precision import full_precision, precise, result_dtype, unit_rows
+from midlayer_encoders.metrics._base.sample_metric import ViewMetric
 
 __all__ = ["InfoNCE", "InfoNCEForm", "infonce"]
 

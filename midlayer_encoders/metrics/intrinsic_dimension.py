@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.metrics._layer_metric import check_at_least
-from midlayer_encoders.metrics._precision import lengths, precise, result_dtype
-from midlayer_encoders.metrics._sample_metric import PooledSampleMetric
+from midlayer_encoders.metrics._base.layer_metric import check_at_least
+from midlayer_encoders.metrics._base.precision import lengths, precise, result_dtype
+from midlayer_encoders.metrics._base.sample_metric import PooledSampleMetric
 
 __all__ = ["IntrinsicDimension", "TwoNNForm", "intrinsic_dimension"]
 

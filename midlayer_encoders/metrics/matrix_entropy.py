@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.metrics._gram import token_gram
-from midlayer_encoders.metrics._layer_metric import Kind
-from midlayer_encoders.metrics._moment_metric import MomentMetric, Moments
-from midlayer_encoders.metrics._precision import precise, result_dtype
-from midlayer_encoders.metrics._token_metric import all_real, check_tokens, parts
+from midlayer_encoders.metrics._base.gram import token_gram
+from midlayer_encoders.metrics._base.layer_metric import Kind
+from midlayer_encoders.metrics._base.moment_metric import MomentMetric, Moments
+from midlayer_encoders.metrics._base.precision import precise, result_dtype
+from midlayer_encoders.metrics._base.token_metric import all_real, check_tokens, parts
 from midlayer_encoders.spectra import Method, spectral_entropy
 
 __all__ = [

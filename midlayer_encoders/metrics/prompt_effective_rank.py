@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from midlayer_encoders.metrics._token_metric import TokenMetric
+from midlayer_encoders.metrics._base.token_metric import TokenMetric
 from midlayer_encoders.metrics.effective_rank import effective_rank, rank_of_tokens
 from midlayer_encoders.spectra import Method
 

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from midlayer_encoders.metrics._gram import token_gram
-from midlayer_encoders.metrics._kernels import kernels_run
-from midlayer_encoders.metrics._precision import result_dtype
-from midlayer_encoders.metrics._token_metric import WaitingTokenMetric, all_real
+from midlayer_encoders.metrics._base.gram import token_gram
+from midlayer_encoders.metrics._base.kernels import kernels_run
+from midlayer_encoders.metrics._base.precision import result_dtype
+from midlayer_encoders.metrics._base.token_metric import WaitingTokenMetric, all_real
 from midlayer_encoders.metrics.matrix_entropy import Normalization, check_entropy_options, entropy_of_gram
 from midlayer_encoders.spectra import Method
 

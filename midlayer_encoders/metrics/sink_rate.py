@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from midlayer_encoders.metrics._precision import lengths, result_dtype, single_or_better
-from midlayer_encoders.metrics._token_metric import TokenMetric, all_real
+from midlayer_encoders.metrics._base.precision import lengths, result_dtype, single_or_better
+from midlayer_encoders.metrics._base.token_metric import TokenMetric, all_real
 
 __all__ = ["SinkRate", "sink_rate"]
 

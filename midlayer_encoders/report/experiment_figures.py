@@ -149,7 +149,7 @@ def theorem_figure(frame: pl.DataFrame, statements: Mapping[str, str]) -> Figure
     """Return left over right side of every draw of every statement, on a logarithmic axis; 1 is equality.
 
     Args:
-        frame: of :func:`~midlayer_encoders.analysis.theorems.check_theorems`.
+        frame: of :func:`~midlayer_encoders.paper.theorems.check_theorems`.
         statements: what each says, in the order to draw.
     """
     from matplotlib.figure import Figure

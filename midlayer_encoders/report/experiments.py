@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.report.frames import check_frame, number_of_layers
-from midlayer_encoders.report.histories import histories, step_word
+from midlayer_encoders.frame import check_frame, number_of_layers
+from midlayer_encoders.frame.steps import histories, step_word
 
 if TYPE_CHECKING:
     pass

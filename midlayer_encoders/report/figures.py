@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import Series, check_frame, metric_series, number_of_layers
+from midlayer_encoders.frame.summaries import Curve, summary
 from midlayer_encoders.report.axes import BEST, INK, MISSING, SOFT, columns_for, grid, layer_axis
-from midlayer_encoders.report.frames import Series, check_frame, metric_series, number_of_layers
 from midlayer_encoders.report.heat import losses, widest_loss
 from midlayer_encoders.report.style import DASHES, SERIES
-from midlayer_encoders.report.summaries import Curve, summary
 from midlayer_encoders.report.ticks import number, padded, signed
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def plot_metrics(frame: pl.DataFrame) -> Figure:
     Models of different depth share an axis of relative depth instead of layers.
 
     Example:
-        >>> from midlayer_encoders.report import FRAME_SCHEMA
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
         >>> rows = [("m", "main", k, k / 2, "metric", "texts", "curvature", v) for k, v in enumerate([1.0, 2.0, 1.5])]
         >>> figure = plot_metrics(pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row"))
         >>> [axes.get_title(loc="left") for axes in figure.axes]
@@ -62,7 +62,7 @@ def plot_scores(frame: pl.DataFrame) -> Figure:
     """Return a figure of the average score by layer and a panel for each task, best and last layer marked.
 
     Example:
-        >>> from midlayer_encoders.report import FRAME_SCHEMA
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
         >>> rows = [("m", "main", k, k / 2, "score", "STS", "spearman", v) for k, v in enumerate([0.4, 0.6, 0.5])]
         >>> figure = plot_scores(pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row"))
         >>> figure.axes[0].get_title(loc="left")
@@ -92,7 +92,7 @@ def plot_heatmap(frame: pl.DataFrame) -> Figure:
     """Return a figure of layers by tasks: how many points each layer is below the same task's best.
 
     Example:
-        >>> from midlayer_encoders.report import FRAME_SCHEMA
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
         >>> rows = [("m", "main", k, k / 2, "score", "STS", "spearman", v) for k, v in enumerate([0.4, 0.6, 0.5])]
         >>> figure = plot_heatmap(pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row"))
         >>> [[float(round(value, 1)) for value in row] for row in figure.axes[0].images[0].get_array()]

@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-from midlayer_encoders.report.summaries import Curve
+from midlayer_encoders.frame.summaries import Curve
 from midlayer_encoders.report.ticks import number
 
 __all__ = ["heat_map", "losses", "widest_loss"]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import polars as pl
 
-from midlayer_encoders.report.frames import check_frame, check_one_model, metric_series, number_of_layers
+from midlayer_encoders.frame import check_frame, check_one_model, metric_series, number_of_layers
+from midlayer_encoders.frame.summaries import Summary, summary
 from midlayer_encoders.report.heat import heat_map
 from midlayer_encoders.report.panels import average_chart, metric_panels, task_panels
 from midlayer_encoders.report.style import CSS
-from midlayer_encoders.report.summaries import Summary, summary
 from midlayer_encoders.report.tables import metric_tables, score_tables
 from midlayer_encoders.report.verdict import baseline_words, tiles, verdict
 
@@ -36,7 +36,7 @@ def write_report(
 
     Example:
         >>> import tempfile
-        >>> from midlayer_encoders.report import FRAME_SCHEMA
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
         >>> rows = [("m", "main", k, k / 2, "score", "STS", "spearman", v) for k, v in enumerate([0.4, 0.6, 0.5])]
         >>> frame = pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row")
         >>> with tempfile.TemporaryDirectory() as folder:

@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from midlayer_encoders.frame import Series, check_frame, metric_series
 from midlayer_encoders.report.cells import cell_map, cell_scale
-from midlayer_encoders.report.frames import Series, check_frame, metric_series
 from midlayer_encoders.report.page import document, facts, section, sentences
 from midlayer_encoders.report.pairs import same_depth, similarity_matrix
 from midlayer_encoders.report.panels import legend_list, metric_panels, panel_grid

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from midlayer_encoders.report.frames import Series
+from midlayer_encoders.frame import Series
+from midlayer_encoders.frame.summaries import Curve, Summary, average_baseline
 from midlayer_encoders.report.style import DASHES, SERIES
-from midlayer_encoders.report.summaries import Curve, Summary, average_baseline
 from midlayer_encoders.report.svg import PANEL, PHONE, WIDE, Level, Line, Mark, Size, chart
 from midlayer_encoders.report.tables import breakable
 from midlayer_encoders.report.ticks import number, signed

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from midlayer_encoders.frame import check_frame
 from midlayer_encoders.report.axes import BEST, INK, SOFT, columns_for, grid, layer_axis
-from midlayer_encoders.report.frames import check_frame
 from midlayer_encoders.report.style import SERIES
 from midlayer_encoders.report.ticks import padded
 

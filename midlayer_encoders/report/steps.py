@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from midlayer_encoders.frame.steps import History, histories, layer_changes, settled, step_of, step_word, thinned
 from midlayer_encoders.report.axes import MISSING, SOFT, columns_for, grid, layer_axis
-from midlayer_encoders.report.histories import History, histories, layer_changes, settled, step_of, step_word, thinned
 from midlayer_encoders.report.style import SERIES
 from midlayer_encoders.report.ticks import layer_ticks, padded
 
@@ -36,7 +36,7 @@ def plot_steps_heat(frame: pl.DataFrame) -> Figure:
         frame: tidy, of one model, whose revisions name steps. Values that are not finite leave a grey cell.
 
     Example:
-        >>> from midlayer_encoders.report import FRAME_SCHEMA
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
         >>> rows = [("m", f"step{s}", k, k / 1, "metric", "t", "lidar", s + k) for s in (1, 2) for k in (0, 1)]
         >>> figure = plot_steps_heat(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row"))
         >>> figure.axes[0].get_title(loc="left"), figure.axes[0].images[0].get_array().tolist()
@@ -67,7 +67,7 @@ def plot_steps_curves(frame: pl.DataFrame) -> Figure:
         frame: tidy, of one model, whose revisions name steps. Values that are not finite break a curve.
 
     Example:
-        >>> from midlayer_encoders.report import FRAME_SCHEMA
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
         >>> rows = [("m", f"step{s}", k, k / 1, "metric", "t", "lidar", s + k) for s in (1, 2) for k in (0, 1)]
         >>> figure = plot_steps_curves(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row"))
         >>> [line.get_ydata().tolist() for line in figure.axes[0].lines]
@@ -108,7 +108,7 @@ def plot_steps_change(frame: pl.DataFrame, *, within: float = 0.1) -> Figure:
         within: the share of the metric's range that counts as settled.
 
     Example:
-        >>> from midlayer_encoders.report import FRAME_SCHEMA
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
         >>> values = {1: (5.0, 1.0), 2: (5.0, 3.0)}
         >>> rows = [("m", f"step{s}", k, k / 1, "metric", "t", "dime", v[k]) for s, v in values.items() for k in (0, 1)]
         >>> figure = plot_steps_change(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row"))

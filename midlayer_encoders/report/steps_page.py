@@ -9,9 +9,9 @@ from html import escape
 import numpy as np
 import polars as pl
 
+from midlayer_encoders.frame import Series, check_frame, number_of_layers
+from midlayer_encoders.frame.steps import History, histories, layer_changes, settled, step_word, thinned
 from midlayer_encoders.report.cells import cell_map
-from midlayer_encoders.report.frames import Series, check_frame, number_of_layers
-from midlayer_encoders.report.histories import History, histories, layer_changes, settled, step_word, thinned
 from midlayer_encoders.report.page import document, facts, section, sentences
 from midlayer_encoders.report.panels import legend_list, panel_grid
 from midlayer_encoders.report.steps import step_colours
@@ -66,7 +66,7 @@ def steps_words(frame: pl.DataFrame, *, within: float = _WITHIN) -> list[str]:
     The layers are three groups by depth: up to a third, up to two thirds, and the rest.
 
     Example:
-        >>> from midlayer_encoders.report import FRAME_SCHEMA
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
         >>> values = {1: [5.0, 1.0, 3.0], 2: [5.0, 3.0, 3.0]}
         >>> cells = [(step, k, value) for step, row in values.items() for k, value in enumerate(row)]
         >>> rows = [("m", f"step{step}", k, k / 2, "metric", "t", "dime", value) for step, k, value in cells]

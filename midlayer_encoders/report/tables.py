@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from midlayer_encoders.report.frames import Series
-from midlayer_encoders.report.summaries import Curve, Summary, average_baseline
+from midlayer_encoders.frame import Series
+from midlayer_encoders.frame.summaries import Curve, Summary, average_baseline
 from midlayer_encoders.report.ticks import number
 
 __all__ = ["breakable", "metric_tables", "score_tables"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from midlayer_encoders.frame.curves import Curves, curves
 from midlayer_encoders.selection.answer import LabelEvidence, Selection
-from midlayer_encoders.selection.curves import Curves, curves
-from midlayer_encoders.selection.measured import select, selection_passes
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose
+from midlayer_encoders.selection.run import select, selection_passes
 
 __all__ = [
     "RULES",

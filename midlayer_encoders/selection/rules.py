@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.selection.curves import Curve, Curves
+from midlayer_encoders.frame.curves import Curve, Curves
 
 __all__ = ["DEPTH", "RULES", "CannotChooseError", "Choice", "best_layer", "check_rule", "choose", "metrics_of"]
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from midlayer_encoders.sweeping.result import SweepResult
-from midlayer_encoders.sweeping.run import Progress, sweep
+from midlayer_encoders.sweeping.run import sweep
 
-__all__ = ["Progress", "SweepResult", "sweep"]
+__all__ = ["SweepResult", "sweep"]

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from midlayer_encoders.inputs import is_pil, read_sound
+from midlayer_encoders.media import is_pil, read_sound
 from midlayer_encoders.store import text_key
 
 __all__ = ["item_key", "task_media"]

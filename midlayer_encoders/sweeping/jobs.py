@@ -17,7 +17,7 @@ import mteb
 from mteb.cache import ResultCache
 
 from midlayer_encoders.store import EmbeddingStore, TextNotStoredError
-from midlayer_encoders.sweeping.view import Embedder, LayerView, Prompts
+from midlayer_encoders.sweeping.stored_layer import Embedder, LayerView, Prompts
 from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources
 
 if TYPE_CHECKING:

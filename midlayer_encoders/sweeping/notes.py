@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from midlayer_encoders._types import EncoderSpec, Norm
-from midlayer_encoders.capture import capture
-from midlayer_encoders.cut import plan_cut
-from midlayer_encoders.encoder import LayerEncoder
-from midlayer_encoders.plain_module import PlainModule
+from midlayer_encoders.encoder.memory_module import MemoryModule
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.models.cut import plan_cut
+from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.sweeping.jobs import Score
 from midlayer_encoders.sweeping.result import Notes
@@ -45,7 +45,7 @@ def sweep_notes(
         baselines={source.name: tfidf_scores(source.make()) for source in baselines if source.name not in failed},
         remarks=_remarks(sources),
         failures=failed,
-        export_options=_export_options(spec, built_in=encoder.source == "built-in"),
+        options=encoder.options.recreating(),
     )
 
 
@@ -71,15 +71,6 @@ def _remarks(sources: Sequence[TaskSource]) -> list[str]:
     return [f"What the grades of {nearness} mean: {grades}."] if nearness else []
 
 
-def _export_options(spec: EncoderSpec, *, built_in: bool) -> str:
-    norm = "" if spec.norm == "final" else " --norm none"
-    pooling = "" if spec.pooling == "mean" else f" --pooling {spec.pooling}"
-    gguf = f" --gguf-file {spec.gguf_file}" if spec.gguf_file and not built_in else ""
-    revision = f" --revision {spec.revision}" if spec.revision else ""
-    tower = f" --tower {spec.tower}" if spec.tower else ""
-    return norm + pooling + gguf + revision + tower
-
-
 def _parameters(encoder: LayerEncoder, layers: Sequence[int], norm: Norm) -> dict[int, int]:
     """Return how many parameters a model cut at each layer has; without the final norm a block more is kept."""
     model: Any = encoder[0].model
@@ -88,7 +79,7 @@ def _parameters(encoder: LayerEncoder, layers: Sequence[int], norm: Norm) -> dic
     outside = sum(parameter.numel() for parameter in model.parameters()) - sum(sizes)
 
     def kept(layer: int) -> int:
-        if isinstance(encoder[0], PlainModule):
+        if isinstance(encoder[0], MemoryModule):
             return max(layer, 1)
         keep = plan_cut(anatomy, layer, norm, model_type=model_type).keep
         return min(keep, anatomy.num_blocks) if anatomy.shared else keep

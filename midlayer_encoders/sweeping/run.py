@@ -7,45 +7,33 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import joblib
 import polars as pl
 import torch
 
-from midlayer_encoders._types import EncoderSpec, Layer, Norm, Pooling
-from midlayer_encoders.anatomy import resolve_layers
-from midlayer_encoders.encoder import LayerEncoder
-from midlayer_encoders.identity import result_name, result_revision
-from midlayer_encoders.measuring import measure, num_passes
-from midlayer_encoders.report import FRAME_SCHEMA
+from midlayer_encoders._types import EncoderSpec, Layer, Norm, Progress, Stage
+from midlayer_encoders.encoder.options import EncoderKeywords, make_options
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.encoder.spec import result_name, result_revision
+from midlayer_encoders.frame import tidy_frame, tidy_rows
+from midlayer_encoders.measuring import agreed, measure_layers
+from midlayer_encoders.models.anatomy import resolve_layers
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
 from midlayer_encoders.sweeping.items import item_key, task_media
 from midlayer_encoders.sweeping.jobs import Job, Score, run_job, run_jobs
 from midlayer_encoders.sweeping.notes import sweep_notes
 from midlayer_encoders.sweeping.result import SweepResult
-from midlayer_encoders.sweeping.view import Embedder, Prompts
+from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts
 from midlayer_encoders.tasks import TaskSource, task_sources, task_texts
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
-__all__ = ["Progress", "sweep"]
+__all__ = ["sweep"]
 
 _PLURALS = {"text": "texts", "image": "images", "audio": "sounds"}
-
-
-class Progress:
-    """Told what a sweep does; the command line draws bars from it. This one is silent."""
-
-    def embedding(self, done: int, more: int) -> None:
-        """``done`` texts were embedded, ``more`` are to be."""
-
-    def evaluating(self, done: int, more: int) -> None:
-        """``done`` layers were scored on a task, ``more`` are to be."""
-
-    def measuring(self, done: int, more: int) -> None:
-        """``done`` texts passed for the metrics, ``more`` are to."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +51,6 @@ def sweep(
     tasks: str | Path | AbsTask | Sequence[str | Path | AbsTask] = (),
     *,
     layers: Sequence[Layer] | str = "all",
-    norm: Norm = "final",
-    pooling: Pooling = "mean",
     metrics: str | Sequence[str] = (),
     metric_texts: int = 64,
     views: int = 16,
@@ -77,7 +63,7 @@ def sweep(
     devices: int = 1,
     num_nodes: int = 1,
     progress: Progress | None = None,
-    **encoder_options: Any,
+    **options: Unpack[EncoderKeywords],
 ) -> SweepResult:
     """Return the scores, and metrics, of every layer from one forward pass over each text.
 
@@ -85,9 +71,8 @@ def sweep(
         model: folder or name on the hub, or a ``LayerEncoder`` with the whole model.
         tasks: names of mteb tasks or benchmarks, ``"paper"``, ``"builtin"``, paths of your own data, task objects.
         layers: ``"all"`` or some, each as ``layer`` of :class:`LayerEncoder`.
-        norm: ``"final"`` or ``"none"``, for the scores. Metrics read raw states.
-        pooling: how token states become one vector.
-        metrics: ``"paper"``, ``"all"``, or names; none by default.
+        metrics: ``"paper"``, ``"all"``, or names; none by default. They read raw states, as the paper's do, with the
+            encoder's pooling and default prompt.
         metric_texts: number of the tasks' texts that the metrics are measured on, drawn by their content.
         views: of each text for LiDAR.
         out: folder for frame, result files and page; ``midlayer-results/<model>`` by default.
@@ -98,39 +83,38 @@ def sweep(
         baselines: also score TF-IDF on tasks of text, for comparison.
         devices: processes on this machine that share the embedding, on Lightning Fabric.
         num_nodes: machines that do.
-        progress: told what is done.
-        encoder_options: further arguments of :class:`LayerEncoder`, when ``model`` is a name.
+        progress: called with the stages ``"embedding"``, ``"scoring"`` and ``"measuring"``.
+        options: as in :class:`~midlayer_encoders.EncoderOptions`, when ``model`` is a name; beside an encoder they must
+            be its own.
 
     A sweep that was stopped goes on where it was when it is called again with the same ``out``. A task that fails is
     in ``result.failures``, and the others go on.
     """
     sources = task_sources(tasks) if tasks != () else []
-    group = _launch(devices, num_nodes, cpu=_device(model, encoder_options) == "cpu")
-    encoder = model if isinstance(model, LayerEncoder) else LayerEncoder(model, -1, **encoder_options)
+    group = _launch(devices, num_nodes, cpu=_device(model, options) == "cpu")
+    encoder = _encoder(model, options)
     if group.device is not None:
         encoder.to(group.device)
     _ = encoder.anatomy  # refuses a joint model, which has two stacks of layers
     wanted = resolve_layers(layers, encoder.layer, name=encoder.name)
-    spec = replace(encoder.spec, norm=norm, pooling=pooling)
+    spec = encoder.spec
     folder = Path(out) if out is not None else Path("midlayer-results") / re.sub(r"[^\w.-]+", "_", spec.model)
-    told = progress or Progress()
     start = time.perf_counter()
     kept = _open_store(store or folder / "embeddings", spec, wanted, encoder, store_dtype)
     embedder = Embedder(
-        encoder, kept, norm, pooling, token_budget, told.embedding, group.rank, group.world, group.barrier
+        encoder, kept, token_budget, Stage(progress, "embedding"), group.rank, group.world, group.barrier
     )
     jobs = [_jobs(source, wanted, spec, embedder, folder) for source in sources]
-    scores = _score(jobs, embedder, workers or int(joblib.cpu_count()), told, group)
+    scores = _score(jobs, embedder, workers or int(joblib.cpu_count()), Stage(progress, "scoring"), group)
     frame = _score_frame(spec, scores)
     if metrics:
         medium = encoder.media[0]
         sample = _sample(sources, medium, metric_texts)
-        told.measuring(0, len(sample) * num_passes(metrics, views=views))
-        measured = measure(
-            encoder, sample, metrics=metrics, layers=wanted, views=views,
-            dataset=f"{len(sample)} {_PLURALS[medium]} of the tasks", advance=lambda done: told.measuring(done, 0),
+        measured = measure_layers(
+            encoder, sample, metrics=metrics, layers=wanted, views=views, progress=progress,
+            dataset=f"{len(sample)} {_PLURALS[medium]} of the tasks",
         )  # fmt: skip
-        frame = pl.concat([frame, measured.cast(FRAME_SCHEMA)])
+        frame = pl.concat([frame, measured])
     scored = [source for source in sources if baselines and "text" in encoder.media]
     notes = sweep_notes(encoder, spec, sources, scores, wanted, baselines=scored, seconds=time.perf_counter() - start)
     result = SweepResult(frame, folder, notes)
@@ -138,6 +122,15 @@ def sweep(
         result.save()
     group.barrier()
     return result
+
+
+def _encoder(model: str | LayerEncoder, options: Mapping[str, Any]) -> LayerEncoder:
+    """Return the encoder of a named model, or the one given, whose own options those beside it must be."""
+    if not isinstance(model, LayerEncoder):
+        return LayerEncoder(model, -1, **options)
+    for name, value in make_options(options).changed().items():
+        agreed(name, value, model.pooling if name == "pooling" else getattr(model.options, name))
+    return model
 
 
 def _device(model: str | LayerEncoder, options: Mapping[str, Any]) -> str | None:
@@ -189,18 +182,18 @@ def _jobs(source: TaskSource, layers: Sequence[int], spec: EncoderSpec, embedder
 
 
 def _score(
-    jobs_of_tasks: Sequence[Sequence[Job]], embedder: Embedder, workers: int, told: Progress, group: _Group
+    jobs_of_tasks: Sequence[Sequence[Job]], embedder: Embedder, workers: int, stage: Stage, group: _Group
 ) -> list[Score]:
     """Score every layer on every task: the first asks for the texts, which embeds them; the others run in workers."""
-    told.evaluating(0, sum(map(len, jobs_of_tasks)))
+    stage.expect(sum(map(len, jobs_of_tasks)))
     scores: list[Score] = []
     for jobs in jobs_of_tasks:
         made = [run_job(jobs[0], embedder)]
-        told.evaluating(1, 0)
+        stage.step()
         group.barrier()
         if made[0].error is None:
             for score in run_jobs(jobs[1:][group.rank :: group.world], workers=workers):
-                told.evaluating(1, 0)
+                stage.step()
                 made.append(score)
             group.barrier()
             # What another process scored is in mteb's files; a text that a worker missed (its shard was damaged or
@@ -213,13 +206,12 @@ def _score(
 
 
 def _score_frame(spec: EncoderSpec, scores: Sequence[Score]) -> pl.DataFrame:
-    name, revision, depth = spec.model, spec.revision or "default", max(spec.num_layers, 1)
-    rows = [
-        (name, revision, score.layer, score.layer / depth, "score", score.task, score.metric, score.value)
+    return tidy_frame(
+        row
         for score in scores
         if score.error is None
-    ]
-    return pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row")
+        for row in tidy_rows({score.layer: score.value}, spec, kind="score", dataset=score.task, name=score.metric)
+    )
 
 
 def _sample(sources: Sequence[TaskSource], medium: str, count: int) -> list[Any]:

@@ -3,9 +3,9 @@
 Importing this room is quick; mteb, which takes seconds, is imported by the functions that need it.
 """
 
+from midlayer_encoders._random import isolated_random
 from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, STS_GRADES, builtin_tasks
 from midlayer_encoders.tasks.data import TASK_TYPES, TaskType, task_label
-from midlayer_encoders.tasks.randomness import isolated_random
 from midlayer_encoders.tasks.reading import TaskFileError
 from midlayer_encoders.tasks.sources import PAPER_TASKS, TaskSource, paper_tasks, resolve_tasks, task_sources
 from midlayer_encoders.tasks.tfidf import TfidfEncoder, task_texts, tfidf_scores

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from midlayer_encoders.tasks.randomness import isolated_random
+from midlayer_encoders._random import isolated_random
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask

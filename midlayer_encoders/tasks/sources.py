@@ -12,11 +12,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from midlayer_encoders._random import isolated_random
 from midlayer_encoders.errors import OptionError, did_you_mean
 from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, builtin_data
 from midlayer_encoders.tasks.data import TaskData
 from midlayer_encoders.tasks.files import files_data
-from midlayer_encoders.tasks.randomness import isolated_random
 from midlayer_encoders.tasks.reading import SUFFIXES, TaskFileError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from midlayer_encoders.tasks.randomness import isolated_random
+from midlayer_encoders._random import isolated_random
 
 if TYPE_CHECKING:
     import torch

@@ -13,9 +13,9 @@ from polars.testing import assert_frame_equal
 from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.analysis.compare import CompareResult, compare
-from midlayer_encoders.analysis.halves import half_width, random_halves
-from midlayer_encoders.analysis.kept import COMPARABLE, comparable
+from midlayer_encoders.analysis.comparing.halves import half_width, random_halves
+from midlayer_encoders.analysis.comparing.per_text import COMPARABLE, comparable
+from midlayer_encoders.analysis.comparing.run import CompareResult, compare
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import measure
@@ -56,12 +56,13 @@ def done(base: str, tuned: str) -> CompareResult:
 def test_the_metrics_are_those_of_each_model_by_itself(base: str, tuned: str, done: CompareResult) -> None:
     assert done.frame["name"].unique(maintain_order=True).to_list() == list(COMPARABLE)
     for folder in (base, tuned):
-        encoder = LayerEncoder(folder, -1, device="cpu")
+        encoder = LayerEncoder(folder, -1, norm="none", device="cpu")
         alone = measure(encoder, TEXTS, metrics=list(COMPARABLE), views=2)
         mine = done.frame.filter(pl.col("model") == f"local/{Path(folder).name}")
-        # The spectrum of the embeddings falls to rounding, which the slope of alpha_req follows.
+        # The spectrum of the embeddings falls to rounding, which the slope of alpha_req follows, and LiDAR divides by a
+        # covariance that is almost singular: both magnify the rounding of other batches.
         for steep, within in ((True, 1e-3), (False, 1e-5)):
-            some = (pl.col("name") == "alpha_req") == steep
+            some = pl.col("name").is_in(["alpha_req", "lidar"]) == steep
             assert_frame_equal(mine.filter(some), alone.filter(some), check_row_order=False, rel_tol=within)
 
 
@@ -104,7 +105,7 @@ def test_everything_is_written(base: str, tuned: str, tmp_path: Path) -> None:
 
 def test_an_interval_is_the_spread_over_the_same_halves_of_both(base: str, tuned: str, done: CompareResult) -> None:
     """The oracle measures each half as if it were all the texts there are."""
-    whole = [LayerEncoder(folder, -1, device="cpu") for folder in (base, tuned)]
+    whole = [LayerEncoder(folder, -1, norm="none", device="cpu") for folder in (base, tuned)]
     spread = []
     for half in random_halves(len(TEXTS), 4).tolist():
         some = [TEXTS[place] for place in half]
@@ -178,7 +179,7 @@ def test_encoders_and_several_models_with_one_name(
         str(tmp_path / "more" / "base"),
         both,
         metrics="sink_rate",
-        advance=lambda *_: alive.append(len(made)),
+        progress=lambda *_: alive.append(len(made)),
         **OPTIONS,
     )  # type: ignore[arg-type]
     assert set(alive) == {2}  # the one that was given, and one that was named

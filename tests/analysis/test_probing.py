@@ -23,7 +23,7 @@ from midlayer_encoders.analysis.probing import (
 )
 from midlayer_encoders.analysis.probing.examples import read_examples
 from midlayer_encoders.analysis.probing.training import train_probes
-from midlayer_encoders.encoder import LayerEncoder
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import NotFiniteError, OptionError
 from tests.families import DEPTH
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from midlayer_encoders import LayerEncoder
 from midlayer_encoders.analysis.probing import (
     AttentiveProbes,
     KeptTokens,
@@ -24,7 +25,6 @@ from midlayer_encoders.analysis.probing import (
     split_examples,
 )
 from midlayer_encoders.analysis.probing.examples import read_examples
-from midlayer_encoders.encoder import LayerEncoder
 from midlayer_encoders.measuring import layer_reader
 from tests.families import DEPTH
 

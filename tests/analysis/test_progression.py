@@ -55,7 +55,9 @@ def test_every_step_is_measured_as_by_itself(run: Path, done: ProgressionResult)
     assert done.frame["revision"].unique(maintain_order=True).to_list() == ["step1", "step2", "step16"]
     assert set(done.frame["model"]) == {f"local/{run.name}"}
     for name, step in (("step1", "step1"), ("checkpoint-2", "step2"), ("checkpoint-16", "step16")):
-        alone = measure(LayerEncoder(str(run / name), -1, device="cpu"), TEXTS, metrics=METRICS, dataset="mine")
+        alone = measure(
+            LayerEncoder(str(run / name), -1, norm="none", device="cpu"), TEXTS, metrics=METRICS, dataset="mine"
+        )
         mine = done.frame.filter(pl.col("revision") == step)
         assert_frame_equal(mine.drop("model", "revision"), alone.drop("model", "revision"), rel_tol=1e-12)
         assert len(mine) == (DEPTH + 1) * len(METRICS)
@@ -74,21 +76,21 @@ def test_everything_is_written(done: ProgressionResult) -> None:
 def test_a_killed_run_goes_on_and_ends_as_one_that_was_not(run: Path, done: ProgressionResult, tmp_path: Path) -> None:
     told: list[str] = []
 
-    def killed(name: str, _: int) -> None:
+    def killed(name: str, *_: int) -> None:
         told.append(name)
         if name == "checkpoint-2":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        progress(run, out=tmp_path, advance=killed)
+        progress(run, out=tmp_path, progress=killed)
     (kept,) = (tmp_path / "steps").iterdir()
     written = kept.stat().st_mtime_ns
     counts: dict[str, list[int]] = {}
-    result = progress(run, out=tmp_path, advance=lambda name, count: counts.setdefault(name, []).append(count))
+    result = progress(run, out=tmp_path, progress=lambda name, done, _: counts.setdefault(name, []).append(done))
     assert_frame_equal(result.frame, done.frame)
     assert kept.stat().st_mtime_ns == written
-    assert counts["step1"] == [3 * len(TEXTS)]  # told at once: not measured again
-    assert sum(counts["checkpoint-2"]) == 3 * len(TEXTS)
+    assert counts["step1"] == [3 * len(TEXTS)]  # reported at once: not measured again
+    assert counts["checkpoint-2"][-1] == 6 * len(TEXTS)
     assert not list((tmp_path / "steps").glob(".*"))
 
 
@@ -109,7 +111,7 @@ def test_another_option_or_a_changed_checkpoint_is_measured_anew(run: Path, tmp_
 
 def test_one_model_is_in_memory_at_a_time(run: Path, made: weakref.WeakSet[LayerEncoder]) -> None:
     alive: list[int] = []
-    progress(run, metrics="curvature", advance=lambda *_: alive.append(len(made)))
+    progress(run, metrics="curvature", progress=lambda *_: alive.append(len(made)))
     assert set(alive) == {1}
     assert len(alive) >= 3
 

@@ -91,14 +91,14 @@ def test_a_compiled_module_is_not_compiled_again(family: str, tmp_path: Path) ->
 
 def test_values_are_those_of_measure(tmp_path: Path) -> None:
     from midlayer_encoders import LayerEncoder, measure
-    from midlayer_encoders.augment import augment
+    from midlayer_encoders.views.texts import augment
 
     module = Boring(neox())
     seen = callback(metrics="paper", every_n_steps=[9])
     fit(module, tmp_path / "run", [seen])
     module.backbone.save_pretrained(tmp_path / "model")
     TOKENIZER.save_pretrained(tmp_path / "model")
-    encoder = LayerEncoder(str(tmp_path / "model"), -1, device="cpu")
+    encoder = LayerEncoder(str(tmp_path / "model"), -1, norm="none", device="cpu")
     expected = measure(encoder, PROBE, metrics="paper", views=augment(PROBE, views=2))
     both = seen.frame.join(expected, on=["name", "layer"], suffix="_expected")
     assert len(both) == len(expected) == len(seen.frame)

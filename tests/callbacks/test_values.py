@@ -12,8 +12,8 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 
 from midlayer_encoders.callbacks import LayerMetricsCallback, LayerMetricsTrainerCallback
-from midlayer_encoders.labelled import label_folds
 from midlayer_encoders.metrics import curvature, dataset_entropy, infonce, prompt_entropy
+from midlayer_encoders.selection.ridge import label_folds
 from tests.callbacks.oracles import TEXTS, VIEWS, TrainerWeights, Weights, assert_frames_match, encoder_of, measured
 from tests.callbacks.test_trainer import trainer
 from tests.callbacks.training import TOKENIZER, Boring, fit, neox

@@ -3,10 +3,10 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from midlayer_encoders.analysis.orders import order_entropies
-from midlayer_encoders.analysis.theorems import STATEMENTS, check_theorems
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.report import FRAME_SCHEMA
+from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.paper.renyi_orders import order_entropies
+from midlayer_encoders.paper.theorems import STATEMENTS, check_theorems
 from midlayer_encoders.report.experiment_figures import panels_figure, rule_figure, theorem_figure
 from midlayer_encoders.report.experiments import (
     Panel,

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from midlayer_encoders import LayerEncoder, measure
-from midlayer_encoders.choosing import select_layer
-from midlayer_encoders.labelled import ridge_correct
+from midlayer_encoders.encoder.choosing import select_layer
 from midlayer_encoders.selection import LabelEvidence, Selection, select
+from midlayer_encoders.selection.ridge import ridge_correct
 
 Folder = Callable[[str], str]
 LAYERS = range(5)
@@ -105,7 +105,9 @@ def test_scores_are_those_of_the_vectors_that_encode_gives(
 ) -> None:
     expected = right_by_hand(tiny_folder(name), TEXTS, SECOND, **options).mean(axis=1)
     told: list[int] = []
-    found = select(encoder(tiny_folder(name), **options), TEXTS, SECOND, token_budget=100, advance=told.append)
+    found = select(
+        encoder(tiny_folder(name), **options), TEXTS, SECOND, token_budget=100, progress=lambda *one: told.append(one)
+    )
     np.testing.assert_allclose(scores(found), expected, atol=1e-12)
     assert len(set(expected)) > 2, "the layers differ, so that a mix-up shows"
     assert sum(told) == 2 * len(TEXTS)

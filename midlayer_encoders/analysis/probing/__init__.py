@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midlayer_encoders.analysis.probing.heads import AttentiveProbes, LinearProbes
-from midlayer_encoders.analysis.probing.neighbours import nearest_classes
+from midlayer_encoders.analysis.probing.nearest import nearest_classes
 from midlayer_encoders.analysis.probing.probe import probe, probe_tokens
 from midlayer_encoders.analysis.probing.result import ProbeResult
 from midlayer_encoders.analysis.probing.scoring import Split, split_examples, wilson

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from midlayer_encoders.errors import OptionError, did_you_mean
-from midlayer_encoders.inputs import media_files
+from midlayer_encoders.media import media_files
 from midlayer_encoders.tasks.reading import SUFFIXES, Table, read_table
 
 __all__ = ["Examples", "check_path", "read_examples"]

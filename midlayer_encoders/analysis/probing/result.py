@@ -11,7 +11,7 @@ from torch import Tensor
 
 from midlayer_encoders.analysis.probing.heads import Kind
 from midlayer_encoders.analysis.probing.scoring import wilson
-from midlayer_encoders.labelled import resampled_means
+from midlayer_encoders.selection.ridge import resampled_means
 
 if TYPE_CHECKING:
     import polars as pl
@@ -87,7 +87,7 @@ class ProbeResult:
         """The tidy frame: a score of each layer, whose dataset says which probe gave it."""
         import polars as pl
 
-        from midlayer_encoders.report import FRAME_SCHEMA
+        from midlayer_encoders.frame import FRAME_SCHEMA
 
         name = f"{self.dataset} ({self.kind} probe)"
         depth = max(self.num_layers, 1)

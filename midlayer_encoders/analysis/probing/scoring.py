@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.labelled import label_folds
+from midlayer_encoders.selection.ridge import label_folds
 
 __all__ = ["Split", "chance_level", "class_numbers", "split_examples", "wilson"]
 

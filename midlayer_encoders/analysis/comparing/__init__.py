@@ -1,0 +1,1 @@
+"""Models side by side: metrics, differences with intervals, CKA between layers."""

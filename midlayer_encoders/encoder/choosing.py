@@ -1,0 +1,59 @@
+"""``select_layer``: which layer of a model to take, from its name, an encoder or a frame of results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+
+from midlayer_encoders.encoder.options import EncoderKeywords
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.selection import Selection, select
+
+if TYPE_CHECKING:
+    import polars as pl
+
+__all__ = ["select_layer"]
+
+
+def select_layer(
+    model: str | LayerEncoder | pl.DataFrame,
+    texts: Sequence[str] | None = None,
+    labels: Sequence[int | str | None] | None = None,
+    *,
+    rule: str = "auto",
+    all_rules: bool = False,
+    max_texts: int = 500,
+    seed: int = 0,
+    **options: Unpack[EncoderKeywords],
+) -> Selection:
+    """Return which layer of a model to take, why, and what every other rule would have chosen.
+
+    Args:
+        model: folder or name on the hub, an encoder of the whole model, or a tidy frame of one model: of a sweep, or
+            of :func:`~midlayer_encoders.measure`.
+        texts: a few hundred of your own.
+        labels: the class of each text, ``None`` for those without.
+        rule: ``"auto"``, ``"last"``, ``"fixed-depth"``, ``"half-match"``, ``"few-labels"``, ``"valley-midpoint"``,
+            ``"min-dime"``, ``"min-infonce"``, ``"min-dataset-entropy"``, ``"min-prompt-entropy"``, or several of the
+            last four ranked together, as ``"min-dime+dataset-entropy"``.
+        all_rules: measure what every rule needs, in three passes over the texts instead of one.
+        max_texts: how many texts are looked at.
+        seed: of augmented views, folds and resamples.
+        options: as in :class:`~midlayer_encoders.EncoderOptions`, where ``model`` is a name.
+
+    Example:
+        >>> import polars as pl
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
+        >>> sts = [0.1, 0.3, 0.6, 0.5, 0.2]
+        >>> rows = [("m", "main", k, k / 4, "score", "STS", "spearman", v) for k, v in enumerate(sts)]
+        >>> chosen = select_layer(pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row"))
+        >>> chosen.layer, chosen.reason
+        (2, 'few-labels: the score on STS is highest there, 60.0')
+    """
+    source: Any = model
+    if isinstance(model, str):
+        source = LayerEncoder(model, -1, **options)
+    elif options:
+        raise OptionError(f"`{next(iter(options))}` must not be given with an encoder or a frame: it is the encoder's.")
+    return select(source, texts, labels, rule=rule, all_rules=all_rules, max_texts=max_texts, seed=seed)

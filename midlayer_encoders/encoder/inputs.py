@@ -1,0 +1,186 @@
+"""What images and sounds need on their way through an encoder: reading, a fixed order of patches, masks, lengths."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from midlayer_encoders.media import InputError, check_taken, medium_of, read_image, read_sound
+from midlayer_encoders.models.padding import suffers_from_padding
+from midlayer_encoders.reading.pooling import real_tokens
+
+__all__ = [
+    "both_media",
+    "check_lengths",
+    "least_samples",
+    "media_taken",
+    "pass_by_length",
+    "probe_input",
+    "read_inputs",
+    "sampling_rate",
+    "with_fixed_order",
+    "with_token_mask",
+    "without_needless_mask",
+]
+
+_log = logging.getLogger(__name__)
+
+
+def media_taken(modalities: Sequence[Any]) -> list[str]:
+    """Return the media that a module takes one at a time.
+
+    Example:
+        >>> media_taken(["audio", ("audio", "text"), "message"])
+        ['audio']
+    """
+    return [name for name in ("text", "image", "audio") if name in modalities]
+
+
+def sampling_rate(processor: Any) -> int | None:
+    """Return the samples a second that a processor was made for, ``None`` where it prepares no sound."""
+    rate = getattr(getattr(processor, "feature_extractor", processor), "sampling_rate", None)
+    return int(rate) if rate is not None else None
+
+
+def both_media(item: Any) -> bool:
+    """Return whether an input is a text and an image at once, as mteb hands them out."""
+    return isinstance(item, Mapping) and {"text", "image"} <= set(item)
+
+
+def read_inputs(
+    items: Sequence[Any], taken: Sequence[str], *, model: str, rate: int | None, max_pixels: int
+) -> list[Any]:
+    """Return the inputs of a batch in the forms that processors take: texts, RGB images, sounds at the model's rate.
+
+    Args:
+        items: as :func:`~midlayer_encoders.media.read_image` and :func:`~midlayer_encoders.media.read_sound` take
+            them, each perhaps under the name of its medium, as ``{"image": …}``.
+        taken: the media that the model takes.
+        model: its name, for errors.
+        rate: samples a second that it was made for.
+        max_pixels: of an image.
+
+    Raises:
+        InputError: saying why an input cannot be read or taken; its ``item`` is that input.
+    """
+    made: list[Any] = []
+    for item in items:
+        try:
+            made.append(_read(item, taken, model, rate, max_pixels))
+        except InputError as reason:
+            reason.item = item
+            raise
+    return made
+
+
+def _read(item: Any, taken: Sequence[str], model: str, rate: int | None, max_pixels: int) -> Any:
+    given = next(iter(item.values())) if isinstance(item, Mapping) and len(item) == 1 else item
+    medium = medium_of(given, taken)
+    check_taken(medium, taken, given, model=model)
+    if medium == "image":
+        return read_image(given, max_pixels=max_pixels)
+    return given if medium == "text" else read_sound(given, rate=rate)
+
+
+def least_samples(config: Any) -> int:
+    r"""Return the samples that the convolutions before a model's blocks need to make one state.
+
+    .. math::
+        n_{i-1} = (n_i - 1)\, s_i + k_i, \qquad n_I = 1
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> least_samples(SimpleNamespace(conv_kernel=(10, 3, 3, 3, 3, 2, 2), conv_stride=(5, 2, 2, 2, 2, 2, 2)))
+        400
+    """
+    least = 1
+    steps = zip(getattr(config, "conv_kernel", ()), getattr(config, "conv_stride", ()), strict=True)
+    for kernel, stride in reversed(list(steps)):
+        least = (least - 1) * stride + kernel
+    return least
+
+
+def check_lengths(sounds: Sequence[Any], items: Sequence[Any], model: nn.Module, processor: Any) -> bool:
+    """Raise where a sound is too short for a model to make one state; return whether one is cut off at its end."""
+    least = least_samples(model.config)
+    for sound, item in zip(sounds, items, strict=True):
+        if (length := len(sound["array"])) < least:
+            error = InputError(
+                f"A sound must have at least {least} samples ({1000 * least / sound['sampling_rate']:.0f} ms), of "
+                f"which {type(model).__name__} makes one state, but has {length}."
+            )
+            error.item = item
+            raise error
+    longest = getattr(getattr(processor, "feature_extractor", processor), "n_samples", None)
+    return longest is not None and any(len(sound["array"]) > longest for sound in sounds)
+
+
+# --- in the forward pass --------------------------------------------------------------------------------------------
+
+
+def with_fixed_order(model: nn.Module, features: dict[str, Any]) -> dict[str, Any]:
+    """Return features in which a masked autoencoder is told to leave its patches in their order.
+
+    Even with nothing masked it shuffles them by noise that it draws from the global generator.
+    """
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "mask_ratio") or "pixel_values" not in features:
+        return features
+    pixels = features["pixel_values"]
+    patches = (pixels.shape[-2] // config.patch_size) * (pixels.shape[-1] // config.patch_size)
+    return {**features, "noise": torch.arange(float(patches), device=pixels.device).expand(len(pixels), patches)}
+
+
+def without_needless_mask(model: nn.Module, features: dict[str, Any]) -> dict[str, Any]:
+    """Return features without a mask that hides nothing, for models that were trained without one."""
+    mask = features.get("attention_mask")
+    if mask is None or not suffers_from_padding(model) or not bool(mask.all()):
+        return features
+    return {key: value for key, value in features.items() if key != "attention_mask"}
+
+
+def with_token_mask(model: nn.Module, features: dict[str, Any]) -> dict[str, Any]:
+    """Return features whose mask is of the states, as pooling wants it, not of the samples or spectra."""
+    states = features["token_embeddings"]
+    return {**features, "attention_mask": real_tokens(features.get("attention_mask"), states, model=model).long()}
+
+
+def pass_by_length(forward: Callable[[dict[str, Any]], dict[str, Any]], features: dict[str, Any]) -> dict[str, Any]:
+    """Return what ``forward`` makes of a batch of sounds, passed in parts of one length each, without padding."""
+    if "attention_mask" not in features:
+        return forward(features)
+    lengths = features["attention_mask"].sum(dim=1)
+    parts: list[tuple[Tensor, dict[str, Any]]] = []
+    for length in lengths.unique().tolist():
+        rows = (lengths == length).nonzero().flatten()
+        kept = {key: value for key, value in features.items() if key != "attention_mask"}
+        cropped = {key: value[rows, :length] if isinstance(value, Tensor) else value for key, value in kept.items()}
+        parts.append((rows, forward(cropped)))
+    return {**features, **{name: _joined(parts, name) for name in ("token_embeddings", "attention_mask")}}
+
+
+def _joined(parts: Sequence[tuple[Tensor, dict[str, Any]]], name: str) -> Tensor:
+    """Return the rows of all parts in their places, those that are shorter with zeros after them."""
+    values = [(rows, made[name]) for rows, made in parts]
+    longest, first = max(value.shape[1] for _, value in values), values[0][1]
+    whole: Tensor = first.new_zeros((sum(len(rows) for rows, _ in values), longest, *first.shape[2:]))
+    for rows, value in values:
+        whole[rows, : value.shape[1]] = value
+    return whole
+
+
+def probe_input(taken: Sequence[str], rate: int | None) -> Any:
+    """Return a small input of a medium that the model takes, to look at its states with: of sound 100 ms."""
+    if "text" in taken:
+        return "a b c"
+    if "image" in taken:
+        from PIL import Image
+
+        return Image.fromarray(np.arange(3 * 64, dtype=np.uint8).reshape(8, 8, 3))
+    rate = rate or 16000
+    return {"array": np.sin(np.arange(rate // 10, dtype=np.float32) / 20), "sampling_rate": rate}

@@ -1,0 +1,179 @@
+"""A SentenceTransformer that takes images and sounds as people have them, and pools the real states of each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+
+from midlayer_encoders._types import Pooling
+from midlayer_encoders.encoder.inputs import (
+    check_lengths,
+    media_taken,
+    pass_by_length,
+    read_inputs,
+    sampling_rate,
+    with_fixed_order,
+    with_token_mask,
+    without_needless_mask,
+)
+from midlayer_encoders.encoder.memory_module import MemoryModule
+from midlayer_encoders.errors import CutError
+from midlayer_encoders.models.load import has_automatic_class
+from midlayer_encoders.models.padding import suffers_from_padding
+
+__all__ = ["MultimodalEncoder"]
+
+logger = logging.getLogger(__name__)
+
+# What sentence-transformers keeps among a batch's features for itself.
+_BOOKKEEPING = {"modality", "task", "prompt_length", "token_embeddings", "sentence_embedding"}
+
+
+class MultimodalEncoder(SentenceTransformer):
+    """What a ``LayerEncoder`` knows of images and sound: reading them, their masks, mteb, and what a folder can hold.
+
+    Attributes:
+        name: of the model, for errors.
+        pooling: how states become one vector.
+        max_pixels: of the largest image that is read.
+    """
+
+    name: str
+    pooling: Pooling
+    max_pixels: int
+    _truncation_warned: bool
+
+    @property
+    def media(self) -> list[str]:
+        """What it takes, one at a time: ``"text"``, ``"image"``, ``"audio"``."""
+        return media_taken(self.modalities)
+
+    @property
+    def transformer(self) -> nn.Module:
+        """The model itself, inside the first module."""
+        first: Any = self[0]
+        return first.model  # type: ignore[no-any-return]
+
+    @property
+    def default_prompt(self) -> str:
+        """What is put before a text when no prompt is named; empty where there is none."""
+        return self.prompts.get(self.default_prompt_name or "", "") or ""
+
+    @property
+    def after_pooling(self) -> list[str]:
+        """Names of the modules that follow the pooling."""
+        return [type(module).__name__ for module in list(self)[2:]]
+
+    @property
+    def sampling_rate(self) -> int | None:
+        """Samples a second that its model of sound was made for; sounds at another rate are resampled."""
+        return sampling_rate(self.processor) if "audio" in self.media else None
+
+    def for_mteb(self) -> Any:
+        """Return this encoder as mteb should see it: with the media that it takes.
+
+        ``mteb.evaluate`` takes a text encoder as it is, but any local SentenceTransformer for one of text alone, and
+        refuses to run tasks of images or sound on it.
+        """
+        from mteb.models import SentenceTransformerEncoderWrapper
+
+        wrapped = SentenceTransformerEncoderWrapper(self, target_sampling_rate=self.sampling_rate)
+        wrapped.mteb_model_meta = wrapped.mteb_model_meta.model_copy(update={"modalities": self.media})
+        return wrapped
+
+    # --- inputs ------------------------------------------------------------------------------------------------------
+
+    def is_singular_input(self, inputs: Any) -> bool:  # type: ignore[override]
+        """Return whether this is one input, not several; a sound as ``(array, rate)`` is one."""
+        if isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[1], int | np.integer):
+            return True
+        return bool(super().is_singular_input(inputs))
+
+    def _preprocess_media(self, inputs: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+        read = read_inputs(
+            inputs, self.media, model=self.name, rate=self.sampling_rate, max_pixels=self.max_pixels
+        )  # fmt: skip
+        model: Any = self[0].model
+        if "audio" in self.media and hasattr(model, "config"):
+            cut_off = check_lengths(read, inputs, model, self.processor)
+            if cut_off and not self._truncation_warned:
+                self._truncation_warned = True
+                logger.warning(
+                    "Audio is longer than the window of %s and is truncated; this is warned once.", self.name
+                )
+        if suffers_from_padding(model):  # the extractor's scaling needs the mask, the model does not
+            kwargs["processing_kwargs"] = {"audio": {"return_attention_mask": True}}
+        return without_needless_mask(
+            model, with_fixed_order(model, SentenceTransformer.preprocess(self, read, **kwargs))
+        )
+
+    def model_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
+        """Return the features of a batch that the model itself takes, on its device."""
+        features = self._moved(self.preprocess(inputs, prompt=prompt))
+        return {key: value for key, value in features.items() if isinstance(value, Tensor) and key not in _BOOKKEEPING}
+
+    def _moved(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in features.items()}
+
+    def _forward_media(self, features: dict[str, Any]) -> dict[str, Any]:
+        """Run the modules on images or sounds: pooling is told which states are real."""
+        first: Any = self[0]
+        model = first.model
+
+        def read(batch: dict[str, Any]) -> dict[str, Any]:
+            return with_token_mask(model, first(dict(batch)))
+
+        made = pass_by_length(read, features) if suffers_from_padding(model) else read(features)
+        for module in list(self)[1:]:
+            made = module(made)
+        return made
+
+    def _encode_both(self, inputs: Any, single: bool, *args: Any, **kwargs: Any) -> Any:
+        """Return the sum of the vectors of each text and its image, scaled after it where that is asked."""
+        scaled = kwargs.pop("normalize_embeddings", False)
+        if single:
+            return self._encode_both([inputs], False, *args, normalize_embeddings=scaled, **kwargs)[0]
+        parts = [self.encode([item[medium] for item in inputs], *args, **kwargs) for medium in ("text", "image")]
+        rows = [a + b for a, b in zip(*parts, strict=True)]
+        if scaled:
+            rows = [row / max(float((row * row).sum()) ** 0.5, 1e-12) for row in rows]
+        if isinstance(parts[0], list):
+            return rows
+        return torch.stack(rows) if isinstance(parts[0], Tensor) else np.stack(rows)
+
+    # --- the plain folder --------------------------------------------------------------------------------------------
+
+    def save(self, path: str, *args: Any, **kwargs: Any) -> None:
+        """Write a folder that any ``SentenceTransformer`` loads, or raise where it would give other vectors.
+
+        Raises:
+            CutError: naming the reason.
+        """
+        self._check_export()
+        super().save(path, *args, **kwargs)
+
+    def _check_export(self) -> None:
+        model: Any = self[0].model
+        if isinstance(self[0], MemoryModule):
+            self[0].save("a folder")
+        if getattr(model, "main_input_name", "") == "input_features" and self.pooling != "cls":
+            raise CutError(
+                f"The states of {type(model).__name__} fill a fixed window, and the pooling of a plain folder cannot "
+                "leave out those after the sound's end, since it knows masks of the states' own length only: its "
+                "vectors would be others. Use this encoder itself, or pooling='cls'."
+            )
+        if suffers_from_padding(model) or hasattr(model, "_get_feature_vector_attention_mask"):
+            logger.warning(
+                "A plain folder pools the padding of shorter sounds in a batch: encode with batch_size=1 there."
+            )
+        if not has_automatic_class(model.config):
+            raise CutError(
+                f"{type(model).__name__} has no automatic class in transformers, by which a plain folder is loaded. "
+                "Export the joint model, without `tower`."
+            )

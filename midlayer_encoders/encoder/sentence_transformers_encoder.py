@@ -1,0 +1,323 @@
+"""``LayerEncoder``: a SentenceTransformer over a model that ends at the layer you name.
+
+The name of this file holds ``sentence_transformers`` because BERTopic and KeyBERT recognize a SentenceTransformer by
+that string in ``str(type(model))``, and silently embed with another model otherwise.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Unpack, cast
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+
+from midlayer_encoders._types import EncoderSpec, Layer, Medium, Norm, Pooling
+from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, centering
+from midlayer_encoders.encoder.checks import check_states, turn_mask_off
+from midlayer_encoders.encoder.inputs import both_media, probe_input
+from midlayer_encoders.encoder.memory_module import MemoryModule
+from midlayer_encoders.encoder.multimodal import MultimodalEncoder
+from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, with_options
+from midlayer_encoders.encoder.spec import CardData, base_name, model_card, weights_digest
+from midlayer_encoders.errors import NotFiniteError, OptionError
+from midlayer_encoders.media import InputError
+from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
+from midlayer_encoders.models.cut import Cut, JointCut
+from midlayer_encoders.selection import Selection, select
+from midlayer_encoders.selection.rules import check_rule
+
+__all__ = ["LayerEncoder"]
+
+logger = logging.getLogger(__name__)
+
+
+class LayerEncoder(MultimodalEncoder):
+    """A ``SentenceTransformer`` whose model ends after ``layer`` blocks; the weights after them are never read.
+
+    Args:
+        model: folder or name on the hub of a transformers model of text, images or audio, or ``"built-in"``
+            (SmolLM2-135M, where the demo's weights are installed). For a module in memory see :meth:`from_module`.
+        layer: an int in ``[0, num_layers]`` (``0`` = embeddings), a negative int from the end (``-1`` = the last), or
+            a float in ``(0, 1]``, the fraction of the depth. Of a joint model such as CLIP, one for both towers or one
+            for each: ``{"text": 6, "image": 9}``. Or the name of a rule that chooses one from ``texts``, as ``"auto"``.
+        texts: where ``layer`` is a rule, what it reads; ``selection`` then says what was chosen, and why.
+        labels: where ``layer`` is a rule, the class of each text, ``None`` for those without.
+        options: as in :class:`~midlayer_encoders.EncoderOptions`: ``norm``, ``pooling``, ``revision``, ``dtype``, ….
+
+    An empty text embeds as the zero vector. ``save_pretrained`` writes a folder that any ``SentenceTransformer`` loads,
+    without this package; where a family does not allow that, the error says why. ``docs/media.md`` covers images and
+    audio.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        layer: Layer | Mapping[str, Layer] | str,
+        *,
+        texts: Sequence[str] | None = None,
+        labels: Sequence[int | str | None] | None = None,
+        **options: Unpack[EncoderKeywords],
+    ) -> None:
+        if isinstance(model, nn.Module):
+            raise OptionError(
+                f"`model` must be a folder or a name on the hub, but got a {type(model).__name__}. For a module in "
+                "memory write LayerEncoder.from_module(module, layer, processor=…)."
+            )
+        given = make_options(options)
+        layer, selection = _chosen_layer(model, layer, texts, labels, given)
+        self._assemble(build_from_files(model, layer, given), given, selection)
+
+    @classmethod
+    def from_module(
+        cls,
+        module: nn.Module,
+        layer: Layer,
+        *,
+        processor: Callable[..., Any],
+        medium: Medium = "image",
+        blocks: str | None = None,
+        final: Sequence[str] | None = None,
+        **options: Unpack[EncoderKeywords],
+    ) -> LayerEncoder:
+        """Return the encoder of a module in memory, of transformers or any other; the module itself is left alone.
+
+        Args:
+            module: a model.
+            layer: a number, as in :class:`LayerEncoder`.
+            processor: one of transformers', or a function that turns a list of inputs into what the module takes.
+            medium: what its inputs are.
+            blocks: path of its list of blocks, where it cannot be found by rule.
+            final: paths of what follows its last block, likewise.
+            options: those of :class:`~midlayer_encoders.EncoderOptions` that apply without files: ``norm``,
+                ``pooling``, ``device``, ``prompts``, ``truncate_dim``, ….
+        """
+        given = make_options(options)
+        built = build_from_module(
+            module, layer, given, processor=processor, medium=medium, blocks=blocks, final=final
+        )  # fmt: skip
+        encoder = cls.__new__(cls)
+        encoder._assemble(built, given, None)
+        return encoder
+
+    def _assemble(self, built: Built, options: EncoderOptions, selection: Selection | None) -> None:
+        """Become the encoder of what was built, and check that it reads the layer."""
+        super().__init__(
+            modules=built.modules(options.pooling),
+            device=options.device,
+            prompts=dict(options.prompts) if options.prompts is not None else None,
+            default_prompt_name=options.default_prompt_name,
+            truncate_dim=options.truncate_dim,
+            trust_remote_code=options.trust_remote_code,
+            model_card_data=CardData(local_files_only=True),
+        )
+        cut = built.cut
+        main = cut.towers["image"] if isinstance(cut, JointCut) else cut
+        self.source, self.name, self.options, self.selection = built.source, built.name, options, selection
+        self.layer, self.num_layers = main.layer, main.anatomy.num_layers
+        self.layers = {tower: one.layer for tower, one in cut.towers.items()} if isinstance(cut, JointCut) else {}
+        self.norm: Norm = options.norm
+        # A joint model's own heads pool: no pooling of states that others could ask for.
+        self.pooling: Pooling = cast(Any, "head") if isinstance(cut, JointCut) else options.pooling or "mean"
+        self.max_pixels = options.max_pixels
+        self._gguf_file = built.gguf_file
+        self._truncation_warned = False
+        if isinstance(cut, Cut):
+            if options.bidirectional:
+                turn_mask_off(self[0], cut, self.name)
+            if not isinstance(self[0], MemoryModule):
+                check_states(self[0], cut, self._moved(self.preprocess([probe_input(self.media, self.sampling_rate)])))
+        if options.center is not None:
+            self._center_on(options.center)
+
+    def _center_on(self, texts: Sequence[str]) -> None:
+        """Add a module that subtracts the mean vector of these texts."""
+        kept, self.truncate_dim = self.truncate_dim, None
+        vectors = self.encode(list(texts), convert_to_tensor=True, show_progress_bar=False)
+        self.truncate_dim = kept
+        self.append(centering(vectors))
+
+    # --- identity ---------------------------------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> EncoderSpec:
+        """Everything that changes this encoder's vectors, as it is now: training it in place makes another spec."""
+        modules = [[type(module).__name__, module.get_config_dict()] for module in self]  # type: ignore[operator]
+        given = self.options
+        return EncoderSpec(
+            model=self.name,
+            revision=given.revision,
+            layer=self.layer,
+            num_layers=self.num_layers,
+            norm=self.norm,
+            pooling=self.pooling,
+            max_length=self.max_seq_length,
+            dtype=str(self.dtype).removeprefix("torch."),
+            prompts=(
+                *sorted((name, text or "") for name, text in self.prompts.items()),
+                ("", self.default_prompt_name or ""),
+            ),
+            bidirectional=given.bidirectional,
+            adapters=tuple(base_name(adapter) for adapter in given.adapters),
+            chat_template=given.chat_template,
+            gguf_file=self._gguf_file,
+            truncate_dim=self.truncate_dim,
+            modules=json.dumps(modules, sort_keys=True, default=str),
+            weights=weights_digest(self),
+            tower=given.tower,
+            layers=tuple(self.layers.items()),
+        )
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """Where the model, as it is cut, keeps its parts. A joint model has two; see ``tower``."""
+        if self.layers:
+            raise OptionError(
+                f"`encoder` must have one stack of layers, but {self.name} has a tower of text and one of images. "
+                "Load one: LayerEncoder(model, -1, tower='image')."
+            )
+        first: Any = self[0]
+        return first.anatomy if isinstance(first, MemoryModule) else find_anatomy(first.model)
+
+    def _create_model_card(self, path: str, *_: Any, **__: Any) -> None:
+        """Write our own card: the generated one names this class and guesses the lineage."""
+        parameters = sum(parameter.numel() for parameter in self.parameters())
+        trained = "generated_from_trainer" in self.model_card_data.tags
+        Path(path, "README.md").write_text(
+            model_card(self.spec, parameters=parameters, trained=trained, media=self.media), encoding="utf8"
+        )
+
+    @classmethod
+    def _load_with_module_classes(cls, *args: Any, **kwargs: Any) -> Any:
+        """Load a checkpoint as what it is on disk, a plain SentenceTransformer, when the trainer asks for it."""
+        return SentenceTransformer._load_with_module_classes(*args, **kwargs)
+
+    # --- encoding ---------------------------------------------------------------------------------------------------
+
+    def encode(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return embeddings as ``SentenceTransformer.encode`` does, or raise where one is not finite.
+
+        A joint model takes ``{"text": …, "image": …}`` too: the sum of both vectors, as mteb's own CLIP.
+
+        Raises:
+            OptionError: when there is nothing to encode.
+            InputError: for an image or waveform that cannot be read, or a medium that the model does not take.
+            NotFiniteError: naming the layer and the first text whose states hold NaN or infinity.
+        """
+        single = self.is_singular_input(inputs)
+        if not single and len(inputs) == 0:
+            raise OptionError("`inputs` must hold at least one text, but got an empty list.")
+        if self.layers and both_media(inputs if single else inputs[0]):
+            return self._encode_both(inputs, single, *args, **kwargs)
+        try:
+            embeddings = super().encode(inputs, *args, **kwargs)
+        except InputError as reason:  # batches are in another order: find where the caller has it
+            place = next((n for n, item in enumerate(inputs) if item is reason.item), None) if not single else None
+            raise InputError(f"Input {place}: {reason}" if place is not None else str(reason)) from reason
+        self._check_finite([inputs] if single else inputs, embeddings, single)
+        return embeddings
+
+    def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
+        """Return the features of a batch; images and audio are read, and truncation is warned once."""
+        if self.media != ["text"] or not all(isinstance(item, str | list | Mapping) for item in inputs):
+            return self._preprocess_media(inputs, prompt=prompt, **kwargs)
+        empty = bool(inputs) and not prompt and all(isinstance(text, str) and not text.strip() for text in inputs)
+        if empty and not self.tokenizer(list(inputs))["input_ids"][0]:
+            features: dict[str, Any] = super().preprocess(["."] * len(inputs), prompt=prompt, **kwargs)
+            features["attention_mask"] = torch.zeros_like(features["attention_mask"])
+            return features
+        features = super().preprocess(inputs, prompt=prompt, **kwargs)
+        if not self._truncation_warned:
+            self._warn_truncation(inputs, features, prompt)
+        return features
+
+    def forward(self, input: dict[str, Any], **kwargs: Any) -> dict[str, Any]:  # noqa: A002  (the base class's name)
+        """Run the modules; a text without tokens embeds as zero under every pooling."""
+        if not self.layers and input.get("modality") in ("image", "audio"):
+            return self._forward_media(input)
+        features: dict[str, Any] = super().forward(input, **kwargs)
+        mask, embedding = features.get("attention_mask"), features.get("sentence_embedding")
+        if (
+            not self.training
+            and mask is not None
+            and embedding is not None
+            and mask.ndim == 2
+            and len(mask) == len(embedding)
+        ):
+            features["sentence_embedding"] = embedding.masked_fill(~mask.bool().any(dim=1, keepdim=True), 0.0)
+        return features
+
+    def _warn_truncation(self, inputs: Sequence[Any], features: dict[str, Any], prompt: str | None) -> None:
+        limit, mask = self.max_seq_length, features.get("attention_mask")
+        if limit is None or mask is None or mask.ndim != 2 or int(mask.sum(dim=1).max()) < limit:
+            return
+        row = int(mask.sum(dim=1).argmax())
+        if isinstance(inputs[row], str) and self.tokenizer is not None:
+            length = len(self.tokenizer((prompt or "") + inputs[row], truncation=False, verbose=False)["input_ids"])
+            if length > limit:
+                self._truncation_warned = True
+                logger.warning(
+                    "A text of %d tokens is truncated to %d (%r…); others may be too, this is warned once. "
+                    "Pass `max_length` to choose the limit, or split long texts.",
+                    length, limit, inputs[row][:40],
+                )  # fmt: skip
+
+    def _check_finite(self, inputs: Sequence[Any], embeddings: Any, single: bool) -> None:
+        rows = [embeddings] if single else embeddings
+        if isinstance(rows, np.ndarray | Tensor) and bool(
+            rows.isfinite().all() if isinstance(rows, Tensor) else np.isfinite(rows).all()
+        ):
+            return
+        for text, row in zip(inputs, rows, strict=True):
+            values = row if isinstance(row, np.ndarray | Tensor) else None
+            if values is not None and not bool(torch.isfinite(torch.as_tensor(values)).all()):
+                raise NotFiniteError(
+                    f"Layer {self.layer} of {self.name} gives NaN or infinity for {str(text)[:80]!r} "
+                    f"in {self.dtype}. Load it with dtype='float32', or check the weights."
+                )
+
+    # --- process pools ----------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a worker process needs, without the hooks that transformers puts back at its next pass."""
+        for module in self.modules():
+            for key, hook in list(module._forward_hooks.items()):
+                if getattr(hook, "__module__", "") == "transformers.utils.output_capturing":
+                    del module._forward_hooks[key]
+            if getattr(module, "_output_capturing_hooks_installed", False):
+                module._output_capturing_hooks_installed = False  # type: ignore[assignment]
+        return self.__dict__.copy()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        model: Any = self[0].model
+        if hasattr(model, "config"):
+            with torch.device("meta"):
+                type(model)(model.config)  # a class learns which outputs it can record when its first model is made
+
+
+LayerEncoder.__init__.__signature__ = with_options(inspect.signature(LayerEncoder.__init__))  # type: ignore[attr-defined]
+
+
+def _chosen_layer(
+    model: str,
+    layer: Layer | Mapping[str, Layer] | str,
+    texts: Sequence[str] | None,
+    labels: Sequence[int | str | None] | None,
+    options: EncoderOptions,
+) -> tuple[Layer | Mapping[str, Layer], Selection | None]:
+    """Return the layer itself, or the one that a rule chooses from all layers of the whole model."""
+    if not isinstance(layer, str):
+        if texts is not None or labels is not None:
+            raise OptionError(f"`texts` and `labels` must be None unless `layer` is a rule's name, but it is {layer}.")
+        return layer, None
+    check_rule(layer, argument="layer")
+    whole = LayerEncoder(model, -1, **{**options.changed(), "center": None})
+    selection = select(whole, texts, labels, rule=layer)
+    return selection.layer, selection

@@ -1,0 +1,200 @@
+"""What an encoder is called in results and on its card, from the one spec that identifies its vectors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
+from torch import Tensor, nn
+
+from midlayer_encoders._types import EncoderSpec
+
+__all__ = [
+    "CardData",
+    "base_name",
+    "model_card",
+    "processor_name",
+    "result_name",
+    "result_revision",
+    "weights_digest",
+]
+
+_CHUNK = 1 << 20
+_LONGEST = 120  # characters of a name; file systems stop at 255 bytes, and mteb adds to it
+
+
+def weights_digest(module: nn.Module) -> str:
+    """Return twelve hexadecimal digits that change whenever a weight does, the same on every device.
+
+    Each tensor is read as integers where it lies and summed with weights that differ by position, modulo
+    :math:`2^{64}`, so one pass over memory is all it costs.
+
+    Example:
+        >>> layer = nn.Linear(2, 2)
+        >>> before = weights_digest(layer)
+        >>> with torch.no_grad():
+        ...     _ = layer.weight.mul_(2)
+        >>> before == weights_digest(layer)
+        False
+    """
+    digest = hashlib.blake2b(digest_size=6)
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(str(_checksum(tensor)).encode())
+    return digest.hexdigest()
+
+
+def _checksum(tensor: Tensor) -> int:
+    # Eight bytes are read as two integers: the low bits of round numbers are zero, and a sum modulo 2^64 of such
+    # multiples of 2^52 would lose some of them.
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}[tensor.element_size()]
+    flat = tensor.detach().contiguous().flatten().view(integers)
+    positions = torch.arange(1, min(_CHUNK, max(flat.numel(), 1)) + 1, device=flat.device) * 2654435761 + 12345
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    for number, chunk in enumerate(torch.split(flat, _CHUNK)):
+        total = total * 6364136223846793005 + number + (chunk.long() * positions[: chunk.numel()]).sum()
+    return int(total)
+
+
+def processor_name(processor: Any) -> str:
+    """Return what a processor is called and a digest of its settings; of a function of the caller's, its name alone.
+
+    Example:
+        >>> processor_name(len)
+        'builtins.len'
+    """
+    kind = processor if hasattr(processor, "__qualname__") else type(processor)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if hasattr(processor, "backend_tokenizer"):
+        settings = json.loads(processor.backend_tokenizer.to_str())
+        settings |= {"truncation": processor.model_max_length, "padding": None}  # the last call's, otherwise
+    elif hasattr(processor, "to_dict"):
+        settings = processor.to_dict()
+    else:
+        return name
+    words = json.dumps(settings, sort_keys=True, default=str)
+    return f"{name} {hashlib.blake2b(words.encode(), digest_size=6).hexdigest()}"
+
+
+def base_name(model: str, gguf_file: str | None = None) -> str:
+    """Return a model's name on the hub, or ``local/`` and the name of its folder or GGUF file, wherever it lies.
+
+    Example:
+        >>> base_name("EleutherAI/pythia-410m"), base_name("/")
+        ('EleutherAI/pythia-410m', 'local/model')
+    """
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        return model
+    if gguf_file is not None:
+        return f"local/{Path(gguf_file).stem}"
+    return "local/" + (re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name) or "model")
+
+
+def result_name(spec: EncoderSpec) -> str:
+    """Return the name under which results are filed: the model's, and the layer.
+
+    The revision, not the name, tells apart encoders that differ in anything else.
+    """
+    return f"{spec.model[:_LONGEST]}-layer-{_layer_words(spec)}"
+
+
+def _layer_words(spec: EncoderSpec) -> str:
+    """Return the layer, or that of each tower: ``text-6-image-9``."""
+    return "-".join(f"{name}-{layer}" for name, layer in spec.layers) or str(spec.layer)
+
+
+def result_revision(spec: EncoderSpec) -> str:
+    """Return the revision under which results are filed: readable, and different for every spec."""
+    layer = f"layer-{_layer_words(spec)}" if spec.layers else f"layer-{spec.layer}-of-{spec.num_layers}"
+    tower = [spec.tower] if spec.tower else []
+    words = [spec.revision or "default", *tower, layer, f"norm-{spec.norm}", spec.pooling]
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(words))  # a slash would lose the results
+    return f"{readable[:_LONGEST]}-{spec.digest}"
+
+
+_EXAMPLES = {
+    "text": 'embeddings = model.encode(["a text", "another text"])',
+    "image": 'images = model.encode(["a photo.jpg", PIL.Image.open("another.png")])',
+    "audio": 'sounds = model.encode([{"array": samples, "sampling_rate": 16000}], batch_size=1)',
+}
+
+
+def model_card(spec: EncoderSpec, *, parameters: int, trained: bool, media: Sequence[str] = ("text",)) -> str:
+    """Return the README of an exported encoder: which layer of what it is, and how to load it."""
+    named = "" if spec.model.startswith("local/") else f"base_model: {spec.model}\n"
+    states = (
+        "with the model's own final norm applied" if spec.norm == "final" else "raw, without the model's final norm"
+    )
+    layer = _layer_words(spec) if spec.layers else f"{spec.layer} of {spec.num_layers}"
+    whole = f"The {spec.tower} tower of {spec.model}" if spec.tower else spec.model
+    examples = "\n".join(_EXAMPLES[medium] for medium in media)
+    rows = {
+        "model": spec.model,
+        "revision": spec.revision or "default",
+        "layer": f"{layer} (0 = embeddings)",
+        "norm": f"`{spec.norm}`: states {states}",
+        "pooling": f"`{spec.pooling}`",
+        "longest text": f"{spec.max_length} tokens" if spec.max_length else "as the model takes",
+        "dtype": f"`{spec.dtype}`",
+        "parameters": f"{parameters:,}",
+        "attention": "bidirectional, the causal mask is off" if spec.bidirectional else "as in the model",
+        "adapters": ", ".join(spec.adapters) or "none",
+        "chat template": "applied to every text" if spec.chat_template else "not used",
+        "weights": f"`{spec.weights}`" + (", trained further after the cut" if trained else ", as in the model"),
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    return (
+        "---\n"
+        f"{named}library_name: sentence-transformers\npipeline_tag: sentence-similarity\n"
+        "tags: [sentence-transformers, sentence-similarity, feature-extraction, dense, intermediate-layer]\n"
+        "---\n\n"
+        f"# Layer {_layer_words(spec)} of {spec.model}\n\n"
+        f"{whole} without the blocks after layer {layer}. The folder holds sentence-transformers' own modules only:\n\n"
+        "```python\n"
+        "from sentence_transformers import SentenceTransformer\n\n"
+        'model = SentenceTransformer("path/to/this/folder")\n'
+        f"{examples}\n"
+        "```\n\n"
+        f"| | |\n|---|---|\n{table}\n\nCut with midlayer_encoders.\n"
+    )
+
+
+class CardData(SentenceTransformerModelCardData):
+    """Card data whose name and revision, by which mteb files results, follow the encoder as it is when asked."""
+
+    def _spec(self) -> Any:
+        return getattr(self.model, "spec", None)
+
+    @property
+    def model_name(self) -> str | None:
+        """The model's name and the layer."""
+        return result_name(spec) if (spec := self._spec()) is not None else None
+
+    @model_name.setter
+    def model_name(self, value: str | None) -> None:
+        """Pass over what the base class would store."""
+
+    @property
+    def base_model_revision(self) -> str | None:
+        """What tells apart encoders that differ in anything else."""
+        return result_revision(spec) if (spec := self._spec()) is not None else None
+
+    @base_model_revision.setter
+    def base_model_revision(self, value: str | None) -> None:
+        """Pass over what the base class would store."""
+
+    @property
+    def base_model(self) -> str | None:
+        """The name of the model that was cut."""
+        return getattr(self.model, "name", None)  # without the spec, which reads every weight
+
+    @base_model.setter
+    def base_model(self, value: str | None) -> None:
+        """Pass over what the base class would store."""

@@ -1,0 +1,129 @@
+"""sentence-transformers' own module around a model that is cut already: it prepares inputs, and reads the layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sentence_transformers.sentence_transformer.modules import Transformer
+from torch import nn
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.models.cut import Cut, JointCut
+from midlayer_encoders.models.padding import suffers_from_padding
+
+__all__ = ["transformer_module"]
+
+# The medium of models whose processor may prepare others too, by what their forward takes first.
+_MEDIA = {"pixel_values": "image", "input_values": "audio", "input_features": "audio"}
+# Towers of text that want every text padded to the longest: SigLIP reads its last position, and was trained so; AIMv2's
+# attention is causal only where something is padded (transformers 5.17 to 5.22).
+_PADDED_ALWAYS = {"siglip", "siglip2", "aimv2", "aimv2_text_model"}
+
+
+class _Prepared(Transformer):
+    """sentence-transformers' own module around a model that is loaded already; it becomes a plain one when made."""
+
+    prepared: Any
+
+    def _load_config(self, *_: Any, **__: Any) -> tuple[Any, bool]:
+        return self.prepared.config, False
+
+    def _load_model(self, *_: Any, **__: Any) -> Any:
+        return self.prepared
+
+
+def transformer_module(
+    model: str,
+    loaded: nn.Module,
+    cut: Cut | JointCut,
+    source: Mapping[str, Any],
+    *,
+    max_length: int | None = None,
+    chat_template: bool = False,
+) -> Transformer:
+    """Return the module that prepares inputs and reads the layer's states, or of a joint model what its heads make."""
+    config: Any = loaded.config
+    kind = type("Prepared", (_Prepared,), {"prepared": loaded})
+    options = _processor_options(model, loaded, source, max_length)
+    if isinstance(cut, JointCut):
+        options.pop("model_input_names", None)  # its processor knows whether its model wants a mask
+    module: Any = kind(model, processor_kwargs=options)
+    module.__class__ = Transformer
+    if getattr(loaded, "hf_quantizer", None) is not None:  # GGUF weights are plain ones once they are read
+        loaded.hf_quantizer = None  # type: ignore[assignment]
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+    if hasattr(config, "mask_ratio"):
+        config.mask_ratio = 0.0  # a masked autoencoder shows its encoder every patch
+    if isinstance(cut, Cut):
+        _read_states(module, cut, model, chat_template)
+    if config.model_type in _PADDED_ALWAYS:
+        length = getattr(config, "text_config", config).max_position_embeddings
+        module.processing_kwargs = {"text": {"padding": "max_length", "max_length": length, "truncation": True}}
+    module.input_formatter.supported_modalities = list(module.modality_config)
+    if "audio" in module.modality_config and not suffers_from_padding(loaded):
+        # Some extractors hand out no mask unless they are asked.
+        module.processing_kwargs = {"audio": {"return_attention_mask": True}}
+    if module.tokenizer is not None:
+        _make_padding_safe(module.tokenizer, model)
+    return module  # type: ignore[no-any-return]
+
+
+def _processor_options(
+    model: str, loaded: nn.Module, source: Mapping[str, Any], max_length: int | None
+) -> dict[str, Any]:
+    config: Any = loaded.config
+    options = {key: value for key, value in source.items() if value is not None}
+    medium = _MEDIA.get(str(loaded.main_input_name))
+    if medium == "audio":
+        # Many models of sound have no tokenizer, and transformers looks for one unless it is told what to make.
+        options["config"] = _extracting(config, model, options)
+    elif medium is None and getattr(config, "model_type", "") != "imagegpt":
+        if not hasattr(config, "type_vocab_size"):  # GPT2 would embed the token types
+            options["model_input_names"] = ["input_ids", "attention_mask"]
+        if max_length is not None:
+            options["model_max_length"] = _checked_length(max_length, config, model)
+    return options
+
+
+def _extracting(config: Any, model: str, options: Mapping[str, Any]) -> Any:
+    """Return ``config``, in which the class of the model's feature extractor is named; it is saved with the model."""
+    from transformers import AutoFeatureExtractor
+
+    config.processor_class = type(AutoFeatureExtractor.from_pretrained(model, **options)).__name__
+    return config
+
+
+def _read_states(module: Any, cut: Cut, model: str, chat_template: bool) -> None:
+    """Have the module hand on the layer's states, for the one medium of its model."""
+    entry = {"method": "forward", "method_output_name": cut.output if isinstance(cut.output, str) else list(cut.output)}
+    wanted = [key for key in module.modality_config if chat_template or key != "message"]
+    if chat_template and "message" not in wanted:
+        raise OptionError(f"`chat_template` must be False for {model}: its tokenizer has no chat template.")
+    medium = _MEDIA.get(str(module.model.main_input_name), "text")
+    if medium in wanted and not chat_template:
+        wanted = [medium]
+    module.modality_config = {key: {**module.modality_config[key], **entry} for key in wanted}
+    module.module_output_name = "token_embeddings"
+
+
+def _make_padding_safe(tokenizer: Any, model: str) -> None:
+    """Pad on the right, where positions are those of the text alone, with a token that exists; it is masked."""
+    tokenizer.padding_side = "right"
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token
+    if tokenizer.pad_token is None:
+        raise OptionError(
+            f"The tokenizer of {model} has no pad token and none that could stand in for it. "
+            "Set one (`tokenizer.pad_token = …`), save the tokenizer beside the model, and try again."
+        )
+
+
+def _checked_length(max_length: int, config: Any, model: str) -> int:
+    longest = getattr(config, "max_position_embeddings", None)
+    if isinstance(longest, int) and 0 < longest < max_length:
+        raise OptionError(
+            f"`max_length` must be at most {longest}, the positions that {model} has, but got {max_length}."
+        )
+    return max_length

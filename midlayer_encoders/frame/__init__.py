@@ -1,0 +1,44 @@
+"""The tidy frame of results, and what is read off it: its schema, rows, curves over layers, means, training steps."""
+
+from __future__ import annotations
+
+from midlayer_encoders.frame.curves import Curves, check_blocks, curves
+from midlayer_encoders.frame.schema import (
+    FRAME_SCHEMA,
+    KINDS,
+    Series,
+    Subject,
+    check_frame,
+    check_one_model,
+    metric_series,
+    number_of_layers,
+    tidy_frame,
+    tidy_rows,
+)
+from midlayer_encoders.frame.steps import histories, layer_changes, settled, step_of
+from midlayer_encoders.frame.summaries import Curve, Summary, average_baseline, spans, summary
+
+__all__ = [
+    "FRAME_SCHEMA",
+    "KINDS",
+    "Curve",
+    "Curves",
+    "Series",
+    "Subject",
+    "Summary",
+    "average_baseline",
+    "check_blocks",
+    "check_frame",
+    "check_one_model",
+    "curves",
+    "histories",
+    "layer_changes",
+    "metric_series",
+    "number_of_layers",
+    "settled",
+    "spans",
+    "step_of",
+    "summary",
+    "tidy_frame",
+    "tidy_rows",
+]

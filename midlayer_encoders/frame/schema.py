@@ -1,0 +1,190 @@
+"""The tidy frame that everything here reads, and the curves in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import polars as pl
+
+from midlayer_encoders.errors import OptionError, did_you_mean
+
+__all__ = [
+    "FRAME_SCHEMA",
+    "KINDS",
+    "Series",
+    "Subject",
+    "check_frame",
+    "check_one_model",
+    "metric_series",
+    "number_of_layers",
+    "tidy_frame",
+    "tidy_rows",
+]
+
+FRAME_SCHEMA = pl.Schema(
+    {
+        "model": pl.String(),
+        "revision": pl.String(),
+        "layer": pl.Int64(),
+        "depth": pl.Float64(),
+        "kind": pl.String(),
+        "dataset": pl.String(),
+        "name": pl.String(),
+        "value": pl.Float64(),
+    }
+)
+"""The columns of results and their types; ``depth`` is ``layer / num_layers``, a score's ``value`` a fraction."""
+
+KINDS = ("score", "metric")
+_IDENTITY = ["model", "revision", "layer", "kind", "dataset", "name"]
+
+
+class Subject(Protocol):
+    """Whose layers a row is of; an ``EncoderSpec`` is one."""
+
+    @property
+    def model(self) -> str:
+        """Its name."""
+
+    @property
+    def revision(self) -> str | None:
+        """Branch, tag, commit or training step; ``None`` for the default."""
+
+    @property
+    def num_layers(self) -> int:
+        """Number of blocks of the whole model."""
+
+
+def tidy_rows(
+    values: Mapping[int, float], of: Subject, *, kind: Literal["score", "metric"], dataset: str, name: str
+) -> list[dict[str, Any]]:
+    """Return the rows of one curve; a layer without a value (NaN) has none.
+
+    Args:
+        values: by layer.
+        of: the model.
+        kind: of the values.
+        dataset: what they were measured on.
+        name: of the score or metric.
+    """
+    same = {"model": of.model, "revision": of.revision or "default", "kind": kind, "dataset": dataset, "name": name}
+    return [
+        {**same, "layer": layer, "depth": layer / max(of.num_layers, 1), "value": value}
+        for layer, value in values.items()
+        if not math.isnan(value)
+    ]
+
+
+def tidy_frame(rows: Iterable[Mapping[str, Any]], *, extra: Mapping[str, Any] | None = None) -> pl.DataFrame:
+    """Return rows as a frame with the columns of :data:`FRAME_SCHEMA`, and of ``extra`` (name and type) after them."""
+    return pl.DataFrame(list(rows), schema={**FRAME_SCHEMA, **(extra or {})})
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric of one model on one set of texts, by layer.
+
+    Attributes:
+        label: what tells it from the other series beside it, empty where it is alone.
+        layers: in order.
+        depths: ``layer / num_layers`` of each layer.
+        values: of each layer; NaN or infinity where the metric was not finite.
+    """
+
+    label: str
+    layers: tuple[int, ...]
+    depths: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+def check_frame(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the eight columns of a frame of results, in order and of their types, or raise what is wrong with it.
+
+    Example:
+        >>> check_frame(pl.DataFrame({"model": ["m"], "layer": [1], "values": [0.5]}))
+        Traceback (most recent call last):
+        ...
+        midlayer_encoders.errors.OptionError: `frame` must have the columns model, revision, layer, depth, kind, \
+dataset, name, value, but lacks revision, depth, kind, dataset, name, value. Did you mean 'values'?
+    """
+    missing = [column for column in FRAME_SCHEMA if column not in frame.columns]
+    if missing:
+        spare = [column for column in frame.columns if column not in FRAME_SCHEMA]
+        hint = next(filter(None, (did_you_mean(column, spare) for column in missing)), "")
+        raise OptionError(
+            f"`frame` must have the columns {', '.join(FRAME_SCHEMA)}, but lacks {', '.join(missing)}.{hint}"
+        )
+    for column, dtype in FRAME_SCHEMA.items():
+        held = frame.schema[column]
+        alike = held.is_numeric() if dtype.is_float() else held.is_integer() if dtype.is_integer() else held == dtype
+        if not (alike or held == pl.Null or isinstance(held, pl.Categorical | pl.Enum)):
+            raise OptionError(f"`frame`'s column {column!r} must be {dtype}, but got {held}; cast it first.")
+    checked = frame.select(list(FRAME_SCHEMA)).cast(FRAME_SCHEMA)
+    _check_rows(checked)
+    return checked
+
+
+def _check_rows(frame: pl.DataFrame) -> None:
+    empty = {column: count for column, count in frame.null_count().row(0, named=True).items() if count}
+    if empty:
+        cells = ", ".join(f"{count} in {column!r}" for column, count in empty.items())
+        raise OptionError(f"`frame` must have no empty cells, but got {cells}; a value that could not be had is NaN.")
+    unknown = frame["kind"].unique().sort().to_list()
+    if not set(unknown) <= set(KINDS):
+        raise OptionError(f"`frame`'s column 'kind' must hold {' or '.join(map(repr, KINDS))}, but got {unknown}.")
+    outside = frame.filter(~pl.col("depth").is_between(0, 1) | (pl.col("layer") < 0))
+    if len(outside):
+        row = outside.row(0, named=True)
+        raise OptionError(
+            "`frame` must have layers from 0 up and depths (layer / num_layers) in [0, 1], "
+            f"but got layer {row['layer']} at depth {row['depth']:g}."
+        )
+    twice = frame.filter(frame.select(_IDENTITY).is_duplicated())
+    if len(twice):
+        row = twice.row(0, named=True)
+        raise OptionError(
+            f"`frame` must have one value for each {', '.join(_IDENTITY)}, but got several of {row['name']!r} on "
+            f"{row['dataset']!r} at layer {row['layer']}; drop the repeated rows."
+        )
+
+
+def check_one_model(frame: pl.DataFrame) -> tuple[str, str]:
+    """Return the model and the revision of a frame, or raise where there is not exactly one."""
+    models = frame.select("model", "revision").unique(maintain_order=True).rows()
+    if not models:
+        raise OptionError("`frame` must have at least one row, but got none: nothing was measured.")
+    if len(models) > 1:
+        raise OptionError(
+            f"`frame` must hold one model at one revision here, but got {len(models)}: "
+            f"{', '.join(f'{model} at {revision}' for model, revision in models[:4])}"
+            f"{', …' if len(models) > 4 else ''}; filter it first."
+        )
+    return models[0]
+
+
+def number_of_layers(frame: pl.DataFrame) -> int:
+    """Return the number of blocks of the deepest model in a frame, from its layers and depths.
+
+    Where only layer 0 was measured the depth says nothing, and the answer is 0.
+
+    Example:
+        >>> number_of_layers(pl.DataFrame({"layer": [0, 6], "depth": [0.0, 0.25]}))
+        24
+    """
+    deep = frame.filter(pl.col("depth") > 0)
+    return max((round(layer / depth) for layer, depth in deep.select("layer", "depth").iter_rows()), default=0)
+
+
+def metric_series(frame: pl.DataFrame) -> dict[str, list[Series]]:
+    """Return for each metric, in the frame's order, its series: one for each model, revision and set of texts."""
+    metrics = frame.filter(pl.col("kind") == "metric")
+    keys = [column for column in ("model", "revision", "dataset") if metrics[column].n_unique() > 1]
+    found: dict[str, list[Series]] = {name: [] for name in metrics["name"].unique(maintain_order=True)}
+    for (name, *_), unsorted in metrics.group_by("name", "model", "revision", "dataset", maintain_order=True):
+        rows = unsorted.sort("layer")
+        label = ", ".join(rows[key][0] for key in keys)
+        found[str(name)].append(Series(label, tuple(rows["layer"]), tuple(rows["depth"]), tuple(rows["value"])))
+    return found

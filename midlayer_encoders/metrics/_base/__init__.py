@@ -1,0 +1,1 @@
+"""What the metric classes share: their layers, what they keep between updates, the products they take."""

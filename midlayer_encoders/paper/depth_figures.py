@@ -1,0 +1,282 @@
+"""What the paper's figures over depth are run on, and what the numbers say of its claims: scores, metrics, training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import polars as pl
+
+from midlayer_encoders.analysis.correlation import correlate
+from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.paper.reference import reference_metrics, reference_scores
+from midlayer_encoders.paper.setting import REFERENCE, MissingInputError, Setting
+from midlayer_encoders.report.experiments import score_panels
+from midlayer_encoders.report.ticks import number, signed
+from midlayer_encoders.selection import CannotChooseError, choose, curves
+
+__all__ = [
+    "Rows",
+    "chosen_layers",
+    "chosen_table",
+    "chosen_words",
+    "correlation_table",
+    "correlation_words",
+    "correlations",
+    "metrics_beside",
+    "score_words",
+    "scores_by_depth",
+    "training",
+    "training_words",
+    "tuned_beside_base",
+    "tuned_words",
+    "valley_words",
+]
+
+Rows: TypeAlias = tuple[tuple[str, ...], ...]
+"""Rows of a table, the headings first."""
+
+
+# --- Figure 1: scores by depth --------------------------------------------------------------------------------------
+
+
+def scores_by_depth(setting: Setting) -> pl.DataFrame:
+    """Return scores on the tasks by depth, and the paper's own of three models."""
+    paper = setting.reference_scores(["Pythia-410m", "mamba-370m", "LLM2Vec-mntp-unsup-simcse-8B"])
+    ours = [frame.filter(pl.col("kind") == "score") for frame in setting.sweeps()]
+    if not ours and paper.is_empty():
+        raise MissingInputError("It needs a model: pass --model, or --swept FILE.")
+    return pl.concat([*ours, paper])
+
+
+def score_words(frame: pl.DataFrame) -> list[str]:
+    """Return where the mean score is best, and by how much."""
+    words = []
+    for trace in score_panels(frame)[0].traces:
+        best = max(range(len(trace.y)), key=lambda place: trace.y[place])
+        words.append(
+            f"{trace.label}: best {number(trace.y[best])} at {trace.x[best]:.0f} % of the depth, "
+            f"{signed(trace.y[best] - trace.y[-1])} over the last layer."
+        )
+    return words
+
+
+# --- Figures 2, 10, 12: metrics by depth ----------------------------------------------------------------------------
+
+
+def metrics_beside(reference: Sequence[str]) -> Callable[[Setting], pl.DataFrame]:
+    """Return what measures the models, and puts the paper's own numbers of some beside them."""
+
+    def run(setting: Setting) -> pl.DataFrame:
+        ours = [setting.metrics(model) for model in setting.wanted_models()]
+        return pl.concat([*ours, setting.reference_metrics(reference)])
+
+    return run
+
+
+def valley_words(frame: pl.DataFrame) -> list[str]:
+    """Return where prompt entropy is lowest between the first layer and the last, and by how much."""
+    words = []
+    rows = frame.filter(pl.col("name").str.starts_with("prompt_entropy")).sort("layer")
+    for (model, name), part in rows.group_by("model", "name", maintain_order=True):
+        low = part.sort("value")[0]
+        of = "of the largest" if str(name).endswith(REFERENCE) else "nats"
+        words.append(
+            f"{model}: prompt entropy {part['value'][0]:.2f} at the first layer, lowest {low['value'][0]:.2f} at "
+            f"{100 * low['depth'][0]:.0f} % of the depth, {part['value'][-1]:.2f} at the last ({of})."
+        )
+    return words
+
+
+# --- Figures 3, 8, 9: correlations ----------------------------------------------------------------------------------
+
+
+_RESAMPLES = 100  # for the intervals of each task and metric: more would take longer than the rest together
+
+
+def correlations(reference: Sequence[str]) -> Callable[[Setting], pl.DataFrame]:
+    """Return what correlates metrics with scores, of the models and of some of the paper's."""
+
+    def run(setting: Setting) -> pl.DataFrame:
+        frames = [_correlated(setting, frame, f"sweep{place}") for place, frame in enumerate(setting.sweeps())]
+        if setting.reference is not None:
+            both = pl.concat([reference_scores(setting.reference), reference_metrics(setting.reference)])
+            mine = both.filter(pl.col("model").is_in(reference), pl.col("revision") == "main")
+            if mine["kind"].n_unique() == 2:
+                mine = mine.with_columns(pl.col("model") + REFERENCE)
+                frames.append(_correlated(setting, mine, "-".join(reference)))
+        if not frames:
+            raise MissingInputError("It needs a model (--model) or the paper's tables (--reference DIR).")
+        return pl.concat(frames)
+
+    return run
+
+
+def _correlated(setting: Setting, frame: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Return the correlations of a frame, kept in the folder: three figures show them."""
+    kept = setting.out / "correlations" / f"{name}-{setting.digest}.parquet"
+    if not kept.is_file():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        correlate(frame, resamples=_RESAMPLES, seed=setting.seed).write_parquet(kept)
+    return pl.read_parquet(kept)
+
+
+def correlation_words(frame: pl.DataFrame) -> list[str]:
+    """Return each model's distance correlations, highest first, and which are undefined and why."""
+    words = []
+    average = frame.filter(pl.col("task") == "average")
+    for (model,), part in average.group_by("model", maintain_order=True):
+        found = part.filter(pl.col("statistic") == "dcor", pl.col("value").is_not_null()).sort("value", descending=True)
+        said = ", ".join(
+            f"{name.replace('_', ' ')} {value:.2f}" for name, value in found.select("metric", "value").rows()
+        )
+        words.append(f"{model}, distance correlation with the mean score: {said or 'none is defined'}.")
+        lacking = part.filter(pl.col("value").is_null()).group_by("note", maintain_order=True)
+        for (note,), rows in lacking:
+            words.append(f"{model}: {', '.join(rows['metric'].unique(maintain_order=True))} {note}.")
+    return words
+
+
+def correlation_table(frame: pl.DataFrame, statistics: Sequence[str] = ("spearman", "kendall", "dcor")) -> Rows:
+    """Return a row for each model and metric: the correlations and their intervals."""
+    average = frame.filter(pl.col("task") == "average", pl.col("statistic") != "signed_dcor")
+    rows: list[tuple[str, ...]] = [("model", "metric", *statistics)]
+    for (model, metric), part in average.group_by("model", "metric", maintain_order=True):
+        cells = {name: _interval(*ends) for name, *ends in part.select("statistic", "value", "low", "high").iter_rows()}
+        rows.append((str(model), str(metric), *(cells.get(name, "–") for name in statistics)))
+    return tuple(rows)
+
+
+def _interval(value: float | None, low: float | None, high: float | None) -> str:
+    if value is None:
+        return "–"
+    return number(value, 2) + (f" ({number(low, 2)} to {number(high, 2)})" if low is not None else "")
+
+
+# --- Figures 4 and 11: training -------------------------------------------------------------------------------------
+
+
+def training(names: Sequence[str]) -> Callable[[Setting], pl.DataFrame]:
+    """Return what measures some metrics at every checkpoint, or takes the paper's own of Pythia-410M."""
+
+    def run(setting: Setting) -> pl.DataFrame:
+        if setting.revisions:
+            from midlayer_encoders.analysis.progression import progression
+
+            model = setting.wanted_models()[0]
+            found = progression(
+                model, setting.revisions, texts=setting.some_texts(4), metrics=list(names), views=4, seed=setting.seed,
+                **{**setting.options.changed(), "max_length": setting.max_length},
+            )  # fmt: skip
+            return found.frame
+        folder = setting.reference_folder("checkpoints (--revisions step1,step512,… of the first model)")
+        known = reference_metrics(folder).filter(
+            pl.col("model") == "Pythia-410m",
+            pl.col("dataset") == "wikitext",
+            pl.col("name").is_in(names),
+            pl.col("name") != "curvature",  # NaN in most layers of the tables
+        )
+        last = pl.col("revision").replace("main", "step143000")
+        return known.with_columns(last, pl.col("model") + REFERENCE, pl.col("name") + REFERENCE)
+
+    return run
+
+
+def training_words(frame: pl.DataFrame) -> list[str]:
+    """Return which layers change most, and which settle first."""
+    from midlayer_encoders.report.steps_page import steps_words
+
+    return [f"{frame['model'][0]}: {sentence}" for sentence in steps_words(frame)]
+
+
+# --- Figure 13: fine-tuning -----------------------------------------------------------------------------------------
+
+
+def tuned_beside_base(setting: Setting) -> pl.DataFrame:
+    """Return the metrics of the first model and of the others, on the same texts."""
+    from midlayer_encoders.analysis.comparing.run import compare
+
+    base, *tuned = (setting.load(model) for model in setting.wanted_models(2))
+    return compare(base, *tuned, texts=setting.some_texts(4), views=4, seed=setting.seed, resamples=20).frame
+
+
+def tuned_words(frame: pl.DataFrame) -> list[str]:
+    """Return how entropy and invariance of the others differ from the first model's."""
+    models = frame["model"].unique(maintain_order=True).to_list()
+    means = {
+        (str(model), str(name)): value
+        for model, name, value in frame.group_by("model", "name").agg(pl.col("value").mean()).iter_rows()
+    }
+    return [
+        f"{tuned} against {models[0]}, mean over layers: prompt entropy "
+        f"{signed(means[tuned, 'prompt_entropy'] - means[models[0], 'prompt_entropy'], 2)} nats, InfoNCE "
+        f"{signed(means[tuned, 'infonce'] - means[models[0], 'infonce'], 2)} (lower is more invariant)."
+        for tuned in models[1:]
+    ]
+
+
+# --- Table 2: selection ---------------------------------------------------------------------------------------------
+
+_RULES = ("last", "fixed-depth", "min-dime", "min-infonce", "min-dataset-entropy", "min-prompt-entropy")
+
+
+def chosen_layers(setting: Setting) -> pl.DataFrame:
+    """Return for each model, task and rule the layer that it chooses and its score."""
+    frames = [part for frame in setting.sweeps() for part in frame.partition_by("model", maintain_order=True)]
+    if setting.reference is not None:
+        paper = ["Pythia-410m", "LLM2Vec-mntp-unsup-simcse-8B"]
+        both = pl.concat([reference_scores(setting.reference), reference_metrics(setting.reference)])
+        mine = both.filter(pl.col("model").is_in(paper), pl.col("revision") == "main")
+        frames += [part.with_columns(pl.col("model") + REFERENCE) for part in mine.partition_by("model")]
+    if not frames:
+        raise MissingInputError("It needs a model (--model) or the paper's tables (--reference DIR).")
+    return pl.concat(_chosen(frame) for frame in frames)
+
+
+def _chosen(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return for each task and rule the chosen layer and its score; metrics are of the task's own texts where they are.
+
+    ``best`` is the one layer with the highest mean score. A layer that was not scored counts as the nearest that was.
+    """
+    scores, measured = (frame.filter(pl.col("kind") == kind) for kind in ("score", "metric"))
+    whole = curves(frame).score
+    best = max(whole, key=lambda k: whole[k])
+    rows = []
+    for (task,), part in scores.group_by("dataset", maintain_order=True):
+        own = measured.filter(pl.col("dataset") == task)
+        found = curves(pl.concat([part, measured if own.is_empty() else own]))
+        for rule in ("best", *_RULES):
+            try:
+                layer = best if rule == "best" else choose(found, rule)[0]
+            except CannotChooseError:
+                continue
+            near = min(found.score, key=lambda k: (abs(k - layer), k))
+            value = found.score[near]
+            rows.append((found.model, found.revision, near, near / found.num_layers, "score", task, rule, value))
+    return pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row")
+
+
+def chosen_table(frame: pl.DataFrame) -> Rows:
+    """Return the mean score of each rule, a column for each model."""
+    models = frame["model"].unique(maintain_order=True).to_list()
+    means = {
+        (model, rule): f"{100 * value:.1f} ({count} tasks)"
+        for model, rule, value, count in frame.group_by("model", "name")
+        .agg(pl.col("value").mean(), pl.len())
+        .iter_rows()
+    }
+    rows = [(rule, *(means.get((model, rule), "–") for model in models)) for rule in ("best", *_RULES)]
+    return (("rule", *models), *rows)
+
+
+def chosen_words(frame: pl.DataFrame) -> list[str]:
+    """Return what the best rule without labels gains."""
+    words = []
+    for (model,), part in frame.group_by("model", maintain_order=True):
+        means = dict(part.group_by("name").agg(100 * pl.col("value").mean()).iter_rows())
+        rule = max((one for one in _RULES if one in means and one != "last"), key=lambda one: means[one])
+        words.append(
+            f"{model}: the best layer {means['best']:.1f}, the last {means['last']:.1f}; of the rules without labels "
+            f"{rule} is best with {means[rule]:.1f}."
+        )
+    return words

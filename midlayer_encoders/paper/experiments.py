@@ -1,0 +1,168 @@
+"""The paper's figures, table and theorems by name: what each claims, how it is run here, and how it is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from midlayer_encoders.paper.depth_figures import (
+    Rows,
+    chosen_layers,
+    chosen_table,
+    chosen_words,
+    correlation_table,
+    correlation_words,
+    correlations,
+    metrics_beside,
+    score_words,
+    scores_by_depth,
+    training,
+    training_words,
+    tuned_beside_base,
+    tuned_words,
+    valley_words,
+)
+from midlayer_encoders.paper.renyi_orders import order_entropies
+from midlayer_encoders.paper.setting import Setting
+from midlayer_encoders.paper.theorems import STATEMENTS, check_theorems
+from midlayer_encoders.paper.token_figures import (
+    along_solutions,
+    along_words,
+    changed_prompts,
+    inside_blocks,
+    inside_words,
+    order_words,
+    prompt_words,
+    theorem_table,
+    theorem_words,
+)
+from midlayer_encoders.report.experiment_figures import (
+    correlation_figure,
+    panels_figure,
+    rule_figure,
+    theorem_figure,
+)
+from midlayer_encoders.report.experiments import (
+    Panel,
+    along_panels,
+    metric_depth_panels,
+    order_panels,
+    prompt_panels,
+    score_panels,
+    step_panels,
+    subblock_panels,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["EXPERIMENTS", "Experiment"]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One figure, table or theorem of the paper.
+
+    Attributes:
+        title: in words.
+        claim: the paper's.
+        run: makes the frame.
+        words: what the frame says of the claim, in sentences with numbers.
+        panels: what to draw of it; none where ``figure`` draws it.
+        figure: draws what is not curves.
+        table: rows to print, the headings first.
+    """
+
+    title: str
+    claim: str
+    run: Callable[[Setting], pl.DataFrame]
+    words: Callable[[pl.DataFrame], list[str]]
+    panels: Callable[[pl.DataFrame], list[Panel]] | None = None
+    figure: Callable[[pl.DataFrame], Figure] | None = None
+    table: Callable[[pl.DataFrame], Rows] | None = None
+
+    def draw(self, frame: pl.DataFrame) -> Figure:
+        """Return the figure of a frame."""
+        if self.figure is not None:
+            return self.figure(frame)
+        return panels_figure(self.panels(frame) if self.panels is not None else [])
+
+
+_VALLEY = "autoregressive models compress prompts at mid-depth, BERT hardly, Mamba evenly."
+_GO_WITH = "metrics go with scores over layers: distance correlation, Spearman and Kendall are high."
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "fig1": Experiment(
+        "Scores by depth", "an intermediate layer beats the last by 2 to 16 points, at mid-depth.",
+        scores_by_depth, score_words, score_panels,
+    ),
+    "fig2": Experiment(
+        "Metrics by depth of three architectures", _VALLEY,
+        metrics_beside(["Pythia-410m", "mamba-370m", "bert-base"]), valley_words, metric_depth_panels,
+    ),
+    "fig3": Experiment(
+        "Metrics against scores", _GO_WITH, correlations(["Pythia-410m"]), correlation_words,
+        figure=lambda frame: correlation_figure(frame, statistics=["dcor"]),
+        table=lambda frame: correlation_table(frame, ["dcor"]),
+    ),
+    "fig4": Experiment(
+        "Metrics while a model learns", "middle layers change most, early ones settle first.",
+        training(["prompt_entropy", "curvature", "lidar"]), training_words, step_panels,
+    ),
+    "fig5": Experiment(
+        "Entropy along the sequence", "tuning on chains of thought keeps prompt entropy higher, with less variance.",
+        along_solutions, along_words, along_panels,
+    ),
+    "fig6": Experiment(
+        "Extreme prompts",
+        "repetition lowers entropy at mid-depth, random tokens raise it in early layers, length raises it in nats.",
+        changed_prompts, prompt_words, prompt_panels,
+    ),
+    "fig7": Experiment(
+        "Orders of the entropy on power laws", "the larger the order, the more small eigenvalues contribute.",
+        lambda _: order_entropies(), order_words, order_panels,
+    ),
+    "fig8": Experiment(
+        "Metrics against scores, three measures", _GO_WITH, correlations(["Pythia-410m"]), correlation_words,
+        figure=correlation_figure, table=correlation_table,
+    ),
+    "fig9": Experiment(
+        "Metrics against scores of BERT", _GO_WITH, correlations(["bert-base", "bert-large"]), correlation_words,
+        figure=correlation_figure, table=correlation_table,
+    ),
+    "fig10": Experiment(
+        "All metrics by depth, Pythia and Mamba", _VALLEY,
+        metrics_beside(["Pythia-410m", "mamba-370m"]), valley_words, metric_depth_panels,
+    ),
+    "fig11": Experiment(
+        "All metrics while a model learns", "middle layers change most, early ones settle first.",
+        training(["prompt_entropy", "dataset_entropy", "curvature", "infonce", "lidar", "dime"]), training_words,
+        step_panels,
+    ),
+    "fig12": Experiment(
+        "Metrics by depth and size", "larger models have a deeper valley.",
+        metrics_beside([f"Pythia-{size}" for size in ("14m", "70m", "160m", "410m", "1b", "1.4b", "2.8b")]),
+        valley_words, metric_depth_panels,
+    ),
+    "fig13": Experiment(
+        "Fine-tuning", "tuning for embeddings raises invariance; unsupervised raises, supervised lowers entropy.",
+        tuned_beside_base, tuned_words, metric_depth_panels,
+    ),
+    "fig15": Experiment(
+        "Inside the blocks", "the residual stream has the valley, what stands before each sum has not.",
+        inside_blocks, inside_words, subblock_panels,
+    ),
+    "table2": Experiment(
+        "A layer without labels", "metrics choose a layer that beats the last.",
+        chosen_layers, chosen_words, figure=rule_figure, table=chosen_table,
+    ),
+    "theorems": Experiment(
+        "Theorems 1 to 3", "EffRank <= exp S1; prompt entropy bounds the growth of dataset entropy; InfoNCE bounds H.",
+        lambda setting: check_theorems(seed=setting.seed), theorem_words,
+        figure=lambda frame: theorem_figure(frame, STATEMENTS), table=theorem_table,
+    ),
+}  # fmt: skip
+"""By the name that ``midlayer reproduce`` takes."""

@@ -1,0 +1,102 @@
+"""Inside the blocks (Figure 15): the tokens of a text before and after norms, attention, MLP and each sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.metrics import METRICS, LayerMetric, make_metrics
+from midlayer_encoders.models.anatomy import block_sites
+from midlayer_encoders.paper.token_ids import check_experiment, experiment_frame, ids_reader, tokenised
+from midlayer_encoders.reading.batches import plan_batches
+from midlayer_encoders.reading.capture import capture
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+
+__all__ = ["model_sites", "subblocks"]
+
+
+def model_sites(encoder: LayerEncoder) -> list[str]:
+    """Return the names of the points inside the blocks of an encoder's model, in the order a text passes them."""
+    reader = ids_reader(encoder)
+    return list(block_sites(reader.anatomy.block(reader.model, 1), getattr(reader.model, "config", None)))
+
+
+def subblocks(
+    encoder: LayerEncoder,
+    texts: Sequence[str],
+    *,
+    sites: Sequence[str] | str = "all",
+    metrics: str | Sequence[str] = ("prompt_effective_rank", "prompt_entropy"),
+    max_length: int = 128,
+    dataset: str = "texts",
+    token_budget: int = 4096,
+    done: Callable[[int], None] | None = None,
+) -> pl.DataFrame:
+    """Return the tidy frame of token metrics at the points inside every block, all from one pass over the texts.
+
+    Args:
+        encoder: with the whole model.
+        texts: two or more, of three tokens or more each.
+        sites: ``"all"`` that the blocks have, or some; see :func:`~midlayer_encoders.models.anatomy.block_sites`.
+        metrics: of token states, such as ``"prompt_effective_rank"`` (the paper's figure) or ``"prompt_entropy"``.
+        max_length: tokens after which a text is cut off.
+        dataset: what the frame calls the texts.
+        token_budget: tokens in a batch.
+        done: called after each batch with the number of texts in it.
+
+    Returns:
+        The tidy columns, and ``site``. The layer of a point inside a block is that of its output, ``1`` to
+        ``num_layers``.
+    """
+    check_experiment(encoder, texts)
+    held = model_sites(encoder)
+    wanted = held if sites == "all" else [sites] if isinstance(sites, str) else list(sites)
+    for site in wanted:
+        check_choice("sites", site, held)
+    reader = ids_reader(encoder)
+    layers = list(range(1, reader.anatomy.num_layers + 1))
+    made = {site: _token_metrics(metrics, layers) for site in wanted}
+    ids = tokenised(encoder, texts, max_length=max_length)
+    for batch in plan_batches([len(one) for one in ids], token_budget=token_budget):
+        inputs = dict(reader.preprocess([ids[position] for position in batch]))
+        real = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+
+        def receive(layer: int, site: str, states: Tensor, real: Tensor = real) -> None:
+            for metric in made[site].values():
+                metric.update(layer, states, real.to(states.device))
+
+        with torch.inference_mode():
+            capture(reader.model, inputs, receive, anatomy=reader.anatomy, layers=layers, sites=wanted)
+        if done is not None:
+            done(len(batch))
+    return _frame(encoder, made, dataset)
+
+
+def _token_metrics(names: str | Sequence[str], layers: Sequence[int]) -> dict[str, LayerMetric]:
+    made = make_metrics(names, layers)
+    for name, metric in made.items():
+        if metric.kind != "tokens":
+            tokens = [known for known, one in METRICS.items() if one.kind == "tokens"]
+            raise OptionError(f"`metrics` must be of token states ({', '.join(tokens)}), but got {name!r}.")
+    return made
+
+
+def _frame(encoder: LayerEncoder, made: dict[str, dict[str, LayerMetric]], dataset: str) -> pl.DataFrame:
+    import polars as pl
+
+    rows = [
+        {"layer": layer, "name": name, "value": value, "site": site}
+        for site, metrics in made.items()
+        for name, metric in metrics.items()
+        for layer, value in zip(metric.layers, metric.compute().tolist(), strict=True)
+        if value == value  # NaN: the first layer of a comparison with the one before
+    ]
+    return experiment_frame(encoder, rows, dataset=dataset, extra={"site": pl.String()})

@@ -1,0 +1,201 @@
+r"""Numerical checks of the paper's Theorems 1 to 3, as printed and as they hold.
+
+Theorem 1 (4 in the appendix) compares effective rank and entropy. Theorem 2 (5 and 6) says how the dataset entropy of
+order 2 grows when every prompt's entropy is at its largest or at its smallest; its proof takes
+:math:`S_2 = -\log \lVert \bar Z \bar Z^\top \rVert_F^2`, without the trace that the paper's Equation 1 divides by.
+Theorem 3 (7) puts :math:`\log N - \text{InfoNCE}` below the mutual information, and that below the entropy of Z.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.metrics import dataset_entropy, effective_rank, infonce, matrix_entropy
+
+if TYPE_CHECKING:
+    import polars as pl
+
+__all__ = ["STATEMENTS", "Check", "check_theorems", "theorem_verdicts"]
+
+STATEMENTS = {
+    "1, as printed": "EffRank(Z) <= exp S1(Z)",
+    "1, the other way round": "exp S1(Z) <= EffRank(Z)",
+    "2.1, as printed": "largest prompt entropy: |Z Z'|^2 = N / L^2",
+    "2.1, with Equation 1": "largest prompt entropy: S2 = log N",
+    "2.2, as printed": "smallest prompt entropy: |Z Z'|^2 = N^3 / L^2",
+    "2.2, corrected": "smallest prompt entropy: |Z Z'|^2 = N",
+    "2.2, with Equation 1": "smallest prompt entropy: S2 = log N, as for the largest",
+    "3, InfoNCE and information": "log N - InfoNCE <= I(X; Z)",
+    "3, information and entropy": "I(X; Z) <= H(Z), Shannon's",
+    "3, matrix entropy for H": "log N - InfoNCE <= S1 of the embeddings",
+}
+"""What is checked, in words."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One draw of one statement.
+
+    Attributes:
+        statement: a key of :data:`STATEMENTS`.
+        case: what was drawn.
+        left: left side.
+        right: right side.
+        relation: ``"<="``, or ``"="`` to within a quarter.
+        slack: three standard errors of an average over draws, ``0`` where both sides are exact.
+    """
+
+    statement: str
+    case: str
+    left: float
+    right: float
+    relation: Literal["<=", "="] = "<="
+    slack: float = 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Whether the relation holds, but for rounding."""
+        if self.relation == "=":
+            return abs(self.left - self.right) <= 0.25 * abs(self.right)
+        return self.left <= self.right * (1 + 1e-9) + self.slack
+
+
+def check_theorems(*, draws: int = 1000, width: int = 256, seed: int = 0) -> pl.DataFrame:
+    """Return the tidy frame of every draw of every statement: two rows each, the left side and the right side.
+
+    Args:
+        draws: random matrices for Theorem 1; a hundredth of it for each size of Theorem 2.
+        width: dimension D, and length L, of the prompts of Theorem 2; 16 or more.
+        seed: of all draws.
+
+    Returns:
+        The tidy columns with ``name`` ``"left"`` and ``"right"`` and the case as ``dataset``, and ``statement``,
+        ``draw`` and ``holds``.
+    """
+    import polars as pl
+
+    from midlayer_encoders.frame import FRAME_SCHEMA
+
+    if draws < 100 or width < 16:
+        raise OptionError(f"`draws` must be 100 or more and `width` 16 or more, but got {draws} and {width}.")
+    generator = torch.Generator().manual_seed(seed)
+    checks = [
+        *_effective_rank(draws, generator),
+        *_prompt_and_dataset(draws // 100, width, generator),
+        *_information(generator),
+        *_matrix_entropy_for_h(generator),
+    ]
+    rows = [
+        ("mathematics", "default", 0, 0.0, "metric", one.case, name, value, one.statement, draw, one.holds)
+        for draw, one in enumerate(checks)
+        for name, value in (("left", one.left), ("right", one.right))
+    ]
+    extra = {"statement": pl.String(), "draw": pl.Int64(), "holds": pl.Boolean()}
+    return pl.DataFrame(rows, schema={**FRAME_SCHEMA, **extra}, orient="row")
+
+
+def theorem_verdicts(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return for each statement how many draws there were, in how many it holds, and the range of left over right."""
+    import polars as pl
+
+    sides = frame.pivot("name", index=["statement", "draw", "holds"], values="value")
+    ratio = pl.col("left") / pl.col("right")
+    return sides.group_by("statement", maintain_order=True).agg(
+        pl.len().alias("draws"),
+        pl.col("holds").sum().alias("holds"),
+        ratio.min().alias("lowest ratio"),
+        ratio.max().alias("highest ratio"),
+    )
+
+
+# --- Theorem 1 ------------------------------------------------------------------------------------------------------
+
+
+def _effective_rank(draws: int, generator: torch.Generator) -> Iterator[Check]:
+    """Draw matrices with spectra from flat to steep; the two sides are equal only where the spectrum is flat."""
+    for draw in range(draws):
+        rows, columns = torch.randint(2, 33, (2,), generator=generator).tolist()
+        steepness = 4 * float(torch.rand((), generator=generator))
+        states = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+        if draw % 2:
+            states *= torch.arange(1, columns + 1, dtype=torch.float64) ** -steepness
+        case = "Gaussian columns of falling size" if draw % 2 else "Gaussian"
+        rank, entropy = float(effective_rank(states)), math.exp(float(matrix_entropy(states)))
+        yield Check("1, as printed", case, rank, entropy)
+        yield Check("1, the other way round", case, entropy, rank)
+
+
+# --- Theorem 2 ------------------------------------------------------------------------------------------------------
+
+
+def _prompt_and_dataset(draws: int, width: int, generator: torch.Generator) -> Iterator[Check]:
+    """Draw N prompts of L = D unit tokens: orthogonal ones (largest prompt entropy), or all equal (smallest)."""
+    for count in (2, 4, 8, 16):
+        case = f"{count} prompts of {width} tokens"
+        for _ in range(draws):
+            square = torch.randn(count, width, width, generator=generator, dtype=torch.float64)
+            orthogonal = torch.linalg.qr(square).Q
+            equal = torch.nn.functional.normalize(square[:, :1], dim=-1).expand(-1, width, -1)
+            largest, smallest = (prompts.mean(1) for prompts in (orthogonal, equal))
+            printed = {"2.1, as printed": count / width**2}
+            yield from _growth(largest, printed | {"2.1, with Equation 1": math.log(count)}, case)
+            printed = {"2.2, as printed": count**3 / width**2, "2.2, corrected": float(count)}
+            yield from _growth(smallest, printed | {"2.2, with Equation 1": math.log(count)}, case)
+
+
+def _growth(embeddings: Tensor, expected: dict[str, float], case: str) -> Iterator[Check]:
+    """Yield the squared norm of the Gram matrix, or the entropy that divides by its trace, beside a formula."""
+    norm = float((embeddings @ embeddings.T).square().sum())
+    entropy = float(dataset_entropy(embeddings, 2.0))
+    for statement, right in expected.items():
+        yield Check(statement, case, entropy if "Equation 1" in statement else norm, right, "=")
+
+
+# --- Theorem 3 ------------------------------------------------------------------------------------------------------
+
+
+def _information(generator: torch.Generator, batches: int = 400) -> Iterator[Check]:
+    """Send one of M symbols through a channel that errs with probability e; information and entropy are then known."""
+    for symbols in (4, 32):
+        for error in (0.0, 0.3, 0.9):
+            joint = (torch.eye(symbols, dtype=torch.float64) * (1 - error) + error / symbols) / symbols
+            information = float(torch.special.xlogy(joint, joint * symbols**2).sum())
+            entropy = math.log(symbols)
+            yield Check("3, information and entropy", f"{symbols} symbols, {error} errors", information, entropy)
+            for count in (8, 64):
+                losses = _infonce_of_channel(joint, count, batches, generator)
+                case = f"{symbols} symbols, {error} errors, {count} samples"
+                slack = 3 * float(losses.std()) / math.sqrt(batches)
+                left = math.log(count) - float(losses.mean())
+                yield Check("3, InfoNCE and information", case, left, information, slack=slack)
+
+
+def _infonce_of_channel(joint: Tensor, count: int, batches: int, generator: torch.Generator) -> Tensor:
+    """Return the one-way InfoNCE loss of batches of pairs, the critic being log p(z|x)/p(z); shape ``(batches,)``."""
+    symbols = len(joint)
+    drawn = torch.multinomial(joint.flatten(), batches * count, replacement=True, generator=generator)
+    x, z = (drawn // symbols).view(batches, count), (drawn % symbols).view(batches, count)
+    critic = (joint * symbols**2).clamp_min(1e-30).log()
+    scores = critic[x[:, :, None], z[:, None, :]]
+    return (scores.logsumexp(-1) - scores.diagonal(dim1=-2, dim2=-1)).mean(-1)
+
+
+def _matrix_entropy_for_h(generator: torch.Generator) -> Iterator[Check]:
+    """Compare embeddings of N texts seen twice: one direction each, many in few directions, and points on a circle."""
+    angles = 2 * math.pi * torch.arange(256, dtype=torch.float64) / 256
+    embeddings: Sequence[tuple[str, Tensor, float]] = (
+        ("256 texts, a direction each", torch.eye(256, dtype=torch.float64), 0.1),
+        ("256 Gaussian texts in 64 dimensions", torch.randn(256, 64, generator=generator, dtype=torch.float64), 0.1),
+        ("256 Gaussian texts in 8 dimensions", torch.randn(256, 8, generator=generator, dtype=torch.float64), 0.1),
+        ("256 texts on a circle", torch.stack([angles.cos(), angles.sin()], dim=1), 1e-5),
+    )
+    for case, views, temperature in embeddings:
+        bound = float(infonce(views, views, temperature=temperature, form="bound"))
+        yield Check("3, matrix entropy for H", case, bound, float(dataset_entropy(views)))

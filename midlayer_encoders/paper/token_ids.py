@@ -1,0 +1,110 @@
+"""Texts as token ids that pass through the model as they are: what the experiments on tokens share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from midlayer_encoders._types import Layer
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.reading.batches import plan_batches
+from midlayer_encoders.reading.reader import LayerReader, layer_reader
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+
+__all__ = ["check_experiment", "experiment_frame", "ids_reader", "text_values", "tokenised"]
+
+LEAST_BLOCKS = 3
+LEAST_TOKENS = 3
+
+TextFunction = Callable[[Tensor, Tensor], Tensor]
+"""Takes states ``(B, T, D)`` and their mask ``(B, T)`` and returns a number for each text, ``(B,)``."""
+
+
+def check_experiment(encoder: LayerEncoder, texts: Sequence[str], *, least: int = 2) -> None:
+    """Raise an :class:`OptionError` unless the model has a depth to look along and there are texts to average over."""
+    if encoder.layer < LEAST_BLOCKS:
+        raise OptionError(
+            f"`encoder` must hold {LEAST_BLOCKS} blocks or more for a curve over depth, but got {encoder.layer}. "
+            "Pass the whole model: LayerEncoder(model, layer=-1)."
+        )
+    if len(texts) < least:
+        raise OptionError(f"`texts` must hold {least} texts or more, but got {len(texts)}.")
+
+
+def tokenised(encoder: LayerEncoder, texts: Sequence[str], *, max_length: int = 128) -> list[list[int]]:
+    """Return the token ids of each text, cut off after ``max_length``, or raise where one is too short to measure."""
+    if max_length < LEAST_TOKENS:
+        raise OptionError(f"`max_length` must be {LEAST_TOKENS} tokens or more, but got {max_length}.")
+    longest = min(max_length, encoder.max_seq_length or max_length)
+    made = encoder.tokenizer(list(texts), truncation=True, max_length=longest, verbose=False)
+    ids: list[list[int]] = [list(map(int, one)) for one in made["input_ids"]]
+    short = next((place for place, one in enumerate(ids) if len(one) < LEAST_TOKENS), None)
+    if short is not None:
+        raise OptionError(
+            f"`texts` must have {LEAST_TOKENS} tokens or more each, but text {short} ({texts[short][:40]!r}) has "
+            f"{len(ids[short])}. Leave it out."
+        )
+    return ids
+
+
+def ids_reader(encoder: LayerEncoder, *, layers: Sequence[Layer] | str = "all") -> LayerReader:
+    """Return what reads the raw layers of an encoder's model from lists of token ids, padded on the right."""
+    pad = encoder.tokenizer.pad_token_id or 0
+
+    def padded(batch: list[Any]) -> dict[str, Tensor]:
+        longest = max(map(len, batch))
+        ids = torch.tensor([[*one, *[pad] * (longest - len(one))] for one in batch], device=encoder.device)
+        if all(len(one) == longest for one in batch):
+            return {"input_ids": ids}  # attention without a mask is quicker
+        lengths = torch.tensor([len(one) for one in batch], device=encoder.device)
+        return {
+            "input_ids": ids,
+            "attention_mask": (torch.arange(longest, device=ids.device) < lengths[:, None]).long(),
+        }
+
+    return replace(layer_reader(encoder, layers=layers, norm="none"), preprocess=padded)
+
+
+def text_values(
+    reader: LayerReader,
+    ids: Sequence[Sequence[int]],
+    function: TextFunction,
+    *,
+    token_budget: int = 4096,
+    done: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Return a number for each layer and text, shape ``(L, N)`` float64, from one pass over shared batches."""
+    values = torch.full((len(reader.layers), len(ids)), torch.nan, dtype=torch.float64)
+    rows = {layer: row for row, layer in enumerate(reader.layers)}
+
+    def tokens(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
+        values[rows[layer], positions] = function(states, mask).double().cpu()
+
+    for positions, _ in reader.embed(
+        ids, plan_batches([len(one) for one in ids], token_budget=token_budget), tokens=tokens
+    ):
+        if done is not None:
+            done(len(positions))
+    return values
+
+
+def experiment_frame(
+    encoder: LayerEncoder, rows: Iterable[Mapping[str, Any]], *, dataset: str, extra: Mapping[str, Any]
+) -> pl.DataFrame:
+    """Return the tidy frame of rows of ``layer, name, value`` and the columns that ``extra`` gives types for."""
+    import polars as pl
+
+    from midlayer_encoders.frame import FRAME_SCHEMA
+
+    spec = encoder.spec
+    same = {"model": spec.model, "revision": spec.revision or "default", "kind": "metric", "dataset": dataset}
+    full = [{**same, "depth": row["layer"] / spec.num_layers, **row} for row in rows]
+    return pl.DataFrame(full, schema={**FRAME_SCHEMA, **extra})

@@ -1,0 +1,69 @@
+"""Token states to one vector, for many layers inside one forward pass; the same numbers as sentence-transformers'."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from midlayer_encoders._types import POOLINGS, Pooling
+from midlayer_encoders.errors import check_choice
+
+__all__ = ["pool", "real_tokens"]
+
+
+def pool(states: Tensor, mask: Tensor, pooling: Pooling = "mean") -> Tensor:
+    r"""Return one vector for each text, over its real tokens, whichever side is padded.
+
+    .. math::
+        \text{mean: } \frac{\sum_t m_t z_t}{\sum_t m_t}, \qquad
+        \text{weightedmean: } \frac{\sum_t m_t\, i_t\, z_t}{\sum_t m_t\, i_t},
+        \quad i_t = 1, 2, \dots \text{ over the real tokens}
+
+    Args:
+        states: shape ``(B, T, D)``.
+        mask: true at real tokens, shape ``(B, T)``.
+        pooling: ``"mean"``, ``"last"``, ``"cls"`` (the first token), ``"max"`` or ``"weightedmean"``.
+
+    Returns:
+        Shape ``(B, D)``, float32 or better. A text without tokens gives zeros.
+
+    Example:
+        >>> states = torch.tensor([[[1.0], [3.0], [9.0]]])
+        >>> mask = torch.tensor([[True, True, False]])
+        >>> [pool(states, mask, pooling).item() for pooling in ("mean", "last", "cls", "max")]
+        [2.0, 3.0, 1.0, 3.0]
+    """
+    check_choice("pooling", pooling, POOLINGS)
+    states = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
+    if pooling in ("mean", "weightedmean"):
+        weights = mask.to(states.dtype) if pooling == "mean" else mask * mask.cumsum(dim=1).to(states.dtype)
+        total = torch.einsum("btd,bt->bd", states, weights)
+        return total / weights.sum(dim=1, keepdim=True).clamp(min=1)
+    real = mask.any(dim=1, keepdim=True)
+    if pooling == "max":
+        return states.masked_fill(~mask[..., None], -torch.inf).amax(dim=1).masked_fill(~real, 0.0)
+    place = mask.int().argmax(dim=1) if pooling == "cls" else mask.shape[1] - 1 - mask.int().flip(1).argmax(dim=1)
+    return states[torch.arange(len(states), device=states.device), place].masked_fill(~real, 0.0)
+
+
+def real_tokens(real: Tensor | None, states: Tensor, *, model: nn.Module | None = None) -> Tensor:
+    """Return which states are of real tokens, bool, shape ``(B, T)``; all of them where the inputs do not say.
+
+    Models of sound convolve their samples or spectra down to fewer states than the mask of their inputs has entries.
+    Those that say how (Wav2Vec2, HuBERT, WavLM) are asked; Whisper's states are every second one of its spectra.
+
+    Args:
+        real: the ``attention_mask`` of the model's inputs, one row for each.
+        states: shape ``(B, T, D)``.
+        model: the transformer, to be asked.
+    """
+    if real is None or len(real) != len(states) or real.ndim != 2:
+        return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
+    real, length = real.to(states.device), states.shape[1]
+    if real.shape[1] == length:
+        return real.bool()
+    if (asked := getattr(model, "_get_feature_vector_attention_mask", None)) is not None:
+        return asked(length, real.long()).bool()  # type: ignore[no-any-return]
+    if getattr(model, "main_input_name", "") == "input_features":
+        return real[:, :: -(-real.shape[1] // length)].bool()
+    return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)

@@ -1,0 +1,227 @@
+"""One layer, as mteb sees it: a model whose vectors lie on disk already, or are made when it first asks for them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from mteb.models.abs_encoder import AbsEncoder
+from mteb.models.model_meta import ModelMeta, ScoringFunction
+
+from midlayer_encoders._types import Stage
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.reading.batches import batches_of
+from midlayer_encoders.reading.reader import layer_reader
+from midlayer_encoders.store import EmbeddingStore
+from midlayer_encoders.sweeping.items import item_key
+
+if TYPE_CHECKING:
+    from mteb.abstasks.task_metadata import TaskMetadata
+    from mteb.types import PromptType
+    from torch.utils.data import DataLoader
+
+
+__all__ = ["Embedder", "LayerView", "Prompts"]
+
+
+# Under which names sentence-transformers looks for the prompt of a query or a document, in order.
+_FALLBACKS = {"query": ("query",), "document": ("document", "passage", "corpus")}
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of an encoder and which is put before a text, as sentence-transformers inside mteb decides it."""
+
+    named: tuple[tuple[str, str], ...] = ()
+    default: str | None = None
+
+    def choose(self, task: TaskMetadata, kind: PromptType | None) -> str:
+        """Return the prompt for a task's queries, documents or plain texts; empty where there is none."""
+        prompts = dict(self.named)
+        if not any(prompts.values()):
+            return ""
+        known, _ = AbsEncoder.validate_task_to_prompt_name(prompts, raise_for_invalid_keys=False)
+        name = _prompt_name(known, task, kind) if known else None
+        if name is not None:
+            return prompts[name]
+        for fallback in _FALLBACKS.get(kind.value, ()) if kind is not None else ():
+            if fallback in prompts:
+                return prompts[fallback]
+        return prompts.get(self.default or "", "")
+
+
+def _prompt_name(prompts: dict[str, str], task: TaskMetadata, kind: PromptType | None) -> str | None:
+    """Return which prompt mteb's own wrapper of a SentenceTransformer would take."""
+    chooser = AbsEncoder.__new__(_Chooser)
+    chooser.model_prompts = prompts
+    return chooser.get_prompt_name(task, kind)
+
+
+class _Chooser(AbsEncoder):
+    def encode(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+
+class LayerView:
+    """An mteb encoder of one layer: reads vectors from the store, by the content of each text or image.
+
+    Args:
+        store: holds every layer of every text.
+        layer: which of them this is.
+        name: under which mteb files the results.
+        revision: likewise.
+        prompts: put before texts.
+        modalities: what the model takes.
+        ensure: called first with the items, their keys and the prompt; makes what is not stored yet.
+    """
+
+    def __init__(
+        self,
+        store: EmbeddingStore,
+        layer: int,
+        *,
+        name: str,
+        revision: str,
+        prompts: Prompts,
+        modalities: Sequence[str] = ("text",),
+        ensure: Callable[[Sequence[Any], Sequence[str], str], None] | None = None,
+    ) -> None:
+        self.store, self.layer, self.prompts, self.ensure = store, layer, prompts, ensure
+        self.media = tuple(modalities)
+        self.mteb_model_meta = ModelMeta.create_empty(
+            overwrites={
+                "name": name,
+                "revision": revision,
+                "modalities": list(modalities),
+                "similarity_fn_name": ScoringFunction.COSINE,
+                "framework": ["PyTorch"],
+                "embed_dim": store.dim,
+            }
+        )
+
+    def encode(
+        self,
+        inputs: DataLoader[Any],
+        *,
+        task_metadata: TaskMetadata,
+        hf_split: str,  # noqa: ARG002  (mteb names them)
+        hf_subset: str,  # noqa: ARG002
+        prompt_type: PromptType | None = None,
+        **_: Any,
+    ) -> npt.NDArray[np.float32]:
+        """Return one row for each input, shape ``(N, D)``."""
+        items = self._items(inputs)
+        prompt = self.prompts.choose(task_metadata, prompt_type)
+        keys = [item_key(item, prompt) for item in items]
+        if self.ensure is not None:
+            self.ensure(items, keys, prompt)
+        return self.store.read(self.layer, keys)
+
+    def _items(self, inputs: DataLoader[Any]) -> list[Any]:
+        """Return what of the inputs the model takes; a task of images may hold texts beside them."""
+        items: list[Any] = []
+        for batch in inputs:
+            medium = next((name for name in self.media if name in batch), None)
+            if medium is None:
+                raise OptionError(
+                    f"The task hands out {', '.join(batch)}, but the model takes {', '.join(self.media)}."
+                )
+            items += batch[medium]
+        return items
+
+    def similarity(self, one: Any, other: Any) -> Any:
+        """Return the cosine of every row with every row."""
+        from mteb.similarity_functions import cos_sim
+
+        return cos_sim(one, other)
+
+    def similarity_pairwise(self, one: Any, other: Any) -> Any:
+        """Return the cosine of each row with the same row of the other."""
+        from mteb.similarity_functions import pairwise_cos_sim
+
+        return pairwise_cos_sim(one, other)
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """Embeds what the store lacks: every layer of a text from one pass, batch by batch.
+
+    Attributes:
+        encoder: with the whole model.
+        store: where the vectors go.
+        token_budget: tokens in a batch.
+        stage: counts the texts that are embedded.
+        rank: number of this process; it embeds every ``world``-th batch.
+        world: number of processes.
+        barrier: waits for the other processes.
+    """
+
+    encoder: LayerEncoder
+    store: EmbeddingStore
+    token_budget: int = 4096
+    stage: Stage = field(default_factory=lambda: Stage(None, "embedding"))
+    rank: int = 0
+    world: int = 1
+    barrier: Callable[[], None] = lambda: None
+
+    def __call__(self, items: Sequence[Any], keys: Sequence[str], prompt: str) -> None:
+        """Embed the items whose keys are not stored.
+
+        The batches are planned when the items are first asked for, and the plan is kept beside the store, so that a
+        resumed run and one shared among processes make the same batches, and so the same vectors.
+        """
+        distinct: Mapping[str, Any] = dict(zip(keys, items, strict=True))
+        names, texts = list(distinct), list(distinct.values())
+        lacking = set(self.store.missing(names))
+        if lacking:
+            self._embed(names, texts, lacking, self._planned(names, texts, lacking, prompt), prompt)
+        self.barrier()
+        self.store.refresh()
+        if self.world == 1 and (lacking := set(self.store.missing(names))):  # pruned, or damaged, since it was planned
+            self._embed(names, texts, lacking, self._plan(texts, sorted(lacking), prompt), prompt)
+
+    def _plan(self, texts: Sequence[Any], positions: Sequence[int], prompt: str) -> list[list[int]]:
+        batches = batches_of(self.encoder, [texts[n] for n in positions], token_budget=self.token_budget, prompt=prompt)
+        return [[positions[n] for n in batch] for batch in batches]
+
+    def _planned(self, names: Sequence[str], texts: Sequence[Any], lacking: set[int], prompt: str) -> list[list[int]]:
+        """Return the batches that were planned for these items when they were first asked for, or plan them now."""
+        digest = hashlib.blake2b("".join((*names, str(self.token_budget))).encode(), digest_size=12).hexdigest()
+        path = self.store.folder / "plans" / f"{digest}.json"
+        if not path.exists():
+            made = json.dumps(self._plan(texts, sorted(lacking), prompt))
+            path.parent.mkdir(exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+                file.write(made)
+            with suppress(FileExistsError):  # another process was quicker: its plan holds for all
+                os.link(file.name, path)
+            Path(file.name).unlink()
+        batches: list[list[int]] = json.loads(path.read_text())
+        return batches
+
+    def _embed(
+        self,
+        names: Sequence[str],
+        texts: Sequence[Any],
+        lacking: set[int],
+        batches: Sequence[Sequence[int]],
+        prompt: str,
+    ) -> None:
+        """Pass the batches that lack something, those of this process, through the model and store what was lacking."""
+        reader = layer_reader(self.encoder, layers=self.store.layers, prompt=prompt)
+        mine = [batch for batch in batches[self.rank :: self.world] if lacking.intersection(batch)]
+        self.stage.expect(sum(len(batch) for batch in mine))
+        for positions, vectors in reader.embed(texts, mine):
+            wanted = [n for n, position in enumerate(positions) if position in lacking]
+            self.store.write([names[positions[n]] for n in wanted], vectors[:, wanted].numpy())
+            self.stage.step(len(positions))

@@ -1,0 +1,1 @@
+"""Seeded views (augmented copies) of texts, images and audio."""

@@ -1,0 +1,54 @@
+"""``midlayer select`` from a shell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from midlayer_encoders.cli import app
+from midlayer_encoders.errors import OptionError
+from tests.selection.test_run import KINDS, TEXTS
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    texts, labels = tmp_path / "texts.txt", tmp_path / "labels.txt"
+    texts.write_text("\n".join(TEXTS), encoding="utf8")
+    labels.write_text("\n".join([*KINDS[:15], *[""] * 5]) + "\n", encoding="utf8")
+    return texts, labels
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(app, ["select", *words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_table_frame_and_figure(tiny_folder: Callable[[str], str], files: tuple[Path, Path], tmp_path: Path) -> None:
+    texts, labels = files
+    out = tmp_path / "out"
+    said = run(
+        tiny_folder("Llama"), "--texts", str(texts), "--labels", str(labels), "--device", "cpu", "--out", str(out)
+    )
+    table = pl.read_csv(out / "selection.csv")
+    chosen = table.filter(pl.col("chosen")).row(0, named=True)
+    assert chosen["rule"] == "auto"
+    assert f"--layer {chosen['layer']} --out FOLDER" in said
+    assert "On 15 labelled texts" in said
+    assert set(pl.read_parquet(out / "frame.parquet")["kind"]) == {"metric", "score"}
+    assert (out / "selection.png").stat().st_size > 10_000
+
+
+def test_wrong_rule_and_labels_are_said_before_the_model_is_loaded(files: tuple[Path, Path], tmp_path: Path) -> None:
+    texts, labels = files
+    with pytest.raises(OptionError, match="Did you mean 'auto'"):
+        run("no/model", "--texts", str(texts), "--rule", "atuo")
+    labels.write_text("a\nb\n", encoding="utf8")
+    with pytest.raises(OptionError, match=r"a line for each of the 20 texts not blank, but .* has 2"):
+        run("no/model", "--texts", str(texts), "--labels", str(labels))
+    with pytest.raises(OptionError, match="`--labels` must be a file"):
+        run("no/model", "--texts", str(texts), "--labels", str(tmp_path / "none"))

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from midlayer_encoders.demo.vision import Digits, read_digits, train_digit_model
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+
+
+def test_the_digits_are_real_and_shared_out() -> None:
+    train, test = read_digits()
+    assert (len(train.images), len(test.images)) == (1437, 360)
+    assert set(train.labels) == set(test.labels) == set(range(10))
+    assert train.images[0].size == (16, 16)
+    assert np.asarray(train.images[0]).max() > 200
+
+
+def test_the_model_learns_and_loads_and_the_generator_is_left_alone(tmp_path: Path) -> None:
+    digits = read_digits()[0].only(range(2))
+    digits = Digits(digits.images[:96], digits.labels[:96])
+    told: list[tuple[int, int, float]] = []
+    before = torch.get_rng_state()
+    folder = train_digit_model(tmp_path, digits, epochs=4, progress=lambda *step: told.append(step))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [step[:2] for step in told] == [(epoch, 4) for epoch in range(1, 5)]
+    assert told[-1][2] < told[0][2]
+    vectors = LayerEncoder(folder, -1, device="cpu").encode(digits.images[:3])
+    assert vectors.shape == (3, 96)
+    np.testing.assert_array_equal(
+        vectors, LayerEncoder(folder, -1, device="cpu").encode(digits.images[:3])
+    )  # read twice
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from midlayer_encoders.cli import app
+
+    result = CliRunner().invoke(app, ["demo-vision", "--out", str(tmp_path), "--epochs", "2"])
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "frame.parquet", "metrics.png", "model", "probes.png", "report.html",
+    }  # fmt: skip

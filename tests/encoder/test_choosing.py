@@ -1,0 +1,63 @@
+"""``LayerEncoder(model, "auto", texts=…)`` and ``center=``: the layer chosen, the mean taken out, both in a plain folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.encoder.choosing import select_layer
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.measuring import measure
+from tests.selection.test_run import KINDS, TEXTS
+
+Folder = Callable[[str], str]
+
+
+def test_a_rule_chooses_the_layer_and_is_remembered(tiny_folder: Folder, tmp_path: Path) -> None:
+    folder = tiny_folder("Llama")
+    encoder = LayerEncoder(folder, "min-dataset-entropy", texts=TEXTS, labels=KINDS, device="cpu")
+    expected = select_layer(folder, TEXTS, KINDS, rule="min-dataset-entropy", device="cpu")
+    assert encoder.selection is not None
+    assert encoder.selection.choices == expected.choices
+    assert encoder.layer == expected.layer
+    plain = LayerEncoder(folder, expected.layer, device="cpu")
+    np.testing.assert_array_equal(encoder.encode(TEXTS), plain.encode(TEXTS))
+    assert encoder.spec == plain.spec
+    assert plain.selection is None
+    encoder.save_pretrained(str(tmp_path))
+    np.testing.assert_array_equal(SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), plain.encode(TEXTS))
+
+
+def test_auto_without_texts_is_the_fixed_depth(tiny_folder: Folder) -> None:
+    assert LayerEncoder(tiny_folder("Llama"), "auto", device="cpu").layer == 3
+
+
+def test_the_mean_of_texts_is_taken_out_and_saved(tiny_folder: Folder, tmp_path: Path) -> None:
+    plain = LayerEncoder(tiny_folder("GPTNeoX"), 2, device="cpu", truncate_dim=8)
+    centred = LayerEncoder(tiny_folder("GPTNeoX"), 2, device="cpu", truncate_dim=8, center=TEXTS)
+    vectors = plain.encode(TEXTS)
+    np.testing.assert_allclose(centred.encode(TEXTS), vectors - vectors.mean(axis=0), atol=1e-6)
+    assert not centred.encode([""]).any(), "an empty text is still zero"
+    assert centred.spec.digest != plain.spec.digest
+    centred.save_pretrained(str(tmp_path))
+    loaded = SentenceTransformer(str(tmp_path), device="cpu", truncate_dim=8)
+    np.testing.assert_array_equal(loaded.encode(TEXTS), centred.encode(TEXTS))
+    with pytest.raises(OptionError, match="Make it without `center`"):
+        measure(centred, TEXTS, metrics="curvature")
+
+
+def test_wrong_input_is_refused(tiny_folder: Folder) -> None:
+    folder = tiny_folder("Llama")
+    with pytest.raises(OptionError, match=r"`layer` must be one of .* Did you mean 'auto'"):
+        LayerEncoder(folder, "atuo", device="cpu")
+    with pytest.raises(OptionError, match="must be None unless `layer` is a rule's name, but it is 2"):
+        LayerEncoder(folder, 2, texts=TEXTS, device="cpu")
+    with pytest.raises(OptionError, match="`center` must be 16 texts or more, like those to come, but got 3"):
+        LayerEncoder(folder, 2, center=TEXTS[:3], device="cpu")
+    with pytest.raises(OptionError, match="but got one string"):
+        LayerEncoder(folder, 2, center="a text", device="cpu")

@@ -1,0 +1,170 @@
+"""A LayerEncoder inside mteb: it conforms, and no two encoders share a result file."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from midlayer_encoders import LayerEncoder
+from tests.tiny_folders import TEXTS
+
+Folder = Callable[[str], str]
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's and datasets' own
+
+
+def sts_task() -> Any:
+    """Return a fresh STS task over the tiny texts."""
+    import datasets
+    import mteb
+    from mteb.abstasks.sts import AbsTaskSTS
+
+    class TinySTS(AbsTaskSTS):
+        metadata = mteb.TaskMetadata(
+            name="TinySTS", description="pairs", reference=None, type="STS", category="t2t", modalities=["text"],
+            dataset={"path": "local/tiny", "revision": "1"}, eval_splits=["test"], eval_langs=["eng-Latn"],
+            main_score="cosine_spearman", date=("2024-01-01", "2024-01-02"), domains=["Web"], task_subtypes=[],
+            license="mit", annotations_creators="derived", dialect=[], sample_creation="found", bibtex_citation="",
+        )  # fmt: skip
+        min_score, max_score = 0, 5
+
+        def load_data(self, **_: Any) -> None:
+            rows = {"sentence1": TEXTS, "sentence2": TEXTS[1:] + TEXTS[:1], "score": [5.0, 0.0, 4.0, 1.0, 0.0, 2.0]}
+            self.dataset = datasets.DatasetDict({"test": datasets.Dataset.from_dict(rows)})
+            self.data_loaded = True
+
+    return TinySTS()
+
+
+def train_in_place(encoder: LayerEncoder) -> None:
+    with torch.no_grad():
+        next(encoder[0].model.parameters()).add_(0.05)
+
+
+def variants(folder: str) -> list[tuple[str, Callable[[], LayerEncoder]]]:
+    """Return encoders that differ in one thing each."""
+
+    def make(**options: Any) -> Callable[[], LayerEncoder]:
+        return lambda: LayerEncoder(folder, **({"layer": 2, "device": "cpu"} | options))
+
+    def trained() -> LayerEncoder:
+        encoder = make()()
+        train_in_place(encoder)
+        return encoder
+
+    def shortened() -> LayerEncoder:
+        encoder = make()()
+        encoder.max_seq_length = 4
+        return encoder
+
+    def truncated() -> LayerEncoder:
+        encoder = make()()
+        encoder.truncate_dim = 8
+        return encoder
+
+    return [
+        ("layer 2", make()),
+        ("layer 3", make(layer=3)),
+        ("raw", make(norm="none")),
+        ("last token", make(pooling="last")),
+        ("trained", trained),
+        ("prompt", make(prompts={"STS": "same? "}, default_prompt_name="STS")),
+        ("bf16", make(dtype="bfloat16")),
+        ("shortened", shortened),
+        ("truncated", truncated),
+        ("bidirectional", make(bidirectional=True)),
+    ]
+
+
+def result_files(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*.json") if path.name == "TinySTS.json")
+
+
+@pytest.mark.parametrize("way", ["evaluate", "run"])
+def test_every_encoder_has_a_result_file_of_its_own_whose_path_names_the_layer(
+    way: str, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    import mteb
+    from mteb.cache import ResultCache
+
+    def score(encoder: LayerEncoder, root: Path) -> None:
+        if way == "evaluate":
+            mteb.evaluate(encoder, sts_task(), cache=ResultCache(root), show_progress_bar=False)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                mteb.MTEB(tasks=[sts_task()]).run(encoder, output_folder=str(root), verbosity=0)
+
+    makers = variants(tiny_folder("Llama"))
+    seen: dict[Path, str] = {}
+    for name, make in makers:
+        encoder = make()
+        score(encoder, tmp_path / "all")
+        new = [path for path in result_files(tmp_path / "all") if path not in seen]
+        assert len(new) == 1, f"{name} shares a file with another encoder"
+        seen[new[0]] = name
+        assert f"layer-{encoder.layer}" in str(new[0].relative_to(tmp_path))
+        # The score in it is this encoder's: the same as from a cache that holds nothing else.
+        score(encoder, tmp_path / name)
+        alone = json.loads(result_files(tmp_path / name)[0].read_text())
+        together = json.loads(new[0].read_text())
+        assert together["scores"]["test"][0]["main_score"] == alone["scores"]["test"][0]["main_score"]
+    assert len(seen) == len(makers)
+
+
+def test_training_in_place_makes_another_encoder(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    card = encoder.model_card_data
+    before = card.base_model_revision
+    assert card.base_model_revision == before
+    train_in_place(encoder)
+    assert card.base_model_revision != before
+    assert card.model_name.endswith("-layer-2")
+
+
+def test_the_same_encoder_elsewhere_is_the_same(tiny_folder: Folder, tmp_path: Path) -> None:
+    import shutil
+
+    folder = tiny_folder("Llama")
+    shutil.copytree(folder, tmp_path / Path(folder).name)
+    moved = LayerEncoder(str(tmp_path / Path(folder).name), 2, device="cpu")
+    assert moved.spec == LayerEncoder(folder, 2, device="cpu").spec
+
+
+def test_long_and_odd_names_are_safe(tmp_path: Path) -> None:
+    from midlayer_encoders.encoder.spec import result_name, result_revision
+
+    encoder_spec = _spec(model="org/" + "x" * 300, revision="refs/pr/1 ü")
+    assert len(result_name(encoder_spec)) < 200
+    assert len(result_revision(encoder_spec)) < 200
+    assert "/" not in result_revision(encoder_spec)
+    assert result_revision(encoder_spec) != result_revision(_spec(model="org/" + "x" * 301, revision="refs/pr/1 ü"))
+
+
+def _spec(**changes: Any) -> Any:
+    from midlayer_encoders import EncoderSpec
+
+    fields = {
+        "model": "org/name", "revision": None, "layer": 2, "num_layers": 4, "norm": "final", "pooling": "mean",
+        "max_length": 64, "dtype": "float32", "prompts": (), "bidirectional": False, "adapters": (),
+        "chat_template": False, "gguf_file": None, "truncate_dim": None, "modules": "", "weights": "0",
+    }  # fmt: skip
+    return EncoderSpec(**(fields | changes))
+
+
+def test_mteb_mock_suite_of_text_tasks_passes(tiny_folder: Folder, tmp_path: Path) -> None:
+    import mteb
+    from mteb.models import SentenceTransformerEncoderWrapper
+
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    results = mteb.mock_run(SentenceTransformerEncoderWrapper(encoder))
+    ran = {name: result for name, result in results.task_results.items() if result is not None}
+    failed = {name: result for name, result in ran.items() if hasattr(result, "exception")}
+    assert not failed, failed
+    assert len(ran) >= 28

@@ -1,0 +1,277 @@
+"""A LayerEncoder of images or sound: exact layers in every family, batches, export, and what a user gets wrong."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders._types import NORMS, POOLINGS, Norm
+from midlayer_encoders.errors import CutError, OptionError
+from midlayer_encoders.media import InputError
+from tests.families import DEPTH, FAMILIES, tiny
+from tests.made_media import IMAGES, RATE, SOUNDS
+from tests.models.test_cut import expected_states
+from tests.tiny_folders import TEXTS, processor
+
+Folder = Callable[[str], str]
+PICTURED = [name for name, family in FAMILIES.items() if family.modality in ("image", "pixels")]
+SOUNDED = [name for name, family in FAMILIES.items() if family.modality in ("audio", "mel")]
+
+
+def prepared(name: str, item: Any) -> dict[str, torch.Tensor]:
+    """Return one input as the family's own processor prepares it, and no code of ours."""
+    if name in SOUNDED:
+        return dict(processor(name)([item[0]], sampling_rate=item[1], return_tensors="pt"))
+    made = dict(processor(name)([item], return_tensors="pt"))
+    return made | ({"noise": torch.arange(16.0)[None]} if name == "ViTMAE" else {})
+
+
+def by_hand(name: str, items: list[Any], layer: int, norm: Norm) -> list[torch.Tensor]:
+    """Return the states of each input, alone, from hooks on the uncut model; of Whisper those before the sound's end."""
+    model, states = tiny(name), []
+    for item in items:
+        made = expected_states(name, norm, model=model, inputs=prepared(name, item))[layer][0]
+        states.append(made[: -(-len(item[0]) // 800)] if name == "Whisper" else made)
+    return states
+
+
+# Every layer of every family is compared in test_cut; here it is what stands around the model.
+@pytest.mark.parametrize(("norm", "layers"), [("final", (0, 2)), ("none", (DEPTH,))])
+@pytest.mark.parametrize("name", [*PICTURED, *SOUNDED])
+def test_a_layer_is_the_mean_of_the_states_that_hooks_see(
+    name: str, norm: Norm, layers: tuple[int, ...], tiny_folder: Folder
+) -> None:
+    items = (IMAGES if name in PICTURED else SOUNDS)[:3]
+    for layer in layers:
+        encoder = LayerEncoder(tiny_folder(name), layer, norm=norm, device="cpu")
+        assert (encoder.layer, encoder.num_layers, encoder.media) == (
+            layer, DEPTH, ["image" if name in PICTURED else "audio"],
+        )  # fmt: skip
+        expected = torch.stack([states.mean(0) for states in by_hand(name, items, layer, norm)])
+        got = encoder.encode(items, batch_size=2)
+        np.testing.assert_allclose(got, expected.numpy(), atol=3e-5, rtol=1e-4, err_msg=f"layer {layer}")
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("name", ["Wav2Vec2", "Wav2Vec2-stable", "Whisper"])
+def test_every_pooling_sees_real_states_only(name: str, pooling: str, tiny_folder: Folder) -> None:
+    items = (IMAGES if name in PICTURED else SOUNDS)[:3]
+    encoder = LayerEncoder(tiny_folder(name), 2, pooling=pooling, device="cpu")  # type: ignore[arg-type]
+    rows = []
+    for states in by_hand(name, items, 2, "final"):
+        weights = torch.arange(1.0, len(states) + 1)[:, None]
+        rows.append(
+            {
+                "mean": states.mean(0),
+                "last": states[-1],
+                "cls": states[0],
+                "max": states.max(0).values,
+                "weightedmean": (states * weights).sum(0) / weights.sum(),
+            }[pooling]
+        )
+    np.testing.assert_allclose(encoder.encode(items), torch.stack(rows).numpy(), atol=3e-5, rtol=1e-4)
+
+
+def test_states_of_images_and_sounds_come_out_whole(tiny_folder: Folder) -> None:
+    for name, items in (("DINOv2", IMAGES), ("HuBERT", SOUNDS)):
+        encoder = LayerEncoder(tiny_folder(name), 2, device="cpu")
+        got = encoder.encode(items[:3], output_value="token_embeddings")
+        for states, expected in zip(got, by_hand(name, items[:3], 2, "final"), strict=True):
+            torch.testing.assert_close(states, expected, atol=3e-5, rtol=1e-4)
+
+
+def test_masking_is_off_and_the_global_generator_is_left_alone(tiny_folder: Folder, tmp_path: Path) -> None:
+    import transformers as tf
+
+    model = tiny("ViTMAE")
+    model.config.mask_ratio = 0.75  # as in the files of the hub
+    model.save_pretrained(tmp_path)  # type: ignore[operator]
+    processor("ViTMAE").save_pretrained(tmp_path)
+    assert tf.ViTMAEConfig.from_pretrained(tmp_path).mask_ratio == 0.75
+    encoder = LayerEncoder(str(tmp_path), 2, pooling="last", device="cpu")
+    before = torch.random.get_rng_state()
+    first = encoder.encode(IMAGES)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    np.testing.assert_array_equal(encoder.encode(IMAGES), first)
+    np.testing.assert_allclose(
+        first, LayerEncoder(tiny_folder("ViTMAE"), 2, pooling="last", device="cpu").encode(IMAGES)
+    )
+
+
+# --- what is taken --------------------------------------------------------------------------------------------------
+
+
+def test_paths_arrays_tensors_and_modes_of_an_image_are_the_same_image(tiny_folder: Folder, tmp_path: Path) -> None:
+    encoder = LayerEncoder(tiny_folder("ViT"), 2, device="cpu")
+    grey = IMAGES[0].convert("L")
+    grey.save(tmp_path / "a.png")
+    pixels = np.asarray(grey)
+    expected = encoder.encode(grey.convert("RGB"))
+    forms = [grey, str(tmp_path / "a.png"), tmp_path / "a.png", pixels, pixels[..., None], torch.tensor(pixels)]
+    forms += [pixels / 255.0, grey.convert("RGBA"), grey.convert("P"), grey.convert("LA"), {"image": grey}]
+    for form in forms:
+        np.testing.assert_allclose(encoder.encode([form])[0], expected, atol=1e-6)
+    np.testing.assert_allclose(encoder.encode(tmp_path / "a.png"), expected, atol=1e-6)
+
+
+def test_one_pixel_is_an_image_of_that_colour(tiny_folder: Folder) -> None:
+    from PIL import Image
+
+    for name in ("ViT", "CLIPVision", "ImageGPT"):
+        encoder = LayerEncoder(tiny_folder(name), 2, device="cpu")
+        pair = encoder.encode([Image.new("RGB", (1, 1), (200, 30, 90)), Image.new("RGB", (16, 16), (200, 30, 90))])
+        np.testing.assert_allclose(pair[0], pair[1], atol=1e-5, err_msg=name)
+
+
+def test_forms_channels_and_rates_of_a_sound_are_the_same_sound(tiny_folder: Folder, tmp_path: Path) -> None:
+    from scipy.io import wavfile
+    from scipy.signal import resample_poly
+
+    encoder = LayerEncoder(tiny_folder("Wav2Vec2"), 2, device="cpu")
+    assert encoder.sampling_rate == RATE
+    samples = (0.2 * SOUNDS[0][0]).astype(np.float32)
+    wavfile.write(tmp_path / "a.wav", RATE, samples)
+    expected = encoder.encode((samples, RATE))
+    assert expected.shape == (32,)
+    stereo = np.stack([samples + 0.01, samples - 0.01])
+    forms = [{"array": samples, "sampling_rate": RATE}, str(tmp_path / "a.wav"), tmp_path / "a.wav", (stereo, RATE)]
+    forms += [(stereo.T, RATE), (torch.tensor(samples), RATE), {"audio": {"array": samples, "sampling_rate": RATE}}]
+    for form in forms:
+        np.testing.assert_allclose(encoder.encode([form])[0], expected, atol=1e-4)
+    fast = resample_poly(samples, 3, 1)
+    by_rate = encoder.encode([(fast, 3 * RATE), (resample_poly(fast, 1, 3), RATE)])
+    np.testing.assert_allclose(by_rate[0], by_rate[1], atol=1e-5)
+    assert np.abs(encoder.encode((fast, RATE)) - expected).max() > 1e-2  # the wrong rate is another sound
+
+
+@pytest.mark.parametrize(
+    ("name", "item", "text"),
+    [
+        ("ViT", "no such file.png", "there is no file 'no such file.png'"),
+        ("ViT", SOUNDS[0], "must each be an image for local/.*, but got a sound"),
+        ("Wav2Vec2", IMAGES[0], "must each be a sound for local/.*, but got an image"),
+        ("Llama", IMAGES[0], "must each be a text for local/.*, but got an image"),
+        ("Wav2Vec2", (np.zeros(0, dtype=np.float32), RATE), "Input 0: .*at least one sample"),
+        ("Wav2Vec2", (np.ones(5, dtype=np.float32), RATE), r"Input 0: .*at least 20 samples \(1 ms\).*but has 5"),
+        ("Wav2Vec2", (np.ones(500, dtype=np.float32), 0), "rate of the sound must be a positive"),
+        ("Wav2Vec2", np.ones(500, dtype=np.float32), r"must come with its rate"),
+    ],
+)
+def test_a_wrong_input_is_named(name: str, item: Any, text: str, tiny_folder: Folder) -> None:
+    with pytest.raises(InputError, match=text):
+        LayerEncoder(tiny_folder(name), 1, device="cpu").encode([item])
+
+
+def test_a_huge_or_corrupt_image_is_named_with_its_place(tiny_folder: Folder, tmp_path: Path) -> None:
+    encoder = LayerEncoder(tiny_folder("ViT"), 1, device="cpu", max_pixels=1000)
+    with pytest.raises(InputError, match=r"Input 1: `max_pixels` is 1000.*40 x 40 = 1600"):
+        encoder.encode([IMAGES[0], IMAGES[1].resize((40, 40))])
+    (tmp_path / "bad.jpg").write_bytes(b"\xff\xd8 not a photograph")
+    with pytest.raises(InputError, match=r"bad\.jpg cannot be read as an image"):
+        encoder.encode([tmp_path / "bad.jpg"])
+
+
+def test_a_sound_longer_than_the_window_is_cut_off_and_it_is_said_once(
+    tiny_folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder = LayerEncoder(tiny_folder("Whisper"), 2, device="cpu")
+    long = (np.tile(SOUNDS[0][0], 12), RATE)
+    with caplog.at_level(logging.WARNING, logger="midlayer_encoders.encoder.sentence_transformers_encoder"):
+        vectors = encoder.encode([long, (long[0][:RATE], RATE)])
+        encoder.encode([long])
+    assert [record.message for record in caplog.records if "is cut off" in record.message][1:] == []
+    assert "longer than the window" in caplog.text
+    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-4)
+
+
+# --- the plain folder ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "norm"),
+    [
+        *((name, "final") for name in [*PICTURED, *SOUNDED] if name != "Whisper"),
+        ("DINOv2", "none"),
+        ("Wav2Vec2", "none"),
+    ],
+)
+def test_an_exported_folder_gives_the_same_vectors(name: str, norm: Norm, tiny_folder: Folder, tmp_path: Path) -> None:
+    encoder = LayerEncoder(tiny_folder(name), 2, norm=norm, device="cpu")
+    encoder.save_pretrained(str(tmp_path))
+    plain = SentenceTransformer(str(tmp_path), device="cpu")
+    items = IMAGES[:3] if name in PICTURED else [{"array": array, "sampling_rate": rate} for array, rate in SOUNDS[:3]]
+    # Padded sounds are pooled with their padding there, so each passes alone.
+    got = plain.encode(items, batch_size=3 if name in PICTURED else 1)
+    np.testing.assert_allclose(got, encoder.encode(items), atol=2e-5, rtol=1e-4)
+    assert "Layer 2 of local/" in (tmp_path / "README.md").read_text()
+
+
+def test_what_a_folder_cannot_hold_is_refused_with_the_reason(tiny_folder: Folder, tmp_path: Path) -> None:
+    with pytest.raises(CutError, match="fill a fixed window, and the pooling of a plain folder cannot leave out"):
+        LayerEncoder(tiny_folder("Whisper"), 2, device="cpu").save_pretrained(str(tmp_path))
+    encoder = LayerEncoder(tiny_folder("Whisper"), 2, pooling="cls", device="cpu")
+    encoder.save_pretrained(str(tmp_path))
+    plain = SentenceTransformer(str(tmp_path), device="cpu")
+    item = {"array": SOUNDS[0][0], "sampling_rate": RATE}
+    np.testing.assert_allclose(plain.encode([item]), encoder.encode([item]), atol=1e-5)
+
+
+# --- a module in memory --------------------------------------------------------------------------------------------
+
+
+class Trunk(torch.nn.Module):
+    """A stack in the manner of AIM: patches, blocks under a path of its own, a norm, and a head that is not wanted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = torch.nn.Conv2d(3, 16, 8, 8)
+        layer = lambda: torch.nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True, norm_first=True)  # noqa: E731
+        self.trunk = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList(layer() for _ in range(3))})
+        self.norm = torch.nn.LayerNorm(16)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        states = self.patches(pixels).flatten(2).transpose(1, 2)
+        for block in self.trunk["blocks"]:  # type: ignore[attr-defined]
+            states = block(states)
+        return self.norm(states).mean(1)
+
+
+def to_pixels(images: list[Any]) -> torch.Tensor:
+    arrays = [np.asarray(image.resize((16, 16)), dtype=np.float32) / 255 for image in images]
+    return torch.tensor(np.stack(arrays)).movedim(3, 1)
+
+
+def test_a_plain_module_is_read_at_any_layer_when_told_its_blocks(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Trunk().eval()
+    expected = [module.patches(to_pixels(IMAGES)).flatten(2).transpose(1, 2)]
+    for block in module.trunk["blocks"]:  # type: ignore[attr-defined]
+        expected.append(block(expected[-1]))
+    for layer in range(4):
+        for norm in NORMS:
+            encoder = LayerEncoder.from_module(
+                module, layer, norm=norm, processor=to_pixels, blocks="trunk.blocks", final=("norm",), device="cpu"
+            )
+            states = module.norm(expected[layer]) if norm == "final" else expected[layer]
+            np.testing.assert_allclose(encoder.encode(IMAGES), states.mean(1).detach().numpy(), atol=1e-5)
+    assert len(module.trunk["blocks"]) == 3  # type: ignore[arg-type]  # the caller's module is left alone
+    assert encoder.spec.model == "module/Trunk"
+    with pytest.raises(CutError, match="Trunk was given as a module in memory"):
+        encoder.save_pretrained(str(tmp_path))
+    with pytest.raises(OptionError, match="`processor` must be given"):
+        LayerEncoder(module, 1, blocks="trunk.blocks", device="cpu")
+
+
+def test_a_model_in_memory_is_read_as_its_folder_is(tiny_folder: Folder) -> None:
+    for name, medium, items in (("ViT", "image", IMAGES), ("Wav2Vec2", "audio", SOUNDS), ("Llama", "text", TEXTS)):
+        made = LayerEncoder.from_module(tiny(name), 2, processor=processor(name), medium=medium, device="cpu")  # type: ignore[arg-type]
+        expected = LayerEncoder(tiny_folder(name), 2, device="cpu").encode(items)
+        np.testing.assert_allclose(made.encode(items), expected, atol=2e-5, rtol=1e-4)

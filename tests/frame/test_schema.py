@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import math
+
+import polars as pl
+import pytest
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import check_one_model, metric_series, number_of_layers
+from midlayer_encoders.report import FRAME_SCHEMA, check_frame
+from tests.report.made_frames import full_frame, metrics_frame, rows_frame, scores_frame
+
+ROW = ("m", "main", 1, 0.5, "score", "STS", "cosine_spearman", 0.5)
+
+
+def test_a_frame_is_returned_in_order_and_of_its_types() -> None:
+    frame = full_frame()
+    shuffled = frame.select(reversed(frame.columns)).with_columns(
+        pl.lit(1).alias("more"), pl.col("layer").cast(pl.Int8)
+    )
+    assert check_frame(shuffled).equals(frame)
+    assert check_frame(shuffled).schema == FRAME_SCHEMA
+
+
+def test_words_may_be_categories_and_values_whole_numbers() -> None:
+    frame = rows_frame([ROW]).with_columns(pl.col("kind").cast(pl.Categorical), pl.lit(1).alias("value"))
+    assert check_frame(frame)["value"].to_list() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("frame", "text"),
+    [
+        (rows_frame([ROW]).drop("depth", "value"), r"must have the columns .* but lacks depth, value\.$"),
+        (rows_frame([ROW]).rename({"dataset": "datasets"}), r"but lacks dataset\. Did you mean 'datasets'\?"),
+        (rows_frame([ROW]).with_columns(pl.col("layer").cast(pl.String)), "'layer' must be Int64, but got String"),
+        (rows_frame([ROW]).with_columns(pl.lit(None).alias("revision")), "no empty cells, but got 1 in 'revision'"),
+        (rows_frame([(*ROW[:4], "scores", *ROW[5:])]), r"must hold 'score' or 'metric', but got \['scores'\]"),
+        (rows_frame([(*ROW[:3], 1.5, *ROW[4:])]), "but got layer 1 at depth 1.5"),
+        (rows_frame([ROW, (*ROW[:7], 0.6)]), "several of 'cosine_spearman' on 'STS' at layer 1; drop the repeated"),
+    ],
+)
+def test_what_is_wrong_is_named(frame: pl.DataFrame, text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        check_frame(frame)
+
+
+def test_one_model_at_one_revision() -> None:
+    assert check_one_model(rows_frame([ROW])) == ("m", "main")
+    two = rows_frame([ROW, ("m", "step1", *ROW[2:])])
+    with pytest.raises(OptionError, match="but got 2: m at main, m at step1; filter it first"):
+        check_one_model(two)
+    with pytest.raises(OptionError, match="at least one row"):
+        check_one_model(two.clear())
+
+
+@pytest.mark.parametrize("num_layers", [1, 6, 12, 24, 30, 48, 126])
+def test_number_of_layers_comes_back_from_any_layer(num_layers: int) -> None:
+    for layer in range(1, num_layers + 1):
+        assert number_of_layers(scores_frame(num_layers, tasks=1, layers=[layer])) == num_layers
+    assert number_of_layers(scores_frame(num_layers, tasks=1, layers=[0])) == 0
+
+
+def test_series_are_told_apart_by_what_differs_only() -> None:
+    alone = metric_series(metrics_frame(names=["curvature", "lidar"]))
+    assert {name: [one.label for one in many] for name, many in alone.items()} == {"curvature": [""], "lidar": [""]}
+    texts = metric_series(metrics_frame(names=["curvature"], datasets=["a", "b"]))
+    assert [one.label for one in texts["curvature"]] == ["a", "b"]
+    models = pl.concat([metrics_frame(names=["lidar"], model="x"), metrics_frame(names=["lidar"], model="y")])
+    assert [one.label for one in metric_series(models)["lidar"]] == ["x", "y"]
+
+
+def test_series_are_in_order_of_layers_and_keep_what_is_not_finite() -> None:
+    rows = [
+        ("m", "r", layer, layer / 2, "metric", "t", "lidar", value)
+        for layer, value in ((2, 1.0), (0, math.nan), (1, 3.0))
+    ]
+    (series,) = metric_series(rows_frame(rows))["lidar"]
+    assert series.layers == (0, 1, 2)
+    assert series.depths == (0.0, 0.5, 1.0)
+    assert math.isnan(series.values[0])
+    assert series.values[1:] == (3.0, 1.0)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from midlayer_encoders._types import NORMS, Norm
+from midlayer_encoders.errors import CutError
+from midlayer_encoders.models.anatomy import find_anatomy
+from midlayer_encoders.models.cut import Cut, cut_config, cut_model
+from midlayer_encoders.models.load import load_cut
+from tests.families import DEPTH, FAMILIES, tiny
+from tests.families import inputs as family_inputs
+
+
+def expected_states(
+    name: str, norm: Norm, *, model: torch.nn.Module | None = None, inputs: dict[str, Tensor] | None = None
+) -> list[Tensor]:
+    """Return every layer of the uncut model, read by hooks on its blocks, and normed by its own final norm if asked."""
+    model = tiny(name) if model is None else model
+    given = family_inputs(name) if inputs is None else inputs
+    rows = len(next(iter(given.values())))
+    anatomy = find_anatomy(model)
+    states: list[Tensor] = []
+
+    def keep(value: object) -> None:
+        states.append((value[0] if isinstance(value, tuple) else value).reshape(rows, -1, 32))  # type: ignore[attr-defined]
+
+    blocks = {id(block): block for block in (anatomy.block(model, k) for k in range(1, DEPTH + 1))}
+    # What enters the first block, then what enters each next one (a convolution may stand between), then the last output.
+    handles = [
+        block.register_forward_pre_hook(
+            lambda _m, args, kwargs: keep(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+        )
+        for block in blocks.values()
+    ]
+    outputs: list[object] = []
+    last = anatomy.block(model, DEPTH)
+    handles.append(last.register_forward_hook(lambda _m, _a, out: outputs.append(out)))
+    with torch.no_grad():
+        model(**given)
+        keep(outputs[-1])
+        for handle in handles:
+            handle.remove()
+        if norm == "final":
+            for path in anatomy.final:
+                states = [model.get_submodule(path)(value) for value in states]
+    assert len(states) == DEPTH + 1
+    return states
+
+
+def read(model: torch.nn.Module, output: str | tuple[str, int], name: str) -> Tensor:
+    with torch.no_grad():
+        given = model(**family_inputs(name), output_hidden_states=True)
+    value = given[output] if isinstance(output, str) else given[output[0]][output[1]]
+    return value.reshape(2, -1, value.shape[-1])
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_layer_of_every_family_is_exact_before_and_after_save_and_reload(
+    name: str, norm: Norm, tmp_path: Path
+) -> None:
+    tiny(name).save_pretrained(tmp_path / "whole")  # type: ignore[operator]
+    for layer, expected in enumerate(expected_states(name, norm)):
+        model, cut = load_cut(str(tmp_path / "whole"), layer, norm=norm)
+        assert cut.layer == layer
+        torch.testing.assert_close(read(model, cut.output, name), expected, msg=lambda m: f"layer {layer}: {m}")
+        model.save_pretrained(tmp_path / "cut")  # type: ignore[operator]
+        again = type(model).from_pretrained(tmp_path / "cut").eval()  # type: ignore[attr-defined]
+        torch.testing.assert_close(read(again, cut.output, name), expected, msg=lambda m: f"reloaded {layer}: {m}")
+
+
+def test_a_plain_module_is_cut_in_memory() -> None:
+    model = torch.nn.ModuleDict({"steps": torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(5))})
+    anatomy = find_anatomy(model, blocks="steps")
+    cut_model(model, Cut(anatomy, 2, "final", 2, "last_hidden_state"))
+    assert len(model["steps"]) == 2  # type: ignore[arg-type]
+
+
+def test_a_config_that_counts_no_blocks_is_refused() -> None:
+    import transformers as tf
+
+    with pytest.raises(CutError, match="does not say how many blocks"):
+        cut_config(tf.BertConfig(num_hidden_layers=4), 7, 2)
+
+
+def test_a_block_that_is_set_by_the_depth_of_its_model_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.llama import modeling_llama
+
+    made = modeling_llama.LlamaDecoderLayer.__init__
+
+    def by_depth(self: torch.nn.Module, config: object, layer_idx: int) -> None:
+        made(self, config, layer_idx)
+        self.residual_scale = 1.0 / config.num_hidden_layers  # type: ignore[attr-defined]
+
+    tiny("Llama").save_pretrained(tmp_path)  # type: ignore[operator]
+    monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "__init__", by_depth)
+    with pytest.raises(
+        CutError, match=r"Block 1 of LlamaModel is set otherwise in a cut model: `residual_scale` is 0.5"
+    ):
+        load_cut(str(tmp_path), 2)
+    load_cut(str(tmp_path), 4)
+
+
+def test_weights_after_the_layer_are_not_read(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tiny("Llama").save_pretrained(tmp_path)  # type: ignore[operator]
+    weights = load_file(tmp_path / "model.safetensors")
+    poisoned = {key: value * float("nan") if ".2." in key or ".3." in key else value for key, value in weights.items()}
+    save_file(poisoned, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model, cut = load_cut(str(tmp_path), 2)
+    assert read(model, cut.output, "Llama").isfinite().all()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import huggingface_hub.constants as hub
+import pytest
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import ModelNotFoundError
+from midlayer_encoders.models.hub import local_only
+
+CODES = {"norev": "RevisionNotFound", "norepo": "RepoNotFound", "nofile": "EntryNotFound", "gated": "GatedRepo"}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub that answers with the headers of the real one."""
+
+    def do_HEAD(self) -> None:
+        name = self.path.split("/")[2]
+        self.send_response(200 if name not in CODES else 404)
+        if name in CODES:
+            self.send_header("X-Error-Code", CODES[name])
+        self.send_header("ETag", '"1"')
+        self.send_header("X-Repo-Commit", "0" * 40)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    server = HTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(hub, "HUGGINGFACE_CO_URL_TEMPLATE", hub.ENDPOINT + "/{repo_id}/resolve/{revision}/{filename}")
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.usefixtures("hub_server")
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ("org/norev", "`revision` must be a branch, tag or commit of 'org/norev' on the hub, but it has no 'step7'"),
+        ("org/norepo", "is neither. Check the spelling"),
+        ("org/nofile", "has no config.json: it is not a transformers model"),
+        ("org/gated", "accept its terms"),
+    ],
+)
+def test_what_the_hub_refuses_is_said_with_the_cure(model: str, text: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=text):
+        LayerEncoder(model, 2, revision="step7")
+
+
+@pytest.mark.usefixtures("hub_server")
+def test_a_model_on_the_hub_is_read_from_there() -> None:
+    assert local_only("org/there") is False
+
+
+def test_no_network_and_not_cached_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(
+        hub, "HUGGINGFACE_CO_URL_TEMPLATE", f"http://127.0.0.1:{port}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    )
+    start = time.perf_counter()
+    with pytest.raises(
+        ModelNotFoundError, match=r"not cached on this machine and the hub cannot be reached.*hf download"
+    ):
+        LayerEncoder("EleutherAI/pythia-410m", 17)
+    assert time.perf_counter() - start < 5
+
+
+def test_offline_mode_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelNotFoundError, match="HF_HUB_OFFLINE is set"):
+        LayerEncoder("EleutherAI/pythia-410m", 17)

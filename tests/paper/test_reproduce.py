@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.analysis.correlation import correlate
+from midlayer_encoders.cli import app
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.paper.experiments import EXPERIMENTS
+from midlayer_encoders.paper.reproduce import reproduce, resolve_experiments, write_experiments
+from midlayer_encoders.paper.setting import Setting
+from tests.families import DEPTH
+from tests.sweeping.test_sweep import sentence, write_rows
+
+Folder = Callable[[str], str]
+pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's, sklearn's and datasets' own
+
+TEXTS = tuple(f"{sentence(n)} and {sentence(50 + n)}" for n in range(16))
+
+
+@pytest.fixture(scope="module")
+def near(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a small task of nearness."""
+    folder = tmp_path_factory.mktemp("tasks") / "near"
+    write_rows(folder, [{"sentence1": sentence(n), "sentence2": sentence(200 + n), "score": n % 5} for n in range(30)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def setting(tiny_folder: Folder, tmp_path_factory: pytest.TempPathFactory, near: Path) -> Setting:
+    return Setting(
+        models=(tiny_folder("Llama"),), load=lambda name: LayerEncoder(name, -1, device="cpu", max_length=48),
+        out=tmp_path_factory.mktemp("paper"), texts=TEXTS, solutions=TEXTS, tasks=str(near), limit=4, max_length=24,
+        workers=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "names", [["fig4", "fig5", "fig6", "fig7", "fig15"], pytest.param(list(EXPERIMENTS), marks=pytest.mark.slow)]
+)
+def test_what_can_run_runs_resumes_and_is_on_one_page(setting: Setting, names: list[str], tmp_path: Path) -> None:
+    setting = replace(setting, out=tmp_path)
+    outcomes = {one.name: one for one in reproduce(names, setting)}
+    failed = {name: one.words for name, one in outcomes.items() if one.status == "failed"}
+    assert failed == {}
+    lacking = {"fig4", "fig11", "fig13"} & set(names)
+    assert {name for name, one in outcomes.items() if one.status == "left out"} == lacking
+    for name, one in outcomes.items():
+        if one.status == "done":
+            assert all((setting.out / f"{name}.{ending}").stat().st_size > 0 for ending in ("parquet", "csv", "png"))
+            assert one.words
+    again = {one.name: one.status for one in reproduce(["fig6", "fig7"], setting)}
+    assert again == {"fig6": "kept", "fig7": "kept"}
+    page = write_experiments(list(outcomes.values()), setting).read_text(encoding="utf8")
+    assert "fig4 was left out: It needs checkpoints" in page
+    assert page.count('<svg class="chart"') >= 12
+    assert "http" not in page.replace("http-equiv", "")
+    assert [one["name"] for one in json.loads((setting.out / "outcomes.json").read_text())] == names
+    for name in ("fig5", "fig6", "fig15"):
+        frame = pl.read_parquet(setting.out / f"{name}.parquet")
+        assert frame.columns[:8] == list(FRAME_SCHEMA)
+        assert set(frame["layer"]) <= set(range(DEPTH + 1))
+
+
+def test_another_setting_is_measured_anew_and_an_error_does_not_stop_the_others(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = replace(setting, out=tmp_path)
+
+    def broken(_: Setting) -> pl.DataFrame:
+        raise RuntimeError("mine")
+
+    monkeypatch.setitem(EXPERIMENTS, "fig6", replace(EXPERIMENTS["fig6"], run=broken))
+    assert [one.status for one in reproduce(["fig6", "fig7"], mine)] == ["failed", "done"]
+    assert reproduce(["fig6"], mine)[0].words == ("RuntimeError: mine",)
+    assert reproduce(["fig7"], mine)[0].status == "kept"
+    assert reproduce(["fig7"], replace(mine, seed=1))[0].status == "done"
+    page = write_experiments(reproduce(["fig6"], mine), mine).read_text(encoding="utf8")
+    assert "fig6 failed: RuntimeError: mine" in page
+
+
+@pytest.mark.slow
+def test_two_models_are_compared(setting: Setting, tiny_folder: Folder, tmp_path: Path) -> None:
+    two = replace(setting, models=(tiny_folder("Llama"), tiny_folder("GPT2")), out=tmp_path, _loaded={})
+    outcomes = {one.name: one for one in reproduce(["fig5", "fig13"], two)}
+    assert [one.status for one in outcomes.values()] == ["done", "done"]
+    assert pl.read_parquet(tmp_path / "fig5.parquet")["model"].n_unique() == 2
+    assert "against" in outcomes["fig13"].words[0]
+
+
+@pytest.mark.slow
+def test_the_paper_s_tables_stand_beside_the_model(setting: Setting, shared_data: Path, tmp_path: Path) -> None:
+    tables = shared_data.parent / "reference"
+    if not tables.is_dir():
+        pytest.skip(f"no reference tables at {tables}")
+    alone = replace(setting, models=(), out=tmp_path, reference=tables)
+    outcomes = {one.name: one for one in reproduce(["fig3", "fig4", "table2"], alone)}
+    assert [one.status for one in outcomes.values()] == ["done", "done", "done"]
+    frame = pl.read_parquet(tmp_path / "fig3.parquet").filter(task="average", statistic="dcor", metric="dime")
+    assert frame["value"].item() == pytest.approx(0.88, abs=0.01)  # REPLICATION.md
+    assert "the last 46.8" in outcomes["table2"].words[1]
+    settled = pl.read_parquet(tmp_path / "fig4.parquet").filter(pl.col("name").str.starts_with("prompt_entropy"))
+    at = {(row["revision"], row["layer"]): row["value"] for row in settled.iter_rows(named=True)}
+    assert at["step1000", 12] == pytest.approx(0.85, abs=0.01)
+    assert at["step143000", 12] == pytest.approx(0.33, abs=0.01)
+
+
+def test_an_experiment_says_what_it_lacks(setting: Setting, tmp_path: Path) -> None:
+    bare = replace(setting, models=(), out=tmp_path)
+    said = {one.name: one for one in reproduce(["fig1", "fig3", "fig13", "table2"], bare)}
+    without = replace(setting, texts=(), solutions=(), out=tmp_path)
+    said |= {one.name: one for one in reproduce(["fig2", "fig5", "fig6"], without)}
+    assert {one.status for one in said.values()} == {"left out"}
+    assert said["fig1"].words == ("It needs a model: pass --model, or --swept FILE.",)
+    assert "pass --model 2 times" in said["fig13"].words[0]
+    assert "--solutions FILE" in said["fig5"].words[0]
+    assert "--texts FILE" in said["fig6"].words[0]
+    assert "--reference DIR" in said["table2"].words[0]
+
+
+def test_constant_curves_are_said_to_have_no_correlation() -> None:
+    rows = [("m", "main", k, k / 4, "metric", "t", "dime", 1.0) for k in range(5)]
+    rows += [("m", "main", k, k / 4, "score", "t", "s", k / 10) for k in range(5)]
+    frame = correlate(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row"))
+    assert any("dime is the same at every layer" in word for word in EXPERIMENTS["fig3"].words(frame))
+    with pytest.raises(OptionError, match="none is defined"):
+        EXPERIMENTS["fig3"].draw(frame)
+
+
+def test_wrong_names_are_refused() -> None:
+    with pytest.raises(OptionError, match="Did you mean 'fig6'"):
+        resolve_experiments("fig66")
+    with pytest.raises(OptionError, match="Did you mean 'theorems'"):
+        resolve_experiments("fig6,theorem")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(["fig7"], 0), (["fig6,fig7", "--model", "MODEL", "--texts", "TEXTS", "--max-length", "24", "--limit", "2"], 0)],
+)
+def test_the_command(
+    arguments: Sequence[str], status: int, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MIDLAYER_DATA", raising=False)
+    (tmp_path / "texts.txt").write_text("\n".join(" ".join([text] * 3) for text in TEXTS))
+    given = {"MODEL": tiny_folder("Llama"), "TEXTS": str(tmp_path / "texts.txt")}
+    words = [given.get(one, one) for one in arguments]
+    result = CliRunner().invoke(app, ["reproduce", *words, "--out", str(tmp_path / "out")])
+    assert result.exit_code == status, result.output
+    assert "fig7: done" in result.output
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_the_command_says_a_wrong_name_before_it_loads_anything() -> None:
+    result = CliRunner().invoke(app, ["reproduce", "fig77", "--model", "no-such-model"])
+    assert isinstance(result.exception, OptionError)
+    assert "Did you mean 'fig7'" in str(result.exception)
+
+
+def test_what_was_run_before_stays_on_the_page(setting: Setting, tmp_path: Path) -> None:
+    setting = replace(setting, out=tmp_path)
+    write_experiments(reproduce(["fig7"], setting), setting)
+    write_experiments(reproduce(["fig6"], setting), setting)
+    assert [one["name"] for one in json.loads((tmp_path / "outcomes.json").read_text())] == ["fig6", "fig7"]
+
+
+def test_a_figure_that_is_another_commands_or_cannot_run_is_said(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="midlayer probe"):
+        resolve_experiments("fig14")
+    short = tmp_path / "short.txt"
+    short.write_text("a few words\n")
+    arguments = ["reproduce", "fig6", "--model", "any", "--texts", str(short), "--out", str(tmp_path / "out")]
+    assert "64 words or more, but none of 1" in str(CliRunner().invoke(app, arguments).exception)
+    assert CliRunner().invoke(app, ["reproduce", "fig13", "--out", str(tmp_path / "out")]).exit_code == 1

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders._types import NORMS, Norm
+from midlayer_encoders.errors import NotFiniteError, OptionError
+from midlayer_encoders.models.anatomy import block_sites, find_anatomy
+from midlayer_encoders.reading.batches import plan_batches
+from midlayer_encoders.reading.capture import STREAM, capture
+from midlayer_encoders.reading.reader import LayerReader
+from tests.families import DEPTH, FAMILIES, inputs, tiny
+from tests.models.test_cut import expected_states
+from tests.tiny_folders import TEXTS
+
+Folder = Callable[[str], str]
+
+
+def hooks_on(model: torch.nn.Module) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_layer_of_every_family_comes_from_one_pass(name: str, norm: Norm) -> None:
+    model, got = tiny(name), []
+    before = hooks_on(model)
+    with torch.no_grad():
+        capture(
+            model, inputs(name), lambda layer, _, states: got.append((layer, states.reshape(2, -1, states.shape[-1]))),
+            anatomy=find_anatomy(model), layers=range(DEPTH + 1), norm=norm,
+        )  # fmt: skip
+    assert [layer for layer, _ in got] == list(range(DEPTH + 1))
+    for (layer, states), expected in zip(got, expected_states(name, norm), strict=True):
+        torch.testing.assert_close(states, expected, msg=lambda text: f"layer {layer}: {text}")
+    assert hooks_on(model) == before
+
+
+@pytest.mark.parametrize("name", ["Llama", "BERT", "ALBERT", "Mamba"])
+def test_blocks_after_the_last_wanted_layer_do_not_run(name: str) -> None:
+    model = tiny(name)
+    anatomy = find_anatomy(model)
+    ran: list[int] = []
+    anatomy.block(model, DEPTH).register_forward_hook(lambda *_: ran.append(1))
+    with torch.no_grad():
+        capture(model, inputs(name), lambda *_: None, anatomy=anatomy, layers=[0, 2])
+    assert len(ran) == (2 if name == "ALBERT" else 0)
+    with torch.no_grad():
+        model(**inputs(name))
+    assert len(ran) == (6 if name == "ALBERT" else 1)
+
+
+def test_hooks_are_gone_when_a_batch_raises() -> None:
+    model = tiny("Llama")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        capture(model, inputs("Llama"), fail, anatomy=find_anatomy(model), layers=[1])
+    assert hooks_on(model) == 0
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT2", "BERT", "ALBERT", "Gemma2"])
+def test_sites_inside_blocks_come_with_their_layer(name: str) -> None:
+    model, got = tiny(name), {}
+    anatomy = find_anatomy(model)
+    sites = [*block_sites(anatomy.block(model, 1), model.config)]
+    with torch.no_grad():
+        capture(
+            model, inputs(name), lambda layer, site, states: got.setdefault((layer, site), states),
+            anatomy=anatomy, layers=range(1, DEPTH + 1), sites=sites,
+        )  # fmt: skip
+    assert set(got) == {(layer, site) for layer in range(1, DEPTH + 1) for site in sites}
+    for layer in range(2, DEPTH + 1):
+        torch.testing.assert_close(got[layer, "residual_in"], got[layer - 1, STREAM])
+
+
+def test_wrong_layers_and_sites_are_refused() -> None:
+    model = tiny("Llama")
+    anatomy = find_anatomy(model)
+    with pytest.raises(OptionError, match=r"within \[0, 4\]"):
+        capture(model, inputs("Llama"), lambda *_: None, anatomy=anatomy, layers=[5])
+    with pytest.raises(OptionError, match="Did you mean 'attention'"):
+        capture(model, inputs("Llama"), lambda *_: None, anatomy=anatomy, layers=[1], sites=["attentoin"])
+
+
+# --- batches -------------------------------------------------------------------------------------------------------
+
+
+def test_batches_hold_every_text_once_within_the_budget() -> None:
+    draw = random.Random(0)
+    lengths = [draw.randint(0, 60) for _ in range(300)] + [500]
+    batches = plan_batches(lengths, token_budget=256, max_texts=16)
+    assert sorted(position for batch in batches for position in batch) == list(range(301))
+    for batch in batches:
+        assert len(batch) <= 16
+        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= 256
+    assert plan_batches(lengths, token_budget=256, max_texts=16) == batches
+    assert plan_batches([]) == []
+    with pytest.raises(OptionError, match="must be positive"):
+        plan_batches([1], token_budget=0)
+
+
+# --- vectors -------------------------------------------------------------------------------------------------------
+
+
+def reader(encoder: LayerEncoder, **options: Any) -> LayerReader:
+    model = encoder[0].model
+    return LayerReader(model, encoder.preprocess, find_anatomy(model), list(range(DEPTH + 1)), **options)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", ["Llama", "BERT", "Mamba", "GPT2", "ALBERT"])
+def test_one_pass_gives_what_an_encoder_cut_at_each_layer_gives(name: str, norm: Norm, tiny_folder: Folder) -> None:
+    whole = LayerEncoder(tiny_folder(name), -1, device="cpu")
+    vectors = torch.zeros(DEPTH + 1, len(TEXTS), 32)
+    for positions, made in reader(whole, norm=norm).embed(TEXTS, plan_batches([len(t) for t in TEXTS], max_texts=4)):
+        vectors[:, positions] = made
+    for layer in range(DEPTH + 1):
+        cut = LayerEncoder(tiny_folder(name), layer, norm=norm, device="cpu")
+        torch.testing.assert_close(vectors[layer], torch.from_numpy(cut.encode(TEXTS)), rtol=1e-4, atol=2e-5)
+
+
+def test_memory_running_out_halves_the_batch(tiny_folder: Folder) -> None:
+    whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+
+    def scarce(texts: list[str]) -> dict[str, Tensor]:
+        if len(texts) > 2:
+            raise torch.OutOfMemoryError
+        return whole.preprocess(texts)
+
+    plain = reader(whole)
+    short = LayerReader(plain.model, scarce, plain.anatomy, plain.layers)
+    batches = plan_batches([len(text) for text in TEXTS])
+    got = {i: made[:, n] for positions, made in short.embed(TEXTS, batches) for n, i in enumerate(positions)}
+    for positions, made in plain.embed(TEXTS, batches):
+        for n, i in enumerate(positions):
+            torch.testing.assert_close(got[i], made[:, n], rtol=1e-5, atol=1e-5)
+    with pytest.raises(torch.OutOfMemoryError):
+        list(LayerReader(plain.model, lambda _: scarce(["x"] * 9), plain.anatomy, [1]).embed(TEXTS, batches))
+
+
+def test_nan_names_layer_and_text(tiny_folder: Folder) -> None:
+    whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    with torch.no_grad():
+        whole[0].model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
+    with pytest.raises(NotFiniteError, match="Layer 2 gives NaN or infinity for 'the cat"):
+        list(reader(whole).embed(TEXTS, [[0, 1]]))

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from sentence_transformers.sentence_transformer.modules import Pooling as Reference
+
+from midlayer_encoders._types import POOLINGS, Pooling
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.reading.pooling import pool
+
+
+def batch(side: str) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(5, 7, 6, generator=generator)
+    mask = torch.arange(7)[None] < torch.tensor([7, 1, 3, 5, 2])[:, None]
+    return states, mask if side == "right" else mask.flip(1)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_pooling_matches_the_words_and_sentence_transformers(pooling: Pooling, side: str) -> None:
+    states, mask = batch(side)
+    expected = []
+    for row, real in zip(states, mask, strict=True):
+        tokens = row[real]
+        weights = torch.arange(1.0, len(tokens) + 1)[:, None]
+        expected.append(
+            {
+                "mean": tokens.mean(0),
+                "last": tokens[-1],
+                "cls": tokens[0],
+                "max": tokens.max(0).values,
+                "weightedmean": (tokens * weights).sum(0) / weights.sum(),
+            }[pooling]
+        )
+    torch.testing.assert_close(pool(states, mask, pooling), torch.stack(expected))
+    reference = Reference(6, pooling_mode={"last": "lasttoken"}.get(pooling, pooling))
+    features = reference({"token_embeddings": states, "attention_mask": mask.long()})
+    torch.testing.assert_close(pool(states, mask, pooling), features["sentence_embedding"])
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_text_without_tokens_is_zero_and_padding_is_not_read(pooling: Pooling) -> None:
+    states, mask = batch("right")
+    mask[1] = False
+    pooled = pool(states, mask, pooling)
+    assert not pooled[1].any()
+    loud = torch.where(mask[..., None], states, torch.full_like(states, 1e6))
+    torch.testing.assert_close(pool(loud, mask, pooling), pooled)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
+    states = torch.ones(1, 5000, 1, dtype=dtype)
+    assert pool(states, torch.ones(1, 5000, dtype=torch.bool)).item() == 1.0
+
+
+def test_a_wrong_name_is_refused() -> None:
+    with pytest.raises(OptionError, match="Did you mean 'mean'"):
+        pool(*batch("left"), "maen")  # type: ignore[arg-type]

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.sweeping import SweepResult, sweep
+from midlayer_encoders.tasks import isolated_random, task_sources
+from tests.families import DEPTH
+
+Folder = Callable[[str], str]
+pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's, sklearn's and datasets' own
+
+WORDS = ["apple", "bread", "chair", "door", "engine", "forest", "glass", "house", "island", "jungle", "kettle", "lamp"]
+
+
+def sentence(number: int) -> str:
+    """Return one of many sentences, no two alike."""
+    return " ".join(random.Random(number).choices(WORDS, k=5)) + f" {number}"
+
+
+def write_rows(folder: Path, rows: list[dict[str, Any]], name: str = "test") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return folders of data, one for each type of task."""
+    root = tmp_path_factory.mktemp("five")
+    labelled = [{"text": sentence(n), "label": n % 3} for n in range(72)]
+    write_rows(root / "kinds", labelled[:36], "train")
+    write_rows(root / "kinds", labelled[36:])
+    write_rows(root / "groups", [{"sentences": sentence(n), "labels": n % 4} for n in range(40)])
+    (root / "groups/task.json").write_text('{"type": "Clustering"}')
+    write_rows(
+        root / "pairs", [{"sentence1": sentence(n), "sentence2": sentence(100 + n), "labels": n % 2} for n in range(30)]
+    )
+    write_rows(
+        root / "near", [{"sentence1": sentence(n), "sentence2": sentence(200 + n), "score": n % 5} for n in range(30)]
+    )
+    ranked = [
+        {
+            "query": sentence(n),
+            "positive": [sentence(300 + n)],
+            "negative": [sentence(400 + 10 * n + k) for k in range(3)],
+        }
+        for n in range(10)
+    ]
+    write_rows(root / "ranks", ranked)
+    return {name: root / name for name in ("kinds", "groups", "pairs", "near", "ranks")}
+
+
+def mteb_score(encoder: LayerEncoder, path: Path) -> float:
+    import mteb
+
+    with isolated_random():
+        result = mteb.evaluate(encoder, task_sources(path)[0].make(), cache=None, show_progress_bar=False)
+    return float(result[0].get_score())
+
+
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_every_type_scores_as_mteb_scores_an_encoder_cut_at_that_layer(
+    workers: int, five: dict[str, Path], tiny_folder: Folder, tmp_path: Path
+) -> None:
+    model = tiny_folder("Llama")
+    chosen = five if workers == 1 else {name: five[name] for name in ("pairs", "near")}
+    result = sweep(model, list(chosen.values()), out=tmp_path, workers=workers, baselines=False, device="cpu")
+    assert not result.failures
+    assert len(result.frame) == len(chosen) * (DEPTH + 1)
+    for name, path in chosen.items():
+        for layer in range(DEPTH + 1):
+            row = result.frame.filter((pl.col("layer") == layer) & pl.col("dataset").str.starts_with(name))
+            expected = mteb_score(LayerEncoder(model, layer, device="cpu"), path)
+            assert row["value"].item() == pytest.approx(expected, abs=1e-3 if name != "kinds" else 3 / 360), (
+                name,
+                layer,
+            )
+
+
+def test_prompts_are_chosen_as_mteb_does(five: dict[str, Path], tiny_folder: Folder, tmp_path: Path) -> None:
+    model, prompts = tiny_folder("Llama"), {"query": "q: ", "document": "d: ", "STS": "same? "}
+    result = sweep(
+        model, [five["ranks"], five["near"]], layers=[2], out=tmp_path, baselines=False, prompts=prompts, device="cpu"
+    )
+    for name in ("ranks", "near"):
+        expected = mteb_score(LayerEncoder(model, 2, prompts=prompts, device="cpu"), five[name])
+        got = result.frame.filter(pl.col("dataset").str.starts_with(name))["value"].item()
+        assert got == pytest.approx(expected, abs=1e-3)
+        assert got != pytest.approx(mteb_score(LayerEncoder(model, 2, device="cpu"), five[name]), abs=1e-6)
+
+
+def test_each_text_passes_once_and_a_second_sweep_embeds_nothing(
+    five: dict[str, Path], tiny_folder: Folder, tmp_path: Path
+) -> None:
+    reports: dict[str, tuple[int, int]] = {}
+    again: dict[str, tuple[int, int]] = {}
+    options: dict[str, Any] = {"out": tmp_path, "workers": 1, "baselines": False, "device": "cpu"}
+    first = sweep(
+        tiny_folder("BERT"), [five["near"]], progress=lambda stage, *of: reports.update({stage: of}), **options
+    )
+    distinct = {
+        row[key]
+        for row in map(json.loads, (five["near"] / "test.jsonl").read_text().splitlines())
+        for key in ("sentence1", "sentence2")
+    }
+    assert len(distinct) == 60
+    assert reports == {"embedding": (60, 60), "scoring": (DEPTH + 1, DEPTH + 1)}
+    second = sweep(
+        tiny_folder("BERT"), [five["near"]], progress=lambda stage, *of: again.update({stage: of}), **options
+    )
+    assert again == {"scoring": (DEPTH + 1, DEPTH + 1)}
+    assert second.frame.equals(first.frame)
+    assert list((tmp_path / "mteb").rglob("near-*.json"))
+
+
+def test_metrics_stand_beside_scores_and_the_result_is_read_back(
+    five: dict[str, Path], tiny_folder: Folder, tmp_path: Path
+) -> None:
+    result = sweep(
+        tiny_folder("Llama"), [five["near"]], metrics=["prompt_entropy", "lidar"], views=3, metric_texts=12, out=tmp_path,
+        workers=1, device="cpu",
+    )  # fmt: skip
+    assert set(result.frame["kind"]) == {"score", "metric"}
+    assert set(result.notes.baselines) == set(result.frame.filter(pl.col("kind") == "score")["dataset"])
+    again = SweepResult.load(tmp_path)
+    assert again.frame.equals(result.frame)
+    assert again.notes == result.notes
+    assert again.best() == result.best()
+    page = again.to_html().read_text()
+    assert f"--layer {result.best()}" in page
+    assert result.notes.parameters[4] > result.notes.parameters[0]
+    with pytest.raises(OptionError, match="must be the --out of a sweep"):
+        SweepResult.load(tmp_path / "elsewhere")
+
+
+def test_a_task_that_fails_is_told_and_the_others_go_on(
+    five: dict[str, Path], tiny_folder: Folder, tmp_path: Path
+) -> None:
+    broken = task_sources(five["pairs"])[0].make()
+    broken.load_data = lambda **_: (_ for _ in ()).throw(RuntimeError("no such rows"))  # type: ignore[method-assign]
+    result = sweep(
+        tiny_folder("Llama"),
+        [broken, five["near"]],
+        layers=[1, 2],
+        out=tmp_path,
+        workers=1,
+        baselines=False,
+        device="cpu",
+    )
+    assert list(result.failures.values()) == ["layer 1: RuntimeError: no such rows"]
+    assert len(result.frame) == 2
+
+
+def pruned(store: Path) -> None:
+    shutil.rmtree(store)
+
+
+def corrupted(store: Path) -> None:
+    for path in [path for path in store.rglob("*") if path.is_file() and path.suffix != ".json"]:
+        content = path.read_bytes()
+        path.write_bytes(content[:-4] + bytes(255 - byte for byte in content[-4:]))
+
+
+@pytest.mark.parametrize("damage", [pruned, corrupted])
+def test_a_damaged_store_is_filled_again(
+    damage: Callable[[Path], None], five: dict[str, Path], tiny_folder: Folder, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"workers": 1, "baselines": False, "device": "cpu", "out": tmp_path}
+    first = sweep(tiny_folder("Llama"), [five["near"]], **options)
+    damage(tmp_path / "embeddings")
+    for path in sorted((tmp_path / "mteb").rglob("near-*.json"))[2:]:
+        path.unlink()
+    assert sweep(tiny_folder("Llama"), [five["near"]], **options).frame.equals(first.frame)
+
+
+_SWEEP = """
+import sys, warnings
+warnings.simplefilter("ignore")
+from midlayer_encoders.sweeping import sweep
+sweep(sys.argv[1], sys.argv[4:], out=sys.argv[2], store=sys.argv[3], workers=1, baselines=False, token_budget=60, device="cpu")
+"""
+
+
+def start(model: str, out: Path, store: Path, *tasks: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", _SWEEP, model, str(out), str(store), *map(str, tasks)]
+    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE)
+
+
+@pytest.mark.slow  # three processes that each import mteb; the store's own kills are in test_store.py
+def test_killed_in_mid_batch_and_resumed_it_gives_the_same_frame_bit_for_bit(
+    five: dict[str, Path], tiny_folder: Folder, tmp_path: Path
+) -> None:
+    model, tasks = tiny_folder("Llama"), [five["near"], five["pairs"]]
+    whole = start(model, tmp_path / "whole", tmp_path / "whole/embeddings", *tasks)
+    assert whole.wait() == 0, whole.stderr.read()
+    killed = start(model, tmp_path / "killed", tmp_path / "killed/embeddings", *tasks)
+    shards = lambda: [p for p in (tmp_path / "killed/embeddings").rglob("*") if p.is_file() and p.suffix != ".json"]  # noqa: E731
+    while killed.poll() is None and len(shards()) < 3:
+        time.sleep(0.002)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not (tmp_path / "killed/frame.parquet").exists(), "it ended before it was killed"
+    resumed = start(model, tmp_path / "killed", tmp_path / "killed/embeddings", *tasks)
+    assert resumed.wait() == 0, resumed.stderr.read()
+    frames = [pl.read_parquet(tmp_path / name / "frame.parquet") for name in ("whole", "killed")]
+    assert frames[0].equals(frames[1])
+
+
+@pytest.mark.slow
+def test_two_sweeps_share_a_store(five: dict[str, Path], tiny_folder: Folder, tmp_path: Path) -> None:
+    tasks = [five["near"], five["pairs"]]
+    both = [start(tiny_folder("Llama"), tmp_path / name, tmp_path / "store", *tasks) for name in ("a", "b")]
+    for process in both:
+        assert process.wait() == 0, process.stderr.read()
+    frames = [pl.read_parquet(tmp_path / name / "frame.parquet").sort("dataset", "layer") for name in ("a", "b")]
+    assert frames[0].equals(frames[1])
+
+
+_FABRIC = """
+import sys, warnings
+warnings.simplefilter("ignore")
+from midlayer_encoders.sweeping import sweep
+if __name__ == "__main__":
+    sweep(sys.argv[1], [sys.argv[3]], out=sys.argv[2], workers=1, baselines=False, token_budget=60, devices=2, device="cpu")
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_frame_of_one(five: dict[str, Path], tiny_folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text(_FABRIC)
+    command = [sys.executable, str(tmp_path / "run.py"), tiny_folder("Llama"), str(tmp_path / "two"), str(five["near"])]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    one = sweep(
+        tiny_folder("Llama"),
+        [five["near"]],
+        out=tmp_path / "one",
+        workers=1,
+        baselines=False,
+        token_budget=60,
+        device="cpu",
+    )
+    assert pl.read_parquet(tmp_path / "two/frame.parquet").equals(one.frame)
