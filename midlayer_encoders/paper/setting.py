@@ -81,7 +81,8 @@ class Setting:
     def digest(self) -> str:
         """Twelve hexadecimal digits that differ whenever what is measured does, the files of models and tasks too."""
         frames = [frame.hash_rows().sort().to_list() for frame in self.swept]
-        parts: list[Any] = [self.models, self.texts, self.solutions, str(self.reference), self.revisions, self.tasks, frames]
+        parts: list[Any] = [self.models, self.texts, self.solutions, str(self.reference), self.revisions, self.tasks]
+        parts += [frames]
         parts += [self.layers, self.limit, self.max_length, self.seed, self.pass_per_prefix, self.options.recreating()]
         text = json.dumps([*parts, [files_fingerprint(place) for place in self._places()]])
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
