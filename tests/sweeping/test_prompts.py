@@ -22,13 +22,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's, sklearn's and datas
 PROMPTS = {"query": "find: ", "document": "a text: ", "plain": "say "}
 
 
-@pytest.fixture(scope="module")
-def layer_2(tiny_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> SentenceTransformer:
+def layer_2(tiny_folder: Folder, folder: Path, prompts: dict[str, str] = PROMPTS) -> SentenceTransformer:
     """Return layer 2 with prompts, saved and loaded by sentence-transformers alone."""
-    folder = tmp_path_factory.mktemp("layer-2")
-    LayerEncoder(tiny_folder("Llama"), 2, prompts=PROMPTS, default_prompt_name="plain", device="cpu").save_pretrained(
-        str(folder)
-    )
+    options: dict[str, Any] = {"prompts": prompts, "default_prompt_name": "plain", "device": "cpu"}
+    LayerEncoder(tiny_folder("Llama"), 2, **options).save_pretrained(str(folder))
     return SentenceTransformer(str(folder), device="cpu")
 
 
@@ -47,12 +44,21 @@ def cosine(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return (one * other).sum(-1) / np.linalg.norm(one, axis=-1) / np.linalg.norm(other, axis=-1)
 
 
+@pytest.mark.parametrize(
+    ("name", "used"),
+    [
+        ("document", "a text: "),
+        ("passage", ""),  # sentence-transformers gives every model an empty prompt for documents, which goes before it
+    ],
+)
 def test_queries_and_documents_are_encoded_under_their_own_prompts(
-    layer_2: SentenceTransformer, tiny_folder: Folder, tmp_path: Path
+    name: str, used: str, tiny_folder: Folder, tmp_path: Path
 ) -> None:
-    found = swept(tiny_folder, ranks(tmp_path), tmp_path / "out")[2]
-    query = dict(zip(SENTENCES, layer_2.encode_query(SENTENCES), strict=True))
-    document = dict(zip(SENTENCES, layer_2.encode_document(SENTENCES), strict=True))
+    prompts = {"query": "find: ", name: "a text: ", "plain": "say "}
+    model = layer_2(tiny_folder, tmp_path / "layer-2", prompts)
+    found = swept(tiny_folder, ranks(tmp_path), tmp_path / "out", prompts=prompts)[2]
+    query = dict(zip(SENTENCES, model.encode_query(SENTENCES), strict=True))
+    document = dict(zip(SENTENCES, model.encode_document(SENTENCES), strict=True))
     precisions = []
     for row in ROWS["Reranking"]:
         right, *wrong = (cosine(query[row["query"]], document[text]) for text in (*row["positive"], *row["negative"]))
@@ -61,8 +67,8 @@ def test_queries_and_documents_are_encoded_under_their_own_prompts(
     store = stored(tmp_path / "out")
     queries = [row["query"] for row in ROWS["Reranking"]]
     passages = sorted({text for row in ROWS["Reranking"] for text in row["positive"] + row["negative"]})
-    for name, texts, encoded in (("query", queries, query), ("document", passages, document)):
-        vectors = store.read(2, [text_key(text, PROMPTS[name]) for text in texts])
+    for prompt, texts, encoded in (("find: ", queries, query), (used, passages, document)):
+        vectors = store.read(2, [text_key(text, prompt) for text in texts])
         np.testing.assert_allclose(vectors, [encoded[text] for text in texts], atol=1e-5)
     assert len(store) == len(set(queries)) + len(passages)
 
@@ -76,11 +82,13 @@ def test_queries_and_documents_are_encoded_under_their_own_prompts(
     ],
 )
 def test_plain_texts_are_encoded_under_the_default_or_the_task_s_own(
-    options: dict[str, Any], prompt: str, layer_2: SentenceTransformer, tiny_folder: Folder, tmp_path: Path
+    options: dict[str, Any], prompt: str, tiny_folder: Folder, tmp_path: Path
 ) -> None:
     swept(tiny_folder, near(tmp_path), tmp_path / "out", **options)
     texts = sorted({row[side] for row in ROWS["STS"] for side in ("sentence1", "sentence2")})
     store = stored(tmp_path / "out")
     assert len(store) == len(texts)
     vectors = store.read(2, [text_key(text, prompt) for text in texts])
-    np.testing.assert_allclose(vectors, layer_2.encode(texts, prompt=prompt), atol=1e-5)
+    np.testing.assert_allclose(
+        vectors, layer_2(tiny_folder, tmp_path / "layer-2").encode(texts, prompt=prompt), atol=1e-5
+    )

@@ -33,9 +33,9 @@ print(json.dumps(measured(sys.argv[1], *sys.argv[2:])))
 
 
 def measured(model: str, out: str, *tasks: str) -> list[float]:
-    """Return the metrics of layers 1 and 3 beside a sweep of these tasks."""
+    """Return the metrics of layers 1 and 3 beside a sweep of these tasks; they read raw states, whatever is scored."""
     frame = sweep(
-        model, list(tasks), layers=[1, 3], metrics=METRICS, metric_texts=COUNT, views=3, out=out, norm="none", **QUICK
+        model, list(tasks), layers=[1, 3], metrics=METRICS, metric_texts=COUNT, views=3, out=out, **QUICK
     ).frame.filter(pl.col("kind") == "metric")
     assert set(frame["dataset"]) == {f"{COUNT} texts of the tasks"}
     return frame.sort("name", "layer")["value"].to_list()  # type: ignore[no-any-return]
