@@ -91,7 +91,8 @@ def load_cut(
     towers = find_towers(whole)
     if tower is None and towers:
         return _load_joint(model, whole, layer, norm, towers, adapters, source)
-    others = []
+    others: list[str] = []
+    prefix: str | None
     if tower is not None:
         check_tower(tower, towers, model)
         prefix = towers[tower]
