@@ -143,7 +143,7 @@ def test_a_prompt_is_the_one_asked_for(folder: str) -> None:
 
 OTHERS: list[dict[str, Any]] = [
     {"layer": 3}, {"norm": "none"}, {"dtype": "bfloat16"}, {"dtype": torch.float64}, {"max_length": 8}, PROMPTS,
-    PROMPTS | {"default_prompt_name": "other"}, {"bidirectional": True}, {"adapters": ["adapter-0"]},
+    PROMPTS | {"default_prompt_name": "other"}, PROMPTS | {"prompts": {"ask": "r: ", "other": "a longer one: "}}, {"bidirectional": True}, {"adapters": ["adapter-0"]},
     {"adapters": ["adapter-1"]}, {"chat_template": True}, {"truncate_dim": 8}, {"centre": CENTRE},
     {"centre": CENTRE[1:]}, *({"pooling": mode} for mode in ("last", "cls", "max", "weightedmean")),
 ]  # fmt: skip
