@@ -82,18 +82,11 @@ def test_steps_are_optimizer_steps_and_values_those_of_their_weights(library: st
         assert frame["value"].to_list() == pytest.approx([value for step in steps for value in values[step]])
 
 
-@pytest.mark.parametrize("library", ["lightning", "transformers"])
-def test_figures_are_those_of_the_whole_history(library: str, tmp_path: Path) -> None:
-    common: dict[str, Any] = {"metrics": ["curvature", "dataset_entropy"], "every_n_steps": 1, "strict": True}
-    seen: Any
-    if library == "lightning":
-        seen = [LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=tmp_path / "drawn", **common)]
-        seen += [LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=tmp_path / "not", figures=False, name="b", **common)]
-        fit(Boring(neox()), tmp_path, seen, max_steps=2, logger=False)
-    else:
-        seen = [LayerMetricsTrainerCallback(TEXTS, name="drawn", **common)]
-        seen += [LayerMetricsTrainerCallback(TEXTS, name="not", figures=False, **common)]
-        trainer(tmp_path, seen, max_steps=2).train()
+def test_figures_are_those_of_the_whole_history(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"metrics": ["curvature"], "every_n_steps": 1, "strict": True}
+    seen = [LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=tmp_path / "drawn", **common)]
+    seen += [LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=tmp_path / "not", figures=False, name="b", **common)]
+    fit(Boring(neox()), tmp_path, seen, max_steps=2, logger=False)
     for name, plot in (("heat", plot_steps_heat), ("curves", plot_steps_curves)):
         drawn = io.BytesIO()
         plot(seen[0].frame).savefig(drawn, dpi=110, format="png")
@@ -132,3 +125,22 @@ def test_the_probe_is_fixed_when_the_run_begins(tmp_path: Path) -> None:
     other = LayerMetricsCallback([rows], metrics=["curvature"], every_n_steps=1, figures=False, strict=True)
     fit(Boring(neox()), tmp_path / "b", [other], max_steps=2)
     assert same.frame.equals(other.frame)
+
+
+def test_no_batch_holds_more_tokens_than_the_budget(tmp_path: Path) -> None:
+    shapes: list[torch.Size] = []
+
+    class Shapes(Boring):
+        def on_train_start(self) -> None:
+            self.backbone.register_forward_pre_hook(
+                lambda module, _, given: None if module.training else shapes.append(given["input_ids"].shape),
+                with_kwargs=True,
+            )
+
+    seen = LayerMetricsCallback(
+        TEXTS, TOKENIZER, metrics="infonce", token_budget=100, every_n_steps=[1], figures=False, strict=True
+    )
+    fit(Shapes(neox()), tmp_path, [seen], max_steps=1)
+    assert sum(rows for rows, _ in shapes) == 3 * len(TEXTS)  # the texts and two views
+    assert max(rows * tokens for rows, tokens in shapes) <= 100
+    assert max(rows for rows, _ in shapes) > 1
