@@ -84,8 +84,9 @@ class Setting:
     def digest(self) -> str:
         """Twelve hexadecimal digits that differ whenever what is measured does, the files of models and tasks too."""
         frames = [frame.hash_rows().sort().to_list() for frame in self.swept]
-        parts = [self.models, self.texts, self.solutions, str(self.reference), self.revisions, self.tasks, frames]
-        parts += [self.layers, self.limit, self.max_length, self.seed, self.pass_per_prefix, self.dtype, self.gguf_file]
+        parts: list[object] = [self.models, self.texts, self.solutions, str(self.reference), self.revisions, self.tasks]
+        parts += [frames, self.layers, self.limit, self.max_length, self.seed, self.pass_per_prefix]
+        parts += [self.dtype, self.gguf_file]
         text = json.dumps([*parts, [files_fingerprint(place) for place in self._places()]])
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
