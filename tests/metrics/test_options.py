@@ -59,7 +59,8 @@ def of_one_layer(name: str, texts: Corpus, row: int, **options: Any) -> Tensor:
             pairs = zip(texts.texts[before], texts.texts[row], strict=True)
             return torch.stack([function(one, other) for one, other in pairs]).mean()
         case "half_match":
-            first, second = zip(*map(halves, texts.texts[row]), strict=True)
+            long_enough = [text for text in texts.texts[row] if len(text) >= 4]
+            first, second = zip(*map(halves, long_enough), strict=True)
             return function(torch.stack(first), torch.stack(second), **options)  # type: ignore[no-any-return]
         case "cka" | "neighbour_overlap":
             return function(texts.pooled[before], texts.pooled[row], **options)  # type: ignore[no-any-return]

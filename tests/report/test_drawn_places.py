@@ -70,6 +70,10 @@ def test_points_marks_level_and_rule_are_read_back_from_the_ticks(size: Size) ->
     (group,) = (one for one in picture.iter("g") if "line" in (one.get("class") or ""))
     close = {"x": 0.05, "y": 0.2 if size is WIDE else 0.4}
     near([axes.at(dot.attrib["cx"], dot.attrib["cy"]) for dot in group.iter("circle")], CURVE, **close)
+    for dot in group.iter("circle"):
+        assert size.left <= float(dot.attrib["cx"]) <= size.width - size.right
+        assert size.top <= float(dot.attrib["cy"]) <= size.height - FLOOR
+    assert axes.at(size.width - size.right, 0)[0] == pytest.approx(24, abs=0.05)
     band, path = group.findall("path")
     near([axes.at(*pair) for pair in re.findall(r"[ML]([\d.]+) ([\d.]+)", path.attrib["d"])], CURVE, **close)
     corners = [axes.at(*pair) for pair in re.findall(r"[ML]([\d.]+) ([\d.]+)", band.attrib["d"])]
@@ -89,7 +93,7 @@ def test_points_marks_level_and_rule_are_read_back_from_the_ticks(size: Size) ->
 def test_the_pages_curve_of_some_layers_stands_at_those_layers() -> None:
     """Layers 0, 3, 6, 12 and 24 of 24 are not evenly spaced; the best layer's rule goes through the metrics."""
     rows = [("m", "main", k, k / 24, "score", "STS", "accuracy", v / 100) for k, v in CURVE]
-    frame = pl.concat([rows_frame(rows), metrics_frame(24, names=["lidar"], model="m")])
+    frame = pl.concat([rows_frame(rows), metrics_frame(24, names=["lidar"], model="m")[5:]])
     page = report_html(frame, title="T", how={}, baselines={"STS": 0.44})
     for picture in pictures(page, "STS by layer"):
         axes = Axes(picture)
@@ -128,15 +132,15 @@ ROWS = [
     ("a", model, k, k, k / 4, "t", name, value, value - 0.5, value + 1.0)
     for number, model in enumerate(("b", "c"))
     for name in ("lidar", "dime")
-    for k, value in ((0, 1.0 + number), (2, -3.0), (4, 2.0 * (name == "dime")))
+    for k, value in ((0, 1.0 + number), (2, -3.0), (4, 2.0 if name == "dime" else -0.25))
 ]
-ALIKE = [
-    ("a", model, j, k, 1 - abs(j - k) / 8 - 0.1 * (model == "c"))
-    for model in "bc"
-    for j in (0, 2, 4)
-    for k in (0, 2, 4)
-]
-ALIKE[1] = ("a", "b", 0, 2, 0.125)  # the matrix is not symmetric: base layer 0 with layer 2
+CKA = {
+    "b": [[0.9, 0.95, 0.2], [0.125, 0.8, 0.7], [0.3, 0.6, 0.5]],
+    "c": [[0.1, 0.2, 0.3], [0.6, 0.5, 0.4], [0.7, 0.9, 0.8]],
+}
+"""By base layer, then layer: neither symmetric, nor with its peaks on the diagonal."""
+
+ALIKE = [("a", m, 2 * j, 2 * k, v) for m, rows in CKA.items() for j, row in enumerate(rows) for k, v in enumerate(row)]
 
 
 def test_differences_and_similarities_are_drawn_where_they_are() -> None:
@@ -152,17 +156,17 @@ def test_differences_and_similarities_are_drawn_where_they_are() -> None:
             assert {(row[2], row[at]) for row in ROWS if row[1] == model and row[6] == name for at in (8, 9)} <= corners
     figure = plot_similarity(similarity)
     for axes, model in zip(figure.axes, "bc", strict=False):
-        cka = {(j, k): value for _, other, j, k, value in ALIKE if other == model}
+        cka = np.array(CKA[model])
         values = axes.images[0].get_array()
         assert values is not None
-        assert values.tolist() == [[cka[j, k] for j in (0, 2, 4)] for k in (0, 2, 4)]  # its own layers upward
+        assert values.tolist() == cka.T.tolist()  # its own layers upward, the base's to the right
         rings = axes.collections[0].get_offsets().tolist()
-        assert rings == [[max(range(3), key=lambda j: cka[2 * j, 2 * k]), k] for k in range(3)]
+        assert rings == [[int(cka[:, k].argmax()), k] for k in range(3)]
     page = pairs_html(metrics_frame(4, names=["lidar"], model="a"), differences, similarity, how={})
     (drawn,) = pictures(page, "CKA of the layers of b and a")
     tips = [cell.findtext("title") for cell in drawn.iter("rect")]
-    assert "layer 2 and layer 0 of a: 0.125" in tips
-    assert "layer 0 and layer 2 of a: 0.750" in tips
+    assert "layer 2 and layer 0 of a: 0.950" in tips
+    assert "layer 0 and layer 2 of a: 0.125" in tips
     assert "b differs from a: 5 of 6 differences have an interval without zero." in page
     table = re.search(r"<caption>b by layer: minus a, and its interval</caption>.*?</table>", page)
     assert table is not None
@@ -207,6 +211,7 @@ def test_a_history_is_drawn_where_it_is() -> None:
         near([Axes(curves).at(d.attrib["cx"], d.attrib["cy"]) for d in group.iter("circle")], expected, x=0.1, y=0.2)
     (cells,) = pictures(page, "dime by layer and step")
     tips = {cell.findtext("title"): cell for cell in cells.iter("rect")}
+    assert {"dime, step 16, layer 2: 2", "dime, step 4, layer 4: 4", "dime, step 1, layer 2: 8"} <= set(tips)
     strongest = tips["dime, step 4, layer 2: 10"]
     assert strongest.attrib["fill-opacity"] == "1.0"
     assert float(strongest.attrib["x"]) == pytest.approx(30 + 178 / 3, abs=0.01)  # the second of three columns

@@ -11,6 +11,9 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.report import plot_heatmap, plot_metrics, plot_scores, report_html
+from midlayer_encoders.report.pairs import DIFFERENCES, SIMILARITY
+from midlayer_encoders.report.pairs_page import pairs_html
+from midlayer_encoders.report.steps_page import steps_html
 from tests.report.made_frames import metrics_frame, rows_frame
 
 DEPTH = 24
@@ -98,7 +101,11 @@ def test_the_table_the_tiles_and_the_verdict(scores: dict[str, dict[int, float]]
         assert f"ahead of every layer on {', '.join(ahead)}" in page
     winner = re.findall(r'<tr class="winner"><th scope="row">(\d+)</th>', page)
     assert winner == [str(best)]
-    assert means[best] >= max(means.values())
+    tops = [re.findall(r"<td( class=\"top\")?>", row) for row in re.findall(r"<tr.*?</tr>", page)[1 : len(layers) + 1]]
+    curves = [*([means] if averaged else []), *scores.values()]
+    for column, curve in enumerate(curves, start=2):
+        at = min(curve, key=lambda k: (-curve[k], k))
+        assert [layers[row] for row, cells in enumerate(tops) if cells[column]] == [at]
 
 
 @pytest.mark.parametrize("scores", CASES.values(), ids=list(CASES))
@@ -122,6 +129,9 @@ def test_words_and_heat_of_each_task(scores: dict[str, dict[int, float]]) -> Non
             assert f"<title>{tip}, {below} below its best</title>" in page
         label = f'aria-label="{task}: best at layer {best}, {text_of(100 * values[best])} points"'
         assert label in page
+        peak = re.search(rf"{re.escape(label)}>.*?class=\"peak\".*?<title>(.*?)</title>", page)
+        assert peak is not None
+        assert peak[1].startswith(f"{task}, layer {best}: ")
         absent = set().union(*scores.values()) - set(values)
         assert all(f"<title>{task}, layer {layer}: not scored</title>" in page for layer in absent)
 
@@ -184,7 +194,9 @@ def test_metrics_are_in_the_table_and_the_figure_by_texts() -> None:
 HOSTILE = "<script>alert(\"1\")</script><i x='y'>&amp;"
 
 
-@pytest.mark.parametrize("place", ["model", "task", "metric", "texts", "how", "notes", "export", "title", "baseline"])
+@pytest.mark.parametrize(
+    "place", ["model", "task", "only task", "metric", "texts", "how", "notes", "export", "title", "baseline"]
+)
 def test_a_hostile_name_is_shown_as_it_is(place: str) -> None:
     """One name at a time, so that no other use of it on the page can stand in for the one that was forgotten."""
     scores = frame_of(CASES["a task on some layers"])
@@ -195,15 +207,20 @@ def test_a_hostile_name_is_shown_as_it_is(place: str) -> None:
         "texts": ("dataset", "a"),
         "model": ("model", "m"),
     }
-    if place in columns:
-        column, name = columns[place]
+    if place == "only task":
+        frame = frame.filter(pl.col("dataset") != "B")
+    if place.removeprefix("only ") in columns:
+        column, name = columns[place.removeprefix("only ")]
         frame = frame.with_columns(pl.col(column).replace({name: HOSTILE}))
     options: dict[str, Any] = {"title": "T", "how": {"seed": "0"}, "baselines": {"B": 0.5}}
     options |= {
         "title": {"title": HOSTILE}, "how": {"how": {HOSTILE: HOSTILE}}, "notes": {"notes": [HOSTILE]},
         "export": {"export": {HOSTILE: HOSTILE}}, "baseline": {"baseline_name": HOSTILE},
     }.get(place, {})  # fmt: skip
-    page = report_html(frame, **options)
+    check_harmless(report_html(frame, **options))
+
+
+def check_harmless(page: str) -> None:
     assert "<script" not in page
     assert "<i x=" not in page
     bare = re.sub("<wbr>", "", page)
@@ -211,3 +228,33 @@ def test_a_hostile_name_is_shown_as_it_is(place: str) -> None:
     assert not re.search(r"&(?!amp;|lt;|gt;|quot;|#x27;)", page)
     assert "&amp;amp;" in bare  # the ampersand itself was escaped, once
     assert "&amp;lt;" not in bare
+
+
+@pytest.mark.parametrize("place", ["base", "model", "name", "how", "notes"])
+def test_a_hostile_name_among_models_side_by_side(place: str) -> None:
+    rows = [("a", model, k, k, k / 2, "t", "lidar", 1.0, 0.5, 1.5) for model in "bc" for k in range(3)]
+    alike = [("a", model, j, k, 0.5) for model in "bc" for j in range(3) for k in range(3)]
+    frames = [
+        pl.DataFrame(rows, schema=DIFFERENCES, orient="row"),
+        pl.DataFrame(alike, schema=SIMILARITY, orient="row"),
+    ]
+    if place in ("base", "model", "name"):
+        bad = pl.col(place).replace({"a": HOSTILE, "b": HOSTILE, "lidar": HOSTILE})
+        frames = [frame.with_columns(bad) if place in frame.columns else frame for frame in frames]
+    said = {"how": {HOSTILE: HOSTILE} if place == "how" else {}, "notes": [HOSTILE] if place == "notes" else []}
+    check_harmless(pairs_html(metrics_frame(2, names=["lidar"]), *frames, **said))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("place", ["model", "dataset", "name", "title", "notes"])
+def test_a_hostile_name_in_a_training_history(place: str) -> None:
+    rows = [
+        ("m", f"step{step}", k, k / 2, "metric", data, "dime", step + k)
+        for step in (1, 2)
+        for k in range(3)
+        for data in "tu"
+    ]
+    frame = rows_frame(rows)
+    if place in frame.columns:
+        frame = frame.with_columns(pl.col(place).replace({"m": HOSTILE, "t": HOSTILE, "dime": HOSTILE}))
+    said = {"title": HOSTILE if place == "title" else "T", "notes": [HOSTILE] if place == "notes" else []}
+    check_harmless(steps_html(frame, how={}, **said))  # type: ignore[arg-type]
