@@ -33,3 +33,12 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no validation data at {folder}; set MIDLAYER_DATA to its folder")
     return folder
+
+
+@pytest.fixture(scope="module")
+def quick_collector() -> Iterator[None]:
+    """Let the collector pass over what was imported, a million objects: models are collected before the next is read."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -104,13 +104,13 @@ def test_every_option_of_a_module_in_memory_makes_other_vectors_and_another_enco
         {}, {"blocks": "first"}, {"final": ("other",)}, {"final": ("norm", "other")}, {"final": ("other", "norm")},
         {"final": ()}, {"norm": "none", "final": ("norm",), "layer": 1}, {"layer": 1}, {"processor": bgr}, {"pooling": "max"},
     ]  # fmt: skip
-    made = [LayerEncoder(module, **{"layer": 2} | base | change) for change in changes]
+    made = [LayerEncoder.from_module(module, **{"layer": 2} | base | change) for change in changes]
     vectors = [encoder.encode(IMAGES) for encoder in made]
     for position, (encoder, rows) in enumerate(zip(made, vectors, strict=True)):
         for other, others in zip(made[:position], vectors[:position], strict=True):
             assert np.abs(rows - others).max() > 1e-3, (position, changes[position])
             assert encoder.spec.digest != other.spec.digest, (position, changes[position])
-    again = LayerEncoder(Stack(), 2, **base)
+    again = LayerEncoder.from_module(Stack(), 2, **base)
     assert again.spec == made[0].spec
     np.testing.assert_array_equal(again.encode(IMAGES), vectors[0])
 
@@ -120,7 +120,7 @@ def test_the_settings_of_a_processor_make_another_encoder_and_its_use_does_not()
         import transformers as tf
 
         prepare = tf.ViTImageProcessorPil(**{"size": {"height": 16, "width": 16}} | settings)
-        return LayerEncoder(tiny("ViT"), 2, processor=prepare, device="cpu")
+        return LayerEncoder.from_module(tiny("ViT"), 2, processor=prepare, device="cpu")
 
     plain, dark = made(), made(image_mean=[0.1, 0.5, 0.9])
     assert np.abs(plain.encode(IMAGES) - dark.encode(IMAGES)).max() > 1e-3
@@ -129,21 +129,22 @@ def test_the_settings_of_a_processor_make_another_encoder_and_its_use_does_not()
     short = tokenizer()
     short.model_max_length = 8
     texts = [
-        LayerEncoder(tiny("Llama"), 2, processor=made, medium="text", device="cpu") for made in (tokenizer(), short)
+        LayerEncoder.from_module(tiny("Llama"), 2, processor=made, medium="text", device="cpu")
+        for made in (tokenizer(), short)
     ]
     before = [encoder.spec.digest for encoder in texts]
     assert np.abs(texts[0].encode(TEXTS) - texts[1].encode(TEXTS)).max() > 1e-3
     assert before[0] != before[1]
-    used = LayerEncoder(tiny("Llama"), 2, processor=texts[0].processor, medium="text", device="cpu")
+    used = LayerEncoder.from_module(tiny("Llama"), 2, processor=texts[0].processor, medium="text", device="cpu")
     assert [used.spec.digest, *(encoder.spec.digest for encoder in texts)] == [before[0], *before]
 
 
 def test_prompts_stand_before_the_texts_of_a_module_in_memory() -> None:
-    encoder = LayerEncoder(
+    encoder = LayerEncoder.from_module(
         tiny("Llama"), 2, processor=tokenizer(), medium="text", prompts={"ask": "q: "}, default_prompt_name="ask",
         device="cpu",
     )  # fmt: skip
-    plain = LayerEncoder(tiny("Llama"), 2, processor=tokenizer(), medium="text", device="cpu")
+    plain = LayerEncoder.from_module(tiny("Llama"), 2, processor=tokenizer(), medium="text", device="cpu")
     expected = plain.encode(["q: " + text for text in TEXTS])
     np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-5)
 
@@ -156,8 +157,10 @@ def test_prompts_stand_before_the_texts_of_a_module_in_memory() -> None:
     ],
 )  # fmt: skip
 def test_an_option_of_files_is_refused_for_a_module_in_memory(option: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=f"`{next(iter(option))}` must be .* for a module in memory"):
-        LayerEncoder(tiny("Llama"), 2, processor=processor("Llama"), medium="text", **{"device": "cpu"} | option)
+    with pytest.raises(OptionError, match=f"`{next(iter(option))}` must be left out for a module in memory"):
+        LayerEncoder.from_module(
+            tiny("Llama"), 2, processor=processor("Llama"), medium="text", **{"device": "cpu"} | option
+        )
 
 
 # --- warnings and errors ---------------------------------------------------------------------------------------------
@@ -176,7 +179,7 @@ def test_truncation_counts_the_prompt_names_the_text_and_is_warned_once_for_each
             encoder.encode(["ab", "without", "c"], prompt_name="ask")
             encoder.encode(["a text that is far too long"])
         assert [record.levelname for record in caplog.records] == ["WARNING"]
-        assert "A text of 10 tokens is cut off after 8 ('without'" in caplog.text
+        assert "A text of 10 tokens is truncated to 8 ('without'" in caplog.text
         caplog.clear()
 
 

@@ -267,7 +267,7 @@ def test_a_plain_module_is_read_at_any_layer_when_told_its_blocks(tmp_path: Path
     with pytest.raises(CutError, match="Trunk was given as a module in memory"):
         encoder.save_pretrained(str(tmp_path))
     with pytest.raises(OptionError, match="`processor` must be given"):
-        LayerEncoder(module, 1, blocks="trunk.blocks", device="cpu")
+        LayerEncoder.from_module(module, 1, blocks="trunk.blocks", device="cpu")
 
 
 def test_a_model_in_memory_is_read_as_its_folder_is(tiny_folder: Folder) -> None:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # a CPU without
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
 PROMPTS = {"prompts": {"ask": "q: ", "other": "a longer one: "}, "default_prompt_name": "ask"}
-CENTRE = [f"{text} {number}" for number in range(3) for text in TEXTS]
+CENTER = [f"{text} {number}" for number in range(3) for text in TEXTS]
 
 
 @pytest.fixture(scope="module")
@@ -93,14 +93,14 @@ EFFECTS: dict[str, tuple[dict[str, Any], Callable[[str], np.ndarray]]] = {
         lambda folder: by_hand(TEXTS, adapted(folder, ["adapter-0", "adapter-1"])),
     ),
     "chat_template": ({"chat_template": True}, lambda _: by_hand(["<user>" + text for text in TEXTS])),
-    "centre": ({"centre": CENTRE}, lambda _: by_hand(TEXTS) - by_hand(CENTRE).mean(axis=0)),
-    "centre and truncate_dim": (
-        {"centre": CENTRE, "truncate_dim": 5},
-        lambda _: (by_hand(TEXTS) - by_hand(CENTRE).mean(axis=0))[:, :5],
+    "center": ({"center": CENTER}, lambda _: by_hand(TEXTS) - by_hand(CENTER).mean(axis=0)),
+    "center and truncate_dim": (
+        {"center": CENTER, "truncate_dim": 5},
+        lambda _: (by_hand(TEXTS) - by_hand(CENTER).mean(axis=0))[:, :5],
     ),
-    "centre and prompts": (
-        {"centre": CENTRE} | PROMPTS,
-        lambda _: by_hand(["q: " + t for t in TEXTS]) - by_hand(["q: " + t for t in CENTRE]).mean(axis=0),
+    "center and prompts": (
+        {"center": CENTER} | PROMPTS,
+        lambda _: by_hand(["q: " + t for t in TEXTS]) - by_hand(["q: " + t for t in CENTER]).mean(axis=0),
     ),
 }
 
@@ -144,13 +144,13 @@ def test_a_prompt_is_the_one_asked_for(folder: str) -> None:
 OTHERS: list[dict[str, Any]] = [
     {"layer": 3}, {"norm": "none"}, {"dtype": "bfloat16"}, {"dtype": torch.float64}, {"max_length": 8}, PROMPTS,
     PROMPTS | {"default_prompt_name": "other"}, PROMPTS | {"prompts": {"ask": "r: ", "other": "a longer one: "}}, {"bidirectional": True}, {"adapters": ["adapter-0"]},
-    {"adapters": ["adapter-1"]}, {"chat_template": True}, {"truncate_dim": 8}, {"centre": CENTRE},
-    {"centre": CENTRE[1:]}, *({"pooling": mode} for mode in ("last", "cls", "max", "weightedmean")),
+    {"adapters": ["adapter-1"]}, {"chat_template": True}, {"truncate_dim": 8}, {"center": CENTER},
+    {"center": CENTER[1:]}, *({"pooling": mode} for mode in ("last", "cls", "max", "weightedmean")),
 ]  # fmt: skip
 SAME: list[dict[str, Any]] = [
     {"layer": -3}, {"layer": 0.5}, {"norm": "final"}, {"pooling": "mean"}, {"dtype": "float32"}, {"max_length": 64},
     {"adapters": []}, {"chat_template": False}, {"truncate_dim": None}, {"trust_remote_code": True},
-    {"max_pixels": 10}, {"device": None, "device_map": "cpu"}, {"bidirectional": False}, {"centre": None},
+    {"max_pixels": 10}, {"device": None, "device_map": "cpu"}, {"bidirectional": False}, {"center": None},
     {"prompts": None, "default_prompt_name": None},
 ]  # fmt: skip
 
@@ -180,13 +180,12 @@ def test_an_option_makes_another_encoder_exactly_when_it_makes_other_vectors(fol
 
 def test_every_option_is_looked_at_here_or_where_it_belongs() -> None:
     named = {name for options in [*OTHERS, *SAME] for name in options}
-    elsewhere = {"model", "tower", "revision", "gguf_file"}  # files: test_encoder_files, test_joint
-    elsewhere |= {"processor", "medium", "blocks", "final"}  # modules in memory: test_encoder_files
-    elsewhere |= {"texts", "labels"}  # test_encoder_choice
+    elsewhere = {"model", "tower", "revision", "gguf_file"}  # files: test_files, test_joint
+    elsewhere |= {"texts", "labels"}  # test_choosing
     assert named | elsewhere == set(inspect.signature(LayerEncoder).parameters)
 
 
 @pytest.mark.parametrize("options", [{"processor": len}, {"blocks": "layers"}, {"final": ("norm",)}])
 def test_options_of_modules_are_refused_for_files(options: dict[str, Any], folder: str) -> None:
-    with pytest.raises(OptionError, match=f"`{next(iter(options))}` must be None for a model that is read from files"):
+    with pytest.raises(OptionError, match=f"`{next(iter(options))}` is not an option of LayerEncoder"):
         make(folder, **options)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from midlayer_encoders.augment_media import augment_media, image_view, sound_view
-from midlayer_encoders.inputs import InputError
-from tests.media import IMAGES, RATE, SOUNDS
+from midlayer_encoders.media import InputError
+from midlayer_encoders.views.media import augment_media, image_view, sound_view
+from tests.made_media import IMAGES, RATE, SOUNDS
 
 SQUARE, COUNT = 10, 30
 

@@ -11,11 +11,11 @@ from polars.testing import assert_frame_equal
 from torch import Tensor
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.analysis.along import entropy_along
-from midlayer_encoders.analysis.prompts import extreme_prompts, replaced, shortened
-from midlayer_encoders.analysis.subblocks import subblocks
-from midlayer_encoders.analysis.theorems import check_theorems
 from midlayer_encoders.metrics import prompt_entropy
+from midlayer_encoders.paper.extreme_prompts import extreme_prompts, replaced, shortened
+from midlayer_encoders.paper.prefix_entropy import entropy_along
+from midlayer_encoders.paper.subblocks import subblocks
+from midlayer_encoders.paper.theorems import check_theorems
 from tests.families import DEPTH
 from tests.tiny_folders import TEXTS
 

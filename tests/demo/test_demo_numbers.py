@@ -9,13 +9,13 @@ import polars as pl
 import pytest
 from sklearn.datasets import load_digits
 
-from midlayer_encoders import demo_vision
+from midlayer_encoders import LayerEncoder
 from midlayer_encoders.analysis.probing import probe
-from midlayer_encoders.demo import built_in_model
-from midlayer_encoders.demo_vision import Digits, read_digits, train_digit_model
-from midlayer_encoders.encoder import LayerEncoder
+from midlayer_encoders.demo import vision as demo_vision
+from midlayer_encoders.demo.vision import Digits, read_digits, train_digit_model
 from midlayer_encoders.errors import ModelNotFoundError
 from midlayer_encoders.measuring import measure
+from midlayer_encoders.models.hub import built_in_model
 from tests.cli_calls import run
 
 
