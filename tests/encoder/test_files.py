@@ -183,6 +183,14 @@ def test_truncation_counts_the_prompt_names_the_text_and_is_warned_once_for_each
         caplog.clear()
 
 
+def test_the_text_that_is_named_is_the_long_one_wherever_it_stands(
+    tiny_folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, max_length=8, device="cpu")
+    encoder.preprocess(["ab", "a text too long", "c"])
+    assert "A text of 15 tokens is cut off after 8 ('a text too long'" in caplog.text
+
+
 @pytest.mark.parametrize("pooling", ["mean", "last", "cls", "max", "weightedmean"])
 def test_an_empty_text_is_zero_and_one_with_a_prompt_is_the_prompt(pooling: Any, tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, pooling=pooling, prompts={"ask": "q: "}, device="cpu")
@@ -203,6 +211,14 @@ def test_a_state_that_is_not_finite_names_its_layer_and_text(layer: int, value: 
         with pytest.raises(NotFiniteError, match=f"Layer {layer} of local/.* for 'shares dropped on Wall Street' in"):
             encoder.encode(texts, batch_size=2)
     assert np.isfinite(encoder.encode([text for text in TEXTS if "W" not in text])).all()
+
+
+def test_infinity_that_is_not_nan_is_refused_too(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, pooling="cls", device="cpu")
+    with torch.no_grad():
+        encoder[0].model.norm.weight[3] = float("inf")
+    with pytest.raises(NotFiniteError, match=f"Layer 2 of local/.* for '{TEXTS[0]}'"):
+        encoder.encode(TEXTS)
 
 
 # --- other processes -------------------------------------------------------------------------------------------------
