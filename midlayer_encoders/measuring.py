@@ -142,7 +142,8 @@ def layer_reader(
             "them, which is made for one layer. Make it without `centre`."
         )
     anatomy = encoder.anatomy
-    wanted = resolve_layers(layers, anatomy.num_layers, name=encoder.name)
+    # Not all blocks that are kept: raw states need one more, and after the last layer it is not one of the model's.
+    wanted = resolve_layers(layers, encoder.layer, name=encoder.name)
 
     def preprocess(inputs: list[Any]) -> dict[str, Tensor]:
         return encoder.model_inputs(inputs, prompt=prompt or None)
