@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -26,9 +26,6 @@ from midlayer_encoders.cli._app import (
     quieten,
     whole_model,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command()
@@ -56,7 +53,7 @@ def metrics(
 ) -> None:
     """Measure every layer of a model on your texts, images or sounds: one pass over them, and one for each view."""
     quieten()
-    from midlayer_encoders.measuring import count_tokens, measure, num_passes
+    from midlayer_encoders.measuring import measure, num_passes
     from midlayer_encoders.report import write_metrics_figure
     from midlayer_encoders.texts import wikitext_paragraphs
 
@@ -68,7 +65,8 @@ def metrics(
         model, revision=revision, dtype=dtype, device=device, max_length=max_length, gguf_file=gguf_file, tower=tower
     )
     if wikitext and kind == "texts":
-        lines = wikitext_paragraphs(lines, lambda line: count_tokens(encoder, [line])[0])
+        # Of the whole paragraph: --max-length must not make it a short one.
+        lines = wikitext_paragraphs(lines, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
     lines = lines[:limit]
     with progress_bars() as progress:
         bar = progress.add_task(f"{len(lines)} {kind}, {passes} passes", total=len(lines) * passes)
