@@ -142,9 +142,10 @@ def _print_scores(result: SweepResult) -> None:
     console().print(table)
     if found.average is not None:
         average = found.average
+        last = "the last layer" if average.last_layer == found.num_layers else f"layer {average.last_layer}"
         console().print(
             f"Best layer: {average.best_layer} of {found.num_layers}, {average.best:.1f} points, "
-            f"{average.gain:+.1f} over the last layer."
+            f"{average.gain:+.1f} over {last}."
         )
 
 
