@@ -71,7 +71,11 @@ def select_command(
     _print(found)
     if out is not None:
         _write(found, out)
-    chosen = {"norm": (norm, "final"), "pooling": (pooling, "mean"), "revision": (revision, None)}
+    chosen: dict[str, tuple[object, object]] = {
+        "norm": (norm, "final"),
+        "pooling": (pooling, "mean"),
+        "revision": (revision, None),
+    }
     chosen |= {"dtype": (dtype, None), "max-length": (max_length, None), "gguf-file": (gguf_file, None)}
     # The layer was chosen under these: another pooling or norm would be another encoder.
     options = "".join(f" --{name} {value}" for name, (value, default) in chosen.items() if value != default)
