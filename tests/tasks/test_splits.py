@@ -1,0 +1,23 @@
+"""A task of a benchmark keeps the splits and subsets that the benchmark takes of it."""
+
+from __future__ import annotations
+
+import mteb
+import pytest
+
+from midlayer_encoders.tasks import isolated_random, resolve_tasks
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's own
+
+
+def test_splits_and_subsets_are_those_of_the_benchmark() -> None:
+    with isolated_random():
+        expected = {
+            task.metadata.name: (set(task.eval_splits), set(task.hf_subsets))
+            for task in mteb.get_benchmark("MTEB(eng, v1)").tasks
+        }
+    found = {
+        task.metadata.name: (set(task.eval_splits), set(task.hf_subsets)) for task in resolve_tasks("MTEB(eng, v1)")
+    }
+    assert found == expected
+    assert {split for splits, _ in found.values() for split in splits} > {"test"}  # MSMARCO's is dev
