@@ -21,10 +21,10 @@ from midlayer_encoders.metrics.intrinsic_dimension import IntrinsicDimension, in
 from midlayer_encoders.metrics.lidar import LiDAR, lidar
 from midlayer_encoders.metrics.logdet_entropy import LogdetEntropy, logdet_entropy
 from midlayer_encoders.metrics.matrix_entropy import MatrixEntropy, Normalization, matrix_entropy
-from midlayer_encoders.metrics.neighbour_overlap import NeighbourOverlap, neighbour_overlap
+from midlayer_encoders.metrics.neighbor_overlap import NeighborOverlap, neighbor_overlap
 from midlayer_encoders.metrics.prompt_effective_rank import PromptEffectiveRank, prompt_effective_rank
 from midlayer_encoders.metrics.prompt_entropy import PromptEntropy, prompt_entropy
-from midlayer_encoders.metrics.sink_rate import SinkRate, sink_rate
+from midlayer_encoders.metrics.first_token_share import FirstTokenShare, first_token_share
 
 __all__ = [
     "CKA",
@@ -45,11 +45,11 @@ __all__ = [
     "LiDAR",
     "LogdetEntropy",
     "MatrixEntropy",
-    "NeighbourOverlap",
+    "NeighborOverlap",
     "Normalization",
     "PromptEffectiveRank",
     "PromptEntropy",
-    "SinkRate",
+    "FirstTokenShare",
     "TooFewTextsError",
     "alpha_req",
     "anisotropy",
@@ -66,10 +66,10 @@ __all__ = [
     "logdet_entropy",
     "make_metrics",
     "matrix_entropy",
-    "neighbour_overlap",
+    "neighbor_overlap",
     "prompt_effective_rank",
     "prompt_entropy",
-    "sink_rate",
+    "first_token_share",
 ]
 
 METRICS: dict[str, type[LayerMetric]] = {
@@ -86,10 +86,10 @@ METRICS: dict[str, type[LayerMetric]] = {
     "intrinsic_dimension": IntrinsicDimension,
     "alpha_req": AlphaReQ,
     "logdet_entropy": LogdetEntropy,
-    "sink_rate": SinkRate,
+    "first_token_share": FirstTokenShare,
     "cka": CKA,
     "block_influence": BlockInfluence,
-    "neighbour_overlap": NeighbourOverlap,
+    "neighbor_overlap": NeighborOverlap,
     "half_match": HalfMatch,
 }
 """Every metric by the one name that its file, function, command-line option and log key share."""

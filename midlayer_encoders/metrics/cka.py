@@ -16,7 +16,7 @@ __all__ = ["CKA", "cka", "cka_matrix"]
 
 
 def cka(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tensor:
-    r"""Return the linear centred kernel alignment of two layers' or models' vectors of the same texts.
+    r"""Return the linear centered kernel alignment of two layers' or models' vectors of the same texts.
 
     .. math::
         \frac{\operatorname{HSIC}(K, L)}{\sqrt{\operatorname{HSIC}(K, K) \operatorname{HSIC}(L, L)}}, \qquad
@@ -73,14 +73,14 @@ def cka_matrix(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tens
             f"but got {tuple(first.shape)} and {tuple(second.shape)}."
         )
     hsic = _unbiased_hsic if unbiased else _hsic
-    mine, theirs = ([_centred_gram(precise(rows)) for rows in layers] for layers in (first, second))
+    mine, theirs = ([_centered_gram(precise(rows)) for rows in layers] for layers in (first, second))
     own = torch.outer(*(torch.stack([hsic(gram, gram) for gram in grams]) for grams in (mine, theirs)))
     cross = torch.stack([torch.stack([hsic(one, other) for other in theirs]) for one in mine])
     # NaN compares unequal to 0 and stays NaN.
     return torch.where(own == 0, 0.0, cross / own.sqrt()).to(result_dtype(first))
 
 
-def _centred_gram(rows: Tensor) -> Tensor:
+def _centered_gram(rows: Tensor) -> Tensor:
     constant = tiny_length(rows)
     rows = rows - rows.mean(dim=0)
     rows = torch.where((lengths(rows) <= constant).unsqueeze(-1), 0.0, rows)

@@ -39,7 +39,7 @@ def effective_rank(
         states: rows, shape ``(*, N, D)``.
         mask: which rows are real, shape ``(*, N)``, bool; ``None`` for all.
         center: subtract the mean of the rows.
-        unit: scale rows to unit length, after centring.
+        unit: scale rows to unit length, after centering.
         method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`; the fast way loses the small ones.
 
     Returns:

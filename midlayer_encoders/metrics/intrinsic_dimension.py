@@ -1,4 +1,4 @@
-"""Intrinsic dimension by TwoNN: how many dimensions the texts' neighbourhoods have."""
+"""Intrinsic dimension by TwoNN: how many dimensions the texts' neighborhoods have."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TwoNNForm: TypeAlias = Literal["fit", "mle"]
 
 
 def intrinsic_dimension(embeddings: Tensor, *, form: TwoNNForm = "fit", discard: float = 0.1) -> Tensor:
-    r"""Return the intrinsic dimension of the texts from the distances to their two nearest neighbours (TwoNN).
+    r"""Return the intrinsic dimension of the texts from the distances to their two nearest neighbors (TwoNN).
 
     With :math:`\mu_i = r_{i2} / r_{i1}` in ascending order and :math:`n` of the :math:`N` ratios kept,
 
@@ -41,7 +41,7 @@ def intrinsic_dimension(embeddings: Tensor, *, form: TwoNNForm = "fit", discard:
         NaN or infinity.
 
     Raises:
-        TooFewTextsError: fewer than three different rows, or none whose two neighbours differ in distance.
+        TooFewTextsError: fewer than three different rows, or none whose two neighbors differ in distance.
 
     Example:
         >>> intrinsic_dimension(torch.tensor([[0.0], [1.0], [3.0], [7.0]]), form="mle", discard=0.0)
@@ -55,13 +55,13 @@ def intrinsic_dimension(embeddings: Tensor, *, form: TwoNNForm = "fit", discard:
     check_at_least(3, len(points), "Different rows of `embeddings`")
     logs = _log_ratios(points).sort().values
     kept = max(2, int(len(logs) * (1 - discard)))
-    check_at_least(1, int((logs[:kept] > 0).sum()), "Rows whose two nearest neighbours differ in distance")
+    check_at_least(1, int((logs[:kept] > 0).sum()), "Rows whose two nearest neighbors differ in distance")
     return (_fit(logs, kept) if form == "fit" else _likeliest(logs, kept)).to(result_dtype(embeddings))
 
 
 def _log_ratios(points: Tensor) -> Tensor:
-    """Return the logarithm of each point's second over first neighbour distance, shape ``(N,)``."""
-    # Distances by products round off near neighbours far from the origin, so those of a few candidates are taken again.
+    """Return the logarithm of each point's second over first neighbor distance, shape ``(N,)``."""
+    # Distances by products round off near neighbors far from the origin, so those of a few candidates are taken again.
     points = points - points.mean(dim=0)
     rough = torch.cdist(points, points)
     rough.fill_diagonal_(torch.inf)

@@ -1,4 +1,4 @@
-"""Matrix-based entropy of a set of rows, its normalisations, and the entropy of all tokens of a corpus."""
+"""Matrix-based entropy of a set of rows, its normalizations, and the entropy of all tokens of a corpus."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def entropy_of_gram(
     normalization: Normalization,
     method: Method,
 ) -> Tensor:
-    """Return the normalised entropy of Gram or moment matrices, shape ``(*)``; NaN where a matrix is not finite.
+    """Return the normalized entropy of Gram or moment matrices, shape ``(*)``; NaN where a matrix is not finite.
 
     Args:
         gram: shape ``(*, n, n)``.
@@ -111,7 +111,7 @@ def _scale(count: Tensor, width: int, normalization: Normalization) -> Tensor:
 
 
 def check_entropy_options(alpha: float, normalization: str) -> None:
-    """Raise an :class:`OptionError` for an order or a normalisation that does not exist."""
+    """Raise an :class:`OptionError` for an order or a normalization that does not exist."""
     if not alpha > 0:
         raise OptionError(f"`alpha` must be greater than 0 (1 is the von Neumann entropy), but got {alpha}.")
     check_choice("normalization", normalization, get_args(Normalization))

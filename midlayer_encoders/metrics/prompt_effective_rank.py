@@ -33,7 +33,7 @@ def prompt_effective_rank(
         states: token states, shape ``(*, T, D)``.
         mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all.
         center: subtract the mean of the text's tokens.
-        unit: scale tokens to unit length, after centring.
+        unit: scale tokens to unit length, after centering.
         method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
 
     Returns:
@@ -56,7 +56,7 @@ class PromptEffectiveRank(TokenMetric):
     Args:
         layers: layer numbers that ``update`` will name.
         center: subtract the mean of the text's tokens.
-        unit: scale tokens to unit length, after centring.
+        unit: scale tokens to unit length, after centering.
         method: how eigenvalues are found.
         torchmetrics_options: torchmetrics' own.
     """

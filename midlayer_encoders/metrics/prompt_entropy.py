@@ -28,12 +28,12 @@ def prompt_entropy(
     unit: bool = True,
     method: Method = "auto",
 ) -> Tensor:
-    r"""Return the matrix entropy of each text's tokens, in nats, after centring them and scaling them to unit length.
+    r"""Return the matrix entropy of each text's tokens, in nats, after centering them and scaling them to unit length.
 
     .. math::
         S_\alpha(\hat Z), \qquad \hat z_t = \frac{z_t - \bar z}{\lVert z_t - \bar z \rVert}
 
-    with :math:`S_\alpha` of :func:`matrix_entropy`. Centring and scaling follow Wei et al. (2024), as the paper does.
+    with :math:`S_\alpha` of :func:`matrix_entropy`. Centering and scaling follow Wei et al. (2024), as the paper does.
 
     Args:
         states: token states, shape ``(*, T, D)``.
@@ -45,7 +45,7 @@ def prompt_entropy(
         method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
 
     Returns:
-        Shape ``(*)``, between ``0`` and ``log(min(T - 1, D))`` when raw and centred. ``0`` for fewer than two tokens
+        Shape ``(*)``, between ``0`` and ``log(min(T - 1, D))`` when raw and centered. ``0`` for fewer than two tokens
         and for tokens that are all the same. NaN where the states hold NaN or infinity.
 
     Example:

@@ -2,7 +2,7 @@
 
 Two methods. ``"exact"`` is LAPACK (or cuSOLVER) in float64, equal sizes together, on the CPU with several threads.
 ``"fast"`` is a set of Triton kernels (:mod:`midlayer_encoders.spectra._triton`) for up to 512 rows on a GPU:
-Householder tridiagonalisation and Sturm bisection in float32, matrices of mixed size side by side.
+Householder tridiagonalization and Sturm bisection in float32, matrices of mixed size side by side.
 
 The bound of ``"fast"``: an entropy is within ``1e-5`` nats of the float64 one of the same matrix in float32, and an
 eigenvalue within ``1e-6`` of the trace. ``benchmarks/results/spectra_h200.md`` holds the errors measured (at most

@@ -13,8 +13,8 @@ from tests.metrics.feeding import corpus, feed, make, value
 
 TOKENS = [name for name, metric in METRICS.items() if metric.kind == "tokens"]
 ROWS = ["dataset_entropy", "effective_rank", "anisotropy", "alpha_req", "logdet_entropy"]
-SAMPLES = ["infonce", "lidar", "dime", "intrinsic_dimension", "cka", "neighbour_overlap", "half_match"]
-FIRST_IS_NAN = ["block_influence", "cka", "neighbour_overlap"]
+SAMPLES = ["infonce", "lidar", "dime", "intrinsic_dimension", "cka", "neighbor_overlap", "half_match"]
+FIRST_IS_NAN = ["block_influence", "cka", "neighbor_overlap"]
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -70,7 +70,7 @@ def test_half_precision_costs_only_the_rounding_of_its_input(name: str, dtype: t
     half = value(name, texts.to(dtype))
     same = value(name, texts.to(dtype).to(torch.float32))
     torch.testing.assert_close(half, same, rtol=1e-9, atol=1e-9, equal_nan=True)
-    if name not in ("neighbour_overlap", "half_match"):  # counts: one neighbour at a tie moves them by 1 / (N k)
+    if name not in ("neighbor_overlap", "half_match"):  # counts: one neighbor at a tie moves them by 1 / (N k)
         expected = value(name, texts)
         torch.testing.assert_close(half, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
@@ -112,7 +112,7 @@ def test_no_text_is_an_error_not_a_number(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["infonce", "lidar", "dime", "anisotropy", "cka", "neighbour_overlap", "alpha_req", "half_match"]
+    "name", ["infonce", "lidar", "dime", "anisotropy", "cka", "neighbor_overlap", "alpha_req", "half_match"]
 )
 def test_one_text_is_an_error_where_texts_are_compared(name: str) -> None:
     metric = feed(make(name, range(3)), corpus(texts=1), [torch.arange(1)])

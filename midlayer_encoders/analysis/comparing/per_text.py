@@ -27,7 +27,7 @@ from midlayer_encoders.metrics import (
     logdet_entropy,
     prompt_effective_rank,
     prompt_entropy,
-    sink_rate,
+    first_token_share,
 )
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
@@ -43,7 +43,7 @@ _OF_TOKENS: dict[str, PerText] = {
     "prompt_entropy": prompt_entropy,
     "curvature": curvature,
     "prompt_effective_rank": prompt_effective_rank,
-    "sink_rate": sink_rate,
+    "first_token_share": first_token_share,
 }
 _TWO_TOKENS = ("prompt_entropy", "prompt_effective_rank")  # shorter texts are left out, as their classes do
 _OF_ROWS: dict[str, Callable[[Tensor], Tensor]] = {

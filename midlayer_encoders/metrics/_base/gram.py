@@ -12,7 +12,7 @@ __all__ = ["prepared", "smaller_gram", "token_gram", "tokens_first"]
 
 
 def prepared(states: Tensor, mask: Tensor | None, *, center: bool, unit: bool) -> Tensor:
-    """Return rows in working precision: padding at zero, then centred and scaled to unit length as asked.
+    """Return rows in working precision: padding at zero, then centered and scaled to unit length as asked.
 
     A row that equals the mean but for rounding becomes zero, so that repeated rows do not turn into scaled-up noise.
 
@@ -25,7 +25,7 @@ def prepared(states: Tensor, mask: Tensor | None, *, center: bool, unit: bool) -
     Returns:
         Shape ``(*, N, D)``.
     """
-    rows, mean = _centred(states, mask, center)
+    rows, mean = _centered(states, mask, center)
     if not center and not unit:
         return rows
     return rows * _scale(lengths(rows), lengths(mean), mask, unit).unsqueeze(-1)
@@ -51,7 +51,7 @@ def token_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> tup
 
         return prepared_gram(states, mask, center=center, unit=unit)
     states, mask = tokens_first(states, mask)
-    rows, mean = _centred(states, mask, center)
+    rows, mean = _centered(states, mask, center)
     gram = smaller_gram(rows)
     if center or unit:
         # The lengths stand on the diagonal, and it is quicker to scale T x T numbers than T x D.
@@ -60,7 +60,7 @@ def token_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> tup
     return gram, mask.sum(dim=-1)
 
 
-def _centred(states: Tensor, mask: Tensor | None, center: bool) -> tuple[Tensor, Tensor]:
+def _centered(states: Tensor, mask: Tensor | None, center: bool) -> tuple[Tensor, Tensor]:
     """Return rows in working precision, zero or minus the mean where padded, and what was subtracted, ``(*, 1, D)``."""
     rows = states if mask is None else torch.where(mask.unsqueeze(-1), states, 0.0)
     if not center:

@@ -23,7 +23,7 @@ class Moments:
 
     Attributes:
         matrix: the smaller of ``Z Z'`` and ``Z' Z``, shape ``(n, n)``, of the rows as prepared.
-        total: sum of the rows, shape ``(D,)``, before centring.
+        total: sum of the rows, shape ``(D,)``, before centering.
         count: number of rows N, a scalar.
         width: their dimension D.
     """
@@ -35,11 +35,11 @@ class Moments:
 
 
 def row_moments(embeddings: Tensor, *, center: bool, unit: bool) -> Moments:
-    """Return the moments, in float64, of rows ``(N, D)``: scaled to unit length first and centred then, as asked."""
+    """Return the moments, in float64, of rows ``(N, D)``: scaled to unit length first and centered then, as asked."""
     rows = prepared(embeddings.double(), None, center=False, unit=unit)
-    centred = prepared(rows, None, center=True, unit=False) if center else rows
+    centered = prepared(rows, None, center=True, unit=False) if center else rows
     count = torch.tensor(len(rows), device=rows.device)
-    return Moments(smaller_gram(centred), rows.sum(dim=0), count, rows.shape[-1])
+    return Moments(smaller_gram(centered), rows.sum(dim=0), count, rows.shape[-1])
 
 
 class MomentMetric(LayerMetric):

@@ -209,7 +209,7 @@ class PairMetric(PooledSampleMetric):
 
 
 def hashed(index: Tensor, seed: int) -> Tensor:
-    """Return a pseudo-random int64 per index, different for different indices: the finaliser of SplitMix64.
+    """Return a pseudo-random int64 per index, different for different indices: the finalizer of SplitMix64.
 
     Example:
         >>> hashed(torch.tensor([0, 1, 2]), seed=0).argsort()

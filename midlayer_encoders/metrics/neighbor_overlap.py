@@ -1,4 +1,4 @@
-"""Neighbour overlap: how many of a text's nearest texts stay the same from one layer to the next."""
+"""Neighbor overlap: how many of a text's nearest texts stay the same from one layer to the next."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.metrics._base.precision import full_precision, precise, result_dtype, unit_rows
 from midlayer_encoders.metrics._base.sample_metric import PairMetric
 
-__all__ = ["Distance", "NeighbourOverlap", "neighbour_overlap"]
+__all__ = ["Distance", "NeighborOverlap", "neighbor_overlap"]
 
 Distance: TypeAlias = Literal["cosine", "euclidean"]
 
 
-def neighbour_overlap(first: Tensor, second: Tensor, *, k: int = 10, distance: Distance = "cosine") -> Tensor:
+def neighbor_overlap(first: Tensor, second: Tensor, *, k: int = 10, distance: Distance = "cosine") -> Tensor:
     r"""Return the mean share of each text's k nearest texts that two sets of vectors have in common.
 
     .. math::
@@ -28,7 +28,7 @@ def neighbour_overlap(first: Tensor, second: Tensor, *, k: int = 10, distance: D
     Args:
         first: one row per text, shape ``(N, D)``, more than ``k`` texts.
         second: rows of the same texts, shape ``(N, D')``.
-        k: number of neighbours, 1 or more.
+        k: number of neighbors, 1 or more.
         distance: ``"cosine"``, in which a zero vector has cosine 0 with all others, or ``"euclidean"``.
 
     Returns:
@@ -37,7 +37,7 @@ def neighbour_overlap(first: Tensor, second: Tensor, *, k: int = 10, distance: D
 
     Example:
         >>> rows = torch.eye(4) + torch.arange(4.0)
-        >>> neighbour_overlap(rows, 2 * rows, k=1)
+        >>> neighbor_overlap(rows, 2 * rows, k=1)
         tensor(1.)
     """
     _check_options(k, distance)
@@ -46,12 +46,12 @@ def neighbour_overlap(first: Tensor, second: Tensor, *, k: int = 10, distance: D
             f"`first` and `second` must be (N, D) and (N, D') with N greater than `k` = {k}, "
             f"but got {tuple(first.shape)} and {tuple(second.shape)}."
         )
-    near = _neighbours(precise(first), k, distance) & _neighbours(precise(second), k, distance)
+    near = _neighbors(precise(first), k, distance) & _neighbors(precise(second), k, distance)
     share = near.sum().double() / (len(first) * k)
     return torch.where(torch.isfinite(first.sum() + second.sum()), share, torch.nan).to(result_dtype(first))
 
 
-def _neighbours(rows: Tensor, k: int, distance: Distance) -> Tensor:
+def _neighbors(rows: Tensor, k: int, distance: Distance) -> Tensor:
     """Return whether text j is among the k nearest of text i, shape ``(N, N)``, bool."""
     rows = unit_rows(rows) if distance == "cosine" else rows - rows.mean(dim=0)
     with full_precision(rows.device):
@@ -67,15 +67,15 @@ def _check_options(k: int, distance: str) -> None:
     check_choice("distance", distance, get_args(Distance))
 
 
-class NeighbourOverlap(PairMetric):
-    """:func:`neighbour_overlap` between each layer's vectors and those of the layer before, or of one fixed layer.
+class NeighborOverlap(PairMetric):
+    """:func:`neighbor_overlap` between each layer's vectors and those of the layer before, or of one fixed layer.
 
     On at most ``max_samples`` texts, drawn by a seeded hash of their index: the value depends on their number.
 
     Args:
         layers: layer numbers that ``update`` will name.
         against: ``"previous"``, where the first layer's value is NaN, or a layer number that all are compared with.
-        k: number of neighbours; there must be more texts.
+        k: number of neighbors; there must be more texts.
         distance: ``"cosine"`` or ``"euclidean"``.
         max_samples: most texts that are kept.
         seed: which sample is drawn when there are more.
@@ -98,4 +98,4 @@ class NeighbourOverlap(PairMetric):
         self.k, self.distance, self.least = k, distance, k + 1
 
     def _between(self, first: Tensor, second: Tensor) -> Tensor:
-        return neighbour_overlap(first, second, k=self.k, distance=self.distance)
+        return neighbor_overlap(first, second, k=self.k, distance=self.distance)
