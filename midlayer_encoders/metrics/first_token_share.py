@@ -1,4 +1,4 @@
-"""Sink rate: how much of a text's squared norm its first token holds."""
+"""First token share: how much of a text's squared norm its first token holds."""
 
 from __future__ import annotations
 
@@ -48,11 +48,8 @@ def _share(first: Tensor, total: Tensor) -> Tensor:
 class FirstTokenShare(TokenMetric):
     """Mean over texts of :func:`first_token_share`, per layer.
 
-    Texts without a token, or with only zeros, are left out and counted in ``skipped``.
-
-    Args:
-        layers: layer numbers that ``update`` will name.
-        torchmetrics_options: torchmetrics' own.
+    Texts without a token, or with only zeros, are left out and counted in ``skipped``. Arguments as in
+    :class:`LayerMetric`.
     """
 
     def _per_text(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

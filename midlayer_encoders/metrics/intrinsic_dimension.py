@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -37,8 +38,7 @@ def intrinsic_dimension(embeddings: Tensor, *, form: TwoNNForm = "fit", discard:
         discard: share of the largest ratios that are left out, in ``[0, 1)``.
 
     Returns:
-        Scalar, ``> 0``. NaN where the rows hold
-        NaN or infinity.
+        Scalar, ``> 0``. NaN where the rows hold NaN or infinity.
 
     Raises:
         TooFewTextsError: fewer than three different rows, or none whose two neighbors differ in distance.
@@ -89,33 +89,11 @@ def _check_options(form: str, discard: float) -> None:
 class IntrinsicDimension(PooledSampleMetric):
     """:func:`intrinsic_dimension` of one vector per text, per layer.
 
-    On at most ``max_samples`` texts, drawn by a seeded hash of their index: the estimate depends on their number.
-
-    Args:
-        layers: layer numbers that ``update`` will name.
-        form: ``"fit"`` or ``"mle"``.
-        discard: share of the largest ratios that are left out.
-        max_samples: most texts that are kept.
-        seed: which sample is drawn when there are more.
-        torchmetrics_options: torchmetrics' own.
+    Options are those of the function and of :class:`SampleMetric`. The estimate depends on the number of texts.
     """
 
     least = 3
 
-    def __init__(
-        self,
-        layers: Sequence[int],
-        *,
-        form: TwoNNForm = "fit",
-        discard: float = 0.1,
-        max_samples: int = 1000,
-        seed: int = 0,
-        **torchmetrics_options: Any,
-    ) -> None:
-        super().__init__(layers, max_samples=max_samples, seed=seed, **torchmetrics_options)
+    def __init__(self, layers: Sequence[int], *, form: TwoNNForm = "fit", discard: float = 0.1, **options: Any) -> None:
         _check_options(form, discard)
-        self.form, self.discard = form, discard
-
-    def _value(self, layer: int) -> Tensor:
-        (embeddings,), _ = self._sample(layer)
-        return intrinsic_dimension(embeddings, form=self.form, discard=self.discard)
+        super().__init__(layers, partial(intrinsic_dimension, form=form, discard=discard), **options)

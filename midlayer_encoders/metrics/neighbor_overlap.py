@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.metrics._base.precision import full_precision, precise, result_dtype, unit_rows
-from midlayer_encoders.metrics._base.sample_metric import PairMetric
+from midlayer_encoders.metrics._base.sample_metric import PairMetric, check_pair
 
 __all__ = ["Distance", "NeighborOverlap", "neighbor_overlap"]
 
@@ -27,7 +28,7 @@ def neighbor_overlap(first: Tensor, second: Tensor, *, k: int = 10, distance: Di
 
     Args:
         first: one row per text, shape ``(N, D)``, more than ``k`` texts.
-        second: rows of the same texts, shape ``(N, D')``.
+        second: rows of the same texts, shape ``(N, E)``.
         k: number of neighbors, 1 or more.
         distance: ``"cosine"``, in which a zero vector has cosine 0 with all others, or ``"euclidean"``.
 
@@ -41,11 +42,7 @@ def neighbor_overlap(first: Tensor, second: Tensor, *, k: int = 10, distance: Di
         tensor(1.)
     """
     _check_options(k, distance)
-    if first.ndim != 2 or second.ndim != 2 or len(first) != len(second) or len(first) <= k:
-        raise OptionError(
-            f"`first` and `second` must be (N, D) and (N, D') with N greater than `k` = {k}, "
-            f"but got {tuple(first.shape)} and {tuple(second.shape)}."
-        )
+    check_pair(first, second, least=k + 1)
     near = _neighbors(precise(first), k, distance) & _neighbors(precise(second), k, distance)
     share = near.sum().double() / (len(first) * k)
     return torch.where(torch.isfinite(first.sum() + second.sum()), share, torch.nan).to(result_dtype(first))
@@ -70,32 +67,10 @@ def _check_options(k: int, distance: str) -> None:
 class NeighborOverlap(PairMetric):
     """:func:`neighbor_overlap` between each layer's vectors and those of the layer before, or of one fixed layer.
 
-    On at most ``max_samples`` texts, drawn by a seeded hash of their index: the value depends on their number.
-
-    Args:
-        layers: layer numbers that ``update`` will name.
-        against: ``"previous"``, where the first layer's value is NaN, or a layer number that all are compared with.
-        k: number of neighbors; there must be more texts.
-        distance: ``"cosine"`` or ``"euclidean"``.
-        max_samples: most texts that are kept.
-        seed: which sample is drawn when there are more.
-        torchmetrics_options: torchmetrics' own.
+    Options are those of the function and of :class:`PairMetric`. The value depends on the number of texts.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[int],
-        *,
-        against: int | Literal["previous"] = "previous",
-        k: int = 10,
-        distance: Distance = "cosine",
-        max_samples: int = 1000,
-        seed: int = 0,
-        **torchmetrics_options: Any,
-    ) -> None:
-        super().__init__(layers, against=against, max_samples=max_samples, seed=seed, **torchmetrics_options)
+    def __init__(self, layers: Sequence[int], *, k: int = 10, distance: Distance = "cosine", **options: Any) -> None:
         _check_options(k, distance)
-        self.k, self.distance, self.least = k, distance, k + 1
-
-    def _between(self, first: Tensor, second: Tensor) -> Tensor:
-        return neighbor_overlap(first, second, k=self.k, distance=self.distance)
+        super().__init__(layers, partial(neighbor_overlap, k=k, distance=distance), **options)
+        self.least = k + 1

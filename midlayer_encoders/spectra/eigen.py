@@ -125,6 +125,8 @@ def spectral_entropy(
 def _renyi_entropy(values: Tensor, alpha: float) -> Tensor:
     total = values.sum(-1, keepdim=True)
     p: Tensor = values / total.clamp_min(1e-300)  # All p are 0 where there is nothing.
+    if alpha < 1:  # A low power of an eigenvalue that is only rounding is not small.
+        p = p.masked_fill(values <= values[..., :1] * values.shape[-1] * torch.finfo(values.dtype).eps, 0)
     if alpha == 1:
         shannon: Tensor = torch.special.entr(p).sum(-1)
         return shannon.clamp_min_(0)

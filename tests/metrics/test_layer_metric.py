@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ TOKENS = [name for name, metric in METRICS.items() if metric.kind == "tokens"]
 ROWS = ["dataset_entropy", "effective_rank", "anisotropy", "alpha_req", "logdet_entropy"]
 SAMPLES = ["infonce", "lidar", "dime", "intrinsic_dimension", "cka", "neighbor_overlap", "half_match"]
 FIRST_IS_NAN = ["block_influence", "cka", "neighbor_overlap"]
+COMPARING = [*FIRST_IS_NAN, "infonce", "lidar", "dime"]
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -135,7 +137,7 @@ def test_unknown_layer_and_wrong_shapes_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_reset_pickle_and_forward(name: str) -> None:
+def test_reset_and_pickle(name: str) -> None:
     texts = corpus()
     metric = feed(make(name, range(3)), texts, [torch.arange(13)])
     expected = metric.compute()
@@ -145,8 +147,52 @@ def test_reset_pickle_and_forward(name: str) -> None:
     torch.testing.assert_close(
         feed(metric, texts, [torch.arange(13)]).compute(), expected, rtol=0, atol=0, equal_nan=True
     )
-    with pytest.raises(MidlayerError, match="update"):
-        metric(0, texts.states[0], texts.mask)
+
+
+@pytest.mark.parametrize("name", sorted(set(METRICS) - set(COMPARING)))
+def test_forward_adds_the_batch_and_returns_its_value(name: str) -> None:
+    texts = corpus(texts=20)
+    metric, halves = make(name, range(3)), torch.arange(20).split(10)
+    for half in halves:
+        for layer in range(3):
+            given = (texts.states[layer, half], texts.mask[half]) if name in TOKENS else (texts.pooled[layer, half],)
+            found = metric(layer, *given, index=half)
+            assert found.shape == ()
+            torch.testing.assert_close(found, value(name, texts, [half])[layer], rtol=1e-12, atol=1e-12)
+            assert metric._forward_cache is found
+    torch.testing.assert_close(metric.compute(), value(name, texts, halves), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", COMPARING)
+def test_forward_is_refused_where_one_update_has_no_value(name: str) -> None:
+    metric = make(name, range(3))
+    with pytest.raises(MidlayerError, match=r"no value for one update: it compares (two layers|the views) of a batch"):
+        metric(0, torch.ones(2, 2))
+    assert metric.update_count == 0
+    assert "``forward`` is refused" in "".join(str(base.__doc__) for base in type(metric).__mro__)
+
+
+def test_a_batch_that_forward_cannot_measure_is_not_added() -> None:
+    metric = make("anisotropy", [0])
+    with pytest.raises(TooFewTextsError, match="must be at least 2"):
+        metric(0, torch.ones(1, 3))
+    assert metric.update_count == 0
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_plot_draws_the_values_over_the_layers(name: str) -> None:
+    metric = feed(make(name, [2, 5, 9]), corpus(), [torch.arange(13)])
+    figure, axes = metric.plot()
+    again, same_axes = metric.plot([metric.compute(), 2 * metric.compute()], ax=axes)
+    assert same_axes is axes
+    assert again is figure
+    drawn = [torch.tensor(line.get_xydata()) for line in axes.lines]
+    plt.close(figure)
+    expected = metric.compute()
+    for line, factor in zip(drawn, (1, 1, 2), strict=True):
+        assert line[:, 0].tolist() == [2, 5, 9]
+        torch.testing.assert_close(line[:, 1], factor * expected, rtol=0, atol=0, equal_nan=True)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("layer", type(metric).__name__)
 
 
 @pytest.mark.parametrize("name", METRICS)
