@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from midlayer_encoders.errors import LayerIndexError, MidlayerError, NotFiniteError, OptionError
-from midlayer_encoders.metrics import METRICS, PAPER_METRICS, TooFewTextsError, make_metrics
+from midlayer_encoders.metrics import METRICS, TooFewTextsError
 from tests.metrics.feeding import corpus, feed, make, value
 
 TOKENS = [name for name, metric in METRICS.items() if metric.kind == "tokens"]
@@ -207,30 +207,3 @@ def test_autocast_around_a_metric_changes_nothing(name: str) -> None:
 def test_layers_must_be_different(layers: list[int]) -> None:
     with pytest.raises(OptionError, match="different layer numbers"):
         make("curvature", layers)
-
-
-def test_make_metrics_knows_all_paper_and_names() -> None:
-    assert list(make_metrics("all", [0, 1])) == list(METRICS)
-    assert tuple(make_metrics("paper", [0, 1])) == PAPER_METRICS
-    assert len(PAPER_METRICS) == 7
-    assert list(make_metrics("lidar", [0])) == ["lidar"]
-    assert make_metrics(["curvature"], [0, 4])["curvature"].layers == (0, 4)
-
-
-@pytest.mark.parametrize("names", ["curvatur", ["lidar", "curvatur"]])
-def test_make_metrics_asks_did_you_mean(names: str | list[str]) -> None:
-    with pytest.raises(OptionError, match="Did you mean 'curvature'"):
-        make_metrics(names, [0])
-
-
-def test_make_metrics_wants_a_name() -> None:
-    with pytest.raises(OptionError, match="but got none"):
-        make_metrics([], [0])
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_name_of_metric_function_and_file_are_one(name: str) -> None:
-    from midlayer_encoders import metrics
-
-    assert METRICS[name].__name__.lower() == name.replace("_", "")
-    assert METRICS[name].__module__ == getattr(metrics, name).__module__ == f"midlayer_encoders.metrics.{name}"
