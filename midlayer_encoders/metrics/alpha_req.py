@@ -33,7 +33,7 @@ def alpha_req(
         \lambda_i \propto i^{-\alpha}: \quad
         (\alpha, c) = \arg\min \sum_{i=\text{first}}^{\text{last}} w_i\, (\log \lambda_i - c + \alpha \log i)^2
 
-    with weights :math:`w_i = 1 / i`, which stand for the growing density of ranks on a log axis (Stringer et al., 2019;
+    with weights :math:`w_i = 1 / i`, which account for the growing density of ranks on a log axis (Stringer et al., 2019;
     Agrawal et al., 2022), or all equal.
 
     Args:
@@ -96,4 +96,4 @@ class AlphaReQ(RowMetric):
     ) -> None:
         _check_range(first, last)
         slope = partial(_slope, first=first, last=last, weighted=weighted, method=method)
-        super().__init__(layers, slope, center=center, **torchmetrics_options)
+        super().__init__(layers, slope, center=center, unit=False, **torchmetrics_options)

@@ -65,7 +65,7 @@ def half_means(states: Tensor, mask: Tensor) -> Tensor:
 
     Args:
         states: shape ``(B, T, D)``.
-        mask: which tokens are real, shape ``(B, T)``, bool; padding may stand on either side.
+        mask: which tokens are real, shape ``(B, T)``, bool; padding may be on either side.
 
     Example:
         >>> half_means(torch.tensor([[[1.0], [3.0], [5.0], [9.0]]]), torch.ones(1, 4, dtype=torch.bool)).flatten()
@@ -101,7 +101,7 @@ class HalfMatch(NumberedMetric):
         Args:
             layer: one of ``layers``.
             states: shape ``(B, T, D)``.
-            mask: which tokens are real, shape ``(B, T)``, bool; padding may stand on either side.
+            mask: which tokens are real, shape ``(B, T)``, bool; padding may be on either side.
             index: position of each text in the whole list, shape ``(B,)``. Without it texts are numbered as they come,
                 which several processes cannot do.
         """

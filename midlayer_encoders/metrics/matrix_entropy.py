@@ -154,8 +154,8 @@ class MatrixEntropy(MomentMetric):
         method: Method = "auto",
         **torchmetrics_options: Any,
     ) -> None:
-        entropy = entropy_of(alpha, normalization, method)
-        super().__init__(layers, partial(entropy_of_moments, entropy=entropy), **torchmetrics_options)
+        entropy = partial(entropy_of_moments, entropy=entropy_of(alpha, normalization, method))
+        super().__init__(layers, entropy, center=False, unit=False, **torchmetrics_options)
 
     def update(self, layer: int, states: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:  # noqa: ARG002
         """Add one layer's token states of a batch, ``(B, T, D)``, and their mask ``(B, T)``; ``index`` is ignored."""

@@ -37,7 +37,7 @@ def prompt_entropy(
 
     Args:
         states: token states, shape ``(*, T, D)``.
-        mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all. Padding may stand anywhere.
+        mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all. Padding may be anywhere.
         alpha: order, ``> 0``.
         normalization: see :func:`matrix_entropy`; N is the number of real tokens.
         center: subtract the mean of the text's tokens.

@@ -47,7 +47,7 @@ def eigenvalues(
         method: ``"exact"``, ``"fast"`` (error under ``1e-6`` of the trace, for ``n <= 512``; larger ones are exact) or
             ``"auto"``, which is fast where there is a GPU with Triton, and exact elsewhere.
         check: whether to wait for the device and raise where the result is NaN; ``False`` leaves NaN there, for a
-            caller that queues many calls and looks at their results once.
+            caller that queues many calls and checks their results once.
 
     Returns:
         Shape ``(*, n)``, float64, descending, at least ``0``, and ``0`` beyond ``sizes``.
@@ -185,7 +185,7 @@ def _flat(matrices: Tensor, sizes: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _refuse_nan(results: Tensor, counts: Tensor, n: int, batch_shape: torch.Size) -> None:
-    """Raise unless all results are finite: the only look at the device, which also brings wrong sizes to light."""
+    """Raise unless all results are finite: the only wait for the device, which also finds wrong sizes."""
     finite = torch.isfinite(results)
     if finite.all():
         return
@@ -195,7 +195,7 @@ def _refuse_nan(results: Tensor, counts: Tensor, n: int, batch_shape: torch.Size
     index = torch.unravel_index((~finite).nonzero()[0, 0].cpu(), batch_shape) if batch_shape else ()
     name = f"`matrices[{', '.join(str(int(i)) for i in index)}]`" if index else "`matrices`"
     raise NotFiniteError(
-        f"{name} must be finite, but holds NaN or infinity, or overflows float32: look at the states it was made from "
+        f"{name} must be finite, but holds NaN or infinity, or overflows float32: check the states it was made from "
         "(float16 ends at 65504, bfloat16 and float32 do not)."
     )
 

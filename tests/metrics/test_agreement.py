@@ -98,6 +98,16 @@ def test_every_option_of_the_function_is_walked(name: str) -> None:
     assert {one.name for one in parameters if one.default is not one.empty} - {"mask"} == set(GRID[name])
 
 
+@pytest.mark.parametrize("option", ["center", "unit", "epsilon", "alpha", "step", "against"])
+@pytest.mark.parametrize("name", METRICS)
+def test_an_option_that_the_function_lacks_is_refused(name: str, option: str) -> None:
+    if option in GRID[name] or (option == "against" and name in FIRST_IS_NAN[1:]):
+        assert make(name, [0, 1], **{option: 1})
+        return
+    with pytest.raises((TypeError, ValueError), match=option):
+        make(name, [0, 1], **{option: 1})
+
+
 @pytest.mark.parametrize("name", sorted(set(ROWS) - {"alpha_req"}))  # a spectrum of zeros has no slope
 def test_rows_that_are_all_the_same_have_no_spread_once_folded(name: str) -> None:
     same = torch.full((1300, 5), 0.3, dtype=torch.float64) * torch.arange(1.0, 6.0)

@@ -54,7 +54,7 @@ def token_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> tup
     rows, mean = _centered(states, mask, center)
     gram = smaller_gram(rows)
     if center or unit:
-        # The lengths stand on the diagonal, and it is quicker to scale T x T numbers than T x D.
+        # The squared lengths are on the diagonal, and scaling T x T numbers is quicker than T x D.
         scale = _scale(gram.diagonal(dim1=-2, dim2=-1).sqrt(), lengths(mean), mask, unit)
         gram = gram.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2))
     return gram, mask.sum(dim=-1)
@@ -87,7 +87,7 @@ def smaller_gram(rows: Tensor) -> Tensor:
 
 def tokens_first(states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return states ``(*, T, D)`` with the real tokens of each text in front, in their order, and the mask of that."""
-    # On a CPU it costs nothing to see that they stand there already; a GPU would have to be waited for.
+    # On a CPU checking whether they are there already costs nothing; on a GPU it would wait for the device.
     if mask.device.type == "cpu" and not (mask[..., 1:] & ~mask[..., :-1]).any():
         return states, mask
     order = torch.argsort(~mask, dim=-1, stable=True)

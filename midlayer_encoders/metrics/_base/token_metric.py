@@ -78,7 +78,7 @@ class TokenMetric(MeanOverTexts):
         Args:
             layer: one of ``layers``.
             states: shape ``(B, T, D)``.
-            mask: which tokens are real, shape ``(B, T)``, bool; padding may stand on either side.
+            mask: which tokens are real, shape ``(B, T)``, bool; padding may be on either side.
             index: ignored; other metrics of token states need it.
         """
         check_tokens(states, mask)
@@ -189,7 +189,7 @@ def check_tokens(states: Tensor, mask: Tensor) -> None:
 
 
 def parts(states: Tensor, mask: Tensor, numbers: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield so many texts of a batch at a time that memory stays bounded when each takes so many temporary numbers."""
+    """Yield a batch in parts whose texts, at ``numbers`` temporary numbers each, take a bounded amount of memory."""
     texts = max(1, _ELEMENTS // max(1, numbers))
     yield from zip(torch.split(states, texts), torch.split(mask, texts), strict=True)
 
