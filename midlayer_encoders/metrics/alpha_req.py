@@ -33,8 +33,8 @@ def alpha_req(
         \lambda_i \propto i^{-\alpha}: \quad
         (\alpha, c) = \arg\min \sum_{i=\text{first}}^{\text{last}} w_i\, (\log \lambda_i - c + \alpha \log i)^2
 
-    with weights :math:`w_i = 1 / i`, which account for the growing density of ranks on a log axis (Stringer et al., 2019;
-    Agrawal et al., 2022), or all equal.
+    with weights :math:`w_i = 1 / i`, which account for the growing density of ranks on a log axis (Stringer et al.,
+    2019; Agrawal et al., 2022), or all equal.
 
     Args:
         embeddings: one row per text, shape ``(N, D)``.

@@ -57,7 +57,7 @@ def effective_rank(
     """
     _check_epsilon(epsilon)
     mask = all_real(states) if mask is None else mask
-    # In float64 on every device: the root of an eigenvalue at float32's rounding is 3e-4 of the largest, and there are many.
+    # float64 on every device: the root of an eigenvalue at float32's rounding is 3e-4 of the largest, and many are.
     rows = prepared(states.double(), mask, center=False, unit=unit)
     gram = smaller_gram(prepared(rows, mask, center=True, unit=False) if center else rows)
     return rank_of_gram(gram, None, method, epsilon, mask.sum(dim=-1)).to(result_dtype(states))

@@ -52,6 +52,7 @@ def prompt_effective_rank(
 
 
 def _rank(states: Tensor, mask: Tensor, center: bool, unit: bool, method: Method) -> Tensor:
+    # float64 on every device, as in `effective_rank`.
     return rank_of_gram(*token_gram(states.double(), mask, center=center, unit=unit), method)
 
 
