@@ -120,8 +120,8 @@ def prompts(name: str, encoder: Any, texts: list[str], tokens: int) -> str:
 
 def main() -> None:
     from midlayer_encoders import LayerEncoder
-    from midlayer_encoders.demo.text import built_in_model
     from midlayer_encoders.media.texts import read_texts, wikitext_paragraphs
+    from midlayer_encoders.models.hub import built_in_model
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)

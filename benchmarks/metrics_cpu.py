@@ -188,7 +188,7 @@ def main() -> None:
             ("12 blocks of 64, 512 tokens", lambda: LayerEncoder(tiny_folder(folder), -1, max_length=512, device="cpu"))
         ]
         if given.smollm2_tokens:
-            from midlayer_encoders.demo.text import built_in_model
+            from midlayer_encoders.models.hub import built_in_model
 
             path, file = built_in_model()
             longest = given.smollm2_tokens

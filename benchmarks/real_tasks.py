@@ -15,7 +15,7 @@ from pathlib import Path
 import polars as pl
 
 from midlayer_encoders import LayerEncoder, sweep
-from midlayer_encoders.demo.text import built_in_model
+from midlayer_encoders.models.hub import built_in_model
 
 DATA = Path(os.environ.get("MIDLAYER_DATA", Path(__file__).parents[2] / "shared" / "data")) / "tasks"
 RESULTS = Path(__file__).parent / "results"

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from midlayer_encoders.errors import AnatomyError
 
-__all__ = ["accepted_inputs", "find_backbone", "has_backbone", "main_input", "model_name"]
+__all__ = ["accepted_inputs", "find_backbone", "has_backbone", "main_input", "model_name", "module_path"]
 
 
 def find_backbone(root: nn.Module, path: str = "auto") -> nn.Module:
@@ -84,6 +84,12 @@ def main_input(model: nn.Module) -> str:
 def model_name(model: nn.Module) -> str:
     """Return what the frame calls the model: its name on the hub, or its class."""
     return str(getattr(_config(model), "name_or_path", "") or type(model).__name__)
+
+
+def module_path(root: nn.Module, model: nn.Module) -> str:
+    """Return the path of ``model`` in ``root``, the same whether or not something on the way is compiled."""
+    path = next(name for name, module in root.named_modules() if module is model)
+    return ".".join(part for part in path.split(".") if part != "_orig_mod")
 
 
 def _config(model: nn.Module) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from midlayer_encoders.callbacks._probe import Values
@@ -73,5 +74,6 @@ def collapse(entropies: Mapping[int, Sequence[float]], layers: Sequence[int], *,
 
 
 def by_step(steps: Mapping[int, Values], name: str) -> dict[int, list[float]]:
-    """Return one metric's values by step."""
-    return {step: values[name] for step, values in steps.items() if name in values}
+    """Return one metric's values by step, of the steps that have one for every layer."""
+    found = {step: values[name] for step, values in steps.items() if name in values}
+    return {step: values for step, values in found.items() if not any(map(math.isnan, values))}

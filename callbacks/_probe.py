@@ -95,12 +95,13 @@ class Probe:
         extra = {"use_cache": False} if names and "use_cache" in names else {}
         of_tokens = [metric for metric in metrics.values() if metric.kind == "tokens"] if view < 0 else []
         final = [model.get_submodule(path) for path in self.anatomy.final] if self.norm == "final" else []
+        index = torch.tensor(batch.positions)
         pooled: list[Tensor] = []
 
         def receive(layer: int, _: str, states: Tensor) -> None:
             mask = real_tokens(real, states)
             for metric in of_tokens:
-                metric.update(layer, states, mask)
+                metric.update(layer, states, mask, index=index)
             for module in final:
                 states = module(states)
             pooled.append(pool(states, mask, self.pooling).float())

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from midlayer_encoders._types import Layer, Norm, Pooling
-from midlayer_encoders.callbacks._backbone import find_backbone, model_name
+from midlayer_encoders.callbacks._backbone import find_backbone, model_name, module_path
 from midlayer_encoders.callbacks._cadence import EveryNSteps, make_cadence
 from midlayer_encoders.callbacks._history import History
 from midlayer_encoders.callbacks._inputs import Passes, loaded_passes, text_passes
 from midlayer_encoders.callbacks._probe import Probe, Values
+from midlayer_encoders.callbacks._settings import probe_settings
 from midlayer_encoders.callbacks._undisturbed import isolated_generators
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import make_for_views, num_views
@@ -115,7 +116,7 @@ class Recorder:
         """Forget the run before: a callback may serve several."""
         self._probe: Probe | None = None
         self._history: History | None = None
-        self._restored: dict[int, Values] = {}
+        self._restored: dict[str, Any] | None = None
         self._warned = False
 
     def _prepare(self, root: nn.Module, tokenizer: Any = None) -> None:
@@ -134,7 +135,10 @@ class Recorder:
             passes, anatomy, layers, self._metrics, views=given, norm=self._norm, pooling=self._pooling,
             labels=labels, seed=self.seed,
         )  # fmt: skip
-        self._history = History(model_name(model), anatomy.num_layers, layers, "probe", dict(self._restored))
+        settings = probe_settings(self._probe, module_path(root, model))
+        self._history = History(model_name(model), anatomy.num_layers, layers, "probe", settings)
+        if self._restored is not None:
+            self._resume(self._restored)
 
     def _passes(self, model: nn.Module, tokenizer: Any, needed: int) -> Passes:
         inputs: Any = self._inputs
@@ -174,6 +178,19 @@ class Recorder:
         check_labels(labels)
         return labels
 
+    def _resume(self, state: dict[str, Any]) -> bool:
+        """Take up the history of the run before; return whether some of it was measured in another way, and is not."""
+        if self._history is None:
+            return False
+        others = self._history.resume(state, due=self.cadence.due)
+        if others:
+            _log.warning(
+                "%s: the history of the run before is taken up without what was measured in another way: %s.",
+                self.name,
+                "; ".join(others),
+            )
+        return bool(others)
+
     # --- during the run -----------------------------------------------------------------------------------------------
 
     def _wants(self, step: int) -> bool:
@@ -181,7 +198,7 @@ class Recorder:
         return self.cadence.due(step) and not self._has(step)
 
     def _has(self, step: int) -> bool:
-        return self._history is not None and step in self._history.steps
+        return self._history is not None and self._history.has(step)
 
     def _look(self, root: nn.Module, step: int, autocast: AbstractContextManager[object]) -> Values | None:
         """Measure the model as it is now and keep it; return ``None`` where the probe failed."""
@@ -192,7 +209,7 @@ class Recorder:
         except Exception as error:
             self._failed(error, step)
             return None
-        self._history.steps[step] = values
+        self._history.add(step, values, due=self.cadence.due(step))
         return values
 
     def _failed(self, error: Exception, step: int) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from midlayer_encoders._types import Norm
 from midlayer_encoders.callbacks._cadence import EveryNSteps
 from midlayer_encoders.callbacks._decline import by_step, collapse, decline
-from midlayer_encoders.callbacks._probe import LABEL_ACCURACY
+from midlayer_encoders.callbacks._probe import LABEL_ACCURACY, Values
 from midlayer_encoders.callbacks._recorder import Recorder
 from midlayer_encoders.errors import NotFiniteError, OptionError, check_choice
 
@@ -85,19 +85,35 @@ class Watch(Recorder):
             return
         super()._failed(error, step)
 
+    def _resume(self, state: dict[str, Any]) -> bool:
+        others = super()._resume(state)
+        # What the run before found, and acted on, is not news to the run that goes on.
+        steps = {} if self._history is None else self._history.steps
+        for step in sorted(steps):
+            self._news({seen: values for seen, values in steps.items() if seen <= step})
+        return others
+
     def _judge(self, step: int) -> bool:
         """Return whether something new is wrong; it is logged as a warning and kept in ``events``."""
-        found = {kind: words for kind, words in self._found().items() if words and kind not in self._kinds}
-        self._kinds |= set(found)
-        for words in found.values():
-            self.events.append(words)
+        news = self._news({} if self._history is None else self._history.steps)
+        for words in news:
             _log.warning("Step %d: %s.", step, words)
-        return bool(found)
+        return bool(news)
 
-    def _found(self) -> dict[str, str | None]:
-        if self._history is None or self._probe is None:
+    def _news(self, steps: Mapping[int, Values]) -> list[str]:
+        """Return what is wrong at the last of ``steps`` and was not before, in words."""
+        news = []
+        for kind, words in self._found(steps).items():
+            if words is not None and kind not in self._kinds:
+                self._kinds.add(kind)
+                news.append(words)
+        self.events += news
+        return news
+
+    def _found(self, steps: Mapping[int, Values]) -> dict[str, str | None]:
+        if self._probe is None:
             return {}
-        steps, layers = self._history.steps, self._probe.layers
+        layers = self._probe.layers
         score = _LABEL_FREE if self._probe.labels is None else LABEL_ACCURACY
         scores, entropies = by_step(steps, score), by_step(steps, _ENTROPY)
         inputs = sum(len(batch.positions) for batch in self._probe.passes[0])

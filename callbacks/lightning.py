@@ -39,11 +39,14 @@ class LayerMetricsCallback(Recorder, Callback):
         Trainer(callbacks=[LayerMetricsCallback(texts, tokenizer, every_n_steps=100)])
     """
 
+    _loaded_step: int | None = None
+
     # --- Lightning's hooks --------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
         """Refuse what cannot work, before anything is trained."""
-        if stage not in ("fit", "validate"):
+        self._loaded_step = None
+        if stage not in ("fit", "validate") or (stage == "validate" and self._follows(trainer)):
             return
         self._begin()
         strategy = type(trainer.strategy).__name__
@@ -88,7 +91,13 @@ class LayerMetricsCallback(Recorder, Callback):
         """Look once where the run is a validation alone."""
         if trainer.state.fn == "validate" and not trainer.sanity_checking:
             self._prepare_once(pl_module)
-            self._visit(trainer, pl_module)
+            step = trainer.global_step if self._loaded_step is None else self._loaded_step
+            if not self._has(step):
+                self._visit(trainer, pl_module, step)
+
+    def on_load_checkpoint(self, trainer: Any, _: nn.Module, checkpoint: dict[str, Any]) -> None:
+        """Remember the step of weights that are not trained further: the trainer does not count up to it."""
+        self._loaded_step = None if trainer.state.fn == "fit" else checkpoint["global_step"]
 
     @property
     def state_key(self) -> str:
@@ -97,13 +106,16 @@ class LayerMetricsCallback(Recorder, Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the history, for the checkpoint."""
-        return {"steps": {} if self._history is None else dict(self._history.steps)}
+        return {} if self._history is None else self._history.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the history of the run that is resumed; a look at its end that was not due is not part of it."""
-        self._restored = {step: values for step, values in state_dict["steps"].items() if self.cadence.due(step)}
-        if self._history is not None:
-            self._history.steps = dict(self._restored)
+        """Take up the history of the run that is resumed."""
+        if self._loaded_step is not None and self._history is not None and self._history.steps:
+            return  # of this run, which has gone further since: trainer.test(ckpt_path="best")
+        if state_dict and self._history is None:
+            self._restored = state_dict  # the model is made later
+        elif state_dict:
+            self._resume(state_dict)
 
     # --- ours ---------------------------------------------------------------------------------------------------------
 
@@ -111,9 +123,13 @@ class LayerMetricsCallback(Recorder, Callback):
         if self._probe is None:
             self._prepare(pl_module)
 
-    def _visit(self, trainer: Any, pl_module: nn.Module) -> None:
+    def _follows(self, trainer: Any) -> bool:
+        """Return whether ``trainer`` has trained under this callback, so that a validation belongs to that run."""
+        return self._history is not None and trainer.global_step > 0
+
+    def _visit(self, trainer: Any, pl_module: nn.Module, step: int | None = None) -> None:
         """Look at the model, log what was found, and keep it beside the run."""
-        step = trainer.global_step
+        step = trainer.global_step if step is None else step
         values = self._look(pl_module, step, _autocast(trainer))
         folder = self._folder(trainer)  # asked in every process: Lightning broadcasts it
         if values is not None and trainer.is_global_zero:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import TrainerCallback
 
+from midlayer_encoders.callbacks._history import read_state
 from midlayer_encoders.callbacks._recorder import Recorder
 from midlayer_encoders.callbacks._watch import Watch
 from midlayer_encoders.errors import MidlayerError, OptionError
@@ -52,7 +54,7 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
             raise OptionError("`dirpath` must be given where the trainer has no `output_dir`.")
         self._begin()
         self._prepare(given["model"], given.get("processing_class"))
-        self._resume(self._folder(args) / "history.parquet", state.global_step)
+        self._resume_from(self._folder(args) / "history.parquet", state.global_step)
         if self._wants(state.global_step):
             self._visit(args, state, control, given["model"])
 
@@ -70,11 +72,14 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
 
     # --- ours ---------------------------------------------------------------------------------------------------------
 
-    def _resume(self, path: Path, step: int) -> None:
-        """Take the steps up to the checkpoint from the file of the run before; a new run begins a new file."""
-        if self._history is not None and step > 0 and path.exists():
-            self._history.read(path)
-            self._history.keep(lambda seen: seen <= step and self.cadence.due(seen))
+    def _resume_from(self, path: Path, step: int) -> None:
+        """Take up the steps until the checkpoint from the file of the run before; a new run begins a new file."""
+        if step == 0 or not path.exists():
+            return
+        state = read_state(path)
+        state["steps"] = {seen: values for seen, values in state["steps"].items() if seen <= step}
+        if self._resume(state):
+            copyfile(path, path.with_name(f"history-before-step{step}.parquet"))  # the next look writes a new one
 
     def _visit(self, args: Any, state: Any, control: Any, model: nn.Module) -> None:
         values = self._look(model, state.global_step, _autocast(args, model))

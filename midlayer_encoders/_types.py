@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["NORMS", "POOLINGS", "EncoderSpec", "Layer", "Norm", "Pooling", "Progress", "Stage"]
+__all__ = ["MAX_PIXELS", "NORMS", "POOLINGS", "EncoderSpec", "Layer", "Medium", "Norm", "Pooling", "Progress", "Stage"]
 
 Layer: TypeAlias = int | float
 """``0`` = embeddings, ``k`` = after block ``k``, ``-1`` = the last, a float in ``(0, 1]`` = fraction of depth."""
@@ -17,6 +17,11 @@ Norm: TypeAlias = Literal["final", "none"]
 """``"final"``: the model's own final norm is applied to the layer's states; ``"none"``: the raw residual stream."""
 
 Pooling: TypeAlias = Literal["mean", "last", "cls", "max", "weightedmean"]
+
+Medium: TypeAlias = Literal["text", "image", "audio"]
+
+MAX_PIXELS = 50_000_000
+"""Pixels of the largest image that is read unless told otherwise: 7000 x 7000, 150 MB when decoded."""
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with a stage (``"embedding"``), how many of its steps are done so far, and how many there are."""

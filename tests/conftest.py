@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,12 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no validation data at {folder}; set MIDLAYER_DATA to its folder")
     return folder
+
+
+@pytest.fixture(scope="module")
+def quick_collector() -> Iterator[None]:
+    """Let the collector pass over what was imported, a million objects: models are collected before the next is read."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -21,10 +21,10 @@ from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 
 from midlayer_encoders import LayerEncoder, measure
-from midlayer_encoders.demo.text import built_in_model
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.media.texts import wikitext_paragraphs
 from midlayer_encoders.metrics.half_match import half_match, half_means
+from midlayer_encoders.models.hub import built_in_model
 from midlayer_encoders.reading.batches import batches_of, count_tokens
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection import choose, curves

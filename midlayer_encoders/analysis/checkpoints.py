@@ -11,7 +11,7 @@ from midlayer_encoders.errors import ModelNotFoundError, OptionError, did_you_me
 from midlayer_encoders.frame.steps import step_of
 from midlayer_encoders.models.hub import load_config, local_only
 
-__all__ = ["Checkpoint", "find_checkpoints"]
+__all__ = ["Checkpoint", "files_fingerprint", "find_checkpoints"]
 
 _LIGHTNING = (
     "Lightning's .ckpt holds a LightningModule's whole training state, not a model folder. Write a folder for each "
@@ -39,11 +39,22 @@ class Checkpoint:
     @property
     def fingerprint(self) -> str:
         """What changes when the files of a folder do: names, sizes and times; the revision on the hub."""
-        if self.revision is not None:
-            return self.revision
-        files = sorted(path for path in Path(self.source).iterdir() if path.is_file())
-        seen = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-        return hashlib.blake2b(repr(seen).encode(), digest_size=8).hexdigest()
+        return files_fingerprint(self.source) if self.revision is None else self.revision
+
+
+def files_fingerprint(path: Path | str) -> str:
+    """Return what changes when a file, or one in a folder, does: names, sizes and times; nothing where there is none.
+
+    Example:
+        >>> files_fingerprint("EleutherAI/pythia-410m")
+        ''
+    """
+    where = Path(path).expanduser()
+    if not where.exists():
+        return ""
+    files = sorted(one for one in where.iterdir() if one.is_file()) if where.is_dir() else [where]
+    seen = [(one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in files]
+    return hashlib.blake2b(repr(seen).encode(), digest_size=8).hexdigest()
 
 
 def find_checkpoints(

@@ -9,15 +9,16 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Unpack
 
 import polars as pl
 
-from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling, Progress, Stage
+from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.analysis.checkpoints import Checkpoint, find_checkpoints
-from midlayer_encoders.encoder.identity import base_name
+from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import MidlayerError, OptionError, check_choice
+from midlayer_encoders.encoder.spec import base_name
+from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.measuring import measure, num_passes
 from midlayer_encoders.metrics import TooFewTextsError
 from midlayer_encoders.report import layer_changes, plot_steps_change, plot_steps_curves, plot_steps_heat, settled
@@ -93,6 +94,9 @@ class ProgressionResult:
         return self.folder
 
 
+_DEFAULTS = {"norm": "final", "pooling": "mean"}  # what a page says even where nobody chose
+
+
 @dataclass(frozen=True)
 class _Settings:
     """Everything that a checkpoint's numbers depend on, besides the checkpoint."""
@@ -100,14 +104,11 @@ class _Settings:
     model: str
     metrics: str | tuple[str, ...]
     layers: str | tuple[Layer, ...]
-    norm: Norm
-    pooling: Pooling
     views: int
     seed: int
     dataset: str
     texts: str
-    dtype: str | None
-    max_length: int | None
+    options: dict[str, Any]
 
     def key(self, checkpoint: Checkpoint) -> str:
         """Return twelve hexadecimal digits that differ whenever a setting, or the checkpoint's files, do."""
@@ -122,17 +123,12 @@ def progression(
     texts: Sequence[str],
     metrics: str | Sequence[str] = "paper",
     layers: Sequence[Layer] | str = "all",
-    norm: Norm = "none",
-    pooling: Pooling = "mean",
     views: int = 16,
     seed: int = 0,
     dataset: str = "texts",
     out: Path | str | None = None,
-    dtype: str | None = None,
-    device: str | None = None,
-    max_length: int | None = None,
-    trust_remote_code: bool = False,
     progress: Progress | None = None,
+    **options: Unpack[EncoderKeywords],
 ) -> ProgressionResult:
     """Return the metrics of every layer at every step of a model's training, as the paper's Figures 4 and 11 show them.
 
@@ -148,37 +144,31 @@ def progression(
         texts: what to pass through the model.
         metrics: ``"paper"``, ``"all"``, one name or several.
         layers: ``"all"`` or some.
-        norm: of the pooled vectors; ``"none"`` is the paper's.
-        pooling: how token states become one vector.
         views: number of views of each text for LiDAR.
         seed: of the views.
         dataset: what the frame calls the texts.
         out: folder for steps as they are measured, frame, figures and page; ``None`` writes nothing.
-        dtype: of the weights; ``None`` keeps that of the files.
-        device: as in ``LayerEncoder``.
-        max_length: number of tokens after which a text is cut off.
-        trust_remote_code: whether the model's own code on the hub may run.
         progress: called after each batch, with the revision as the stage and the texts of all revisions as steps.
+        options: as in :class:`~midlayer_encoders.EncoderOptions`; ``norm`` is ``"none"`` here, as in the paper.
 
     Raises:
         OptionError: fewer than two texts or revisions, a revision twice or not there, different numbers of blocks.
         MidlayerError: when every revision failed.
     """
-    check_choice("norm", norm, NORMS)
-    check_choice("pooling", pooling, POOLINGS)
+    given = make_options(options, norm="none")
     if isinstance(texts, str) or len(texts) < 2:
         got = "one string" if isinstance(texts, str) else str(len(texts))
         raise OptionError(f"`texts` must be a list of two or more texts, but got {got}; a few hundred are good.")
     passes = num_passes(metrics, views=views)  # a wrong name is said before anything is read
-    checkpoints = find_checkpoints(model, revisions, trust_remote_code=trust_remote_code)
+    checkpoints = find_checkpoints(model, revisions, trust_remote_code=given.trust_remote_code)
     settings = _Settings(
         model=base_name(model), metrics=metrics if isinstance(metrics, str) else tuple(metrics),
-        layers=layers if isinstance(layers, str) else tuple(layers), norm=norm, pooling=pooling, views=views,
-        seed=seed, dataset=dataset, texts=_digest(texts), dtype=dtype, max_length=max_length,
+        layers=layers if isinstance(layers, str) else tuple(layers), views=views, seed=seed, dataset=dataset,
+        texts=_digest(texts), options=given.recreating(),
     )  # fmt: skip
     made = augment(texts, views=passes - 1, seed=seed) if passes > 1 else []
     folder = Path(out) if out is not None else None
-    run = _Run(settings, texts, made, folder, device, trust_remote_code, progress)
+    run = _Run(settings, texts, made, folder, given, progress)
     frames, failures = run.frames(checkpoints)
     result = ProgressionResult(pl.concat(frames), folder, _how(settings, len(texts)), failures)
     if folder is not None:
@@ -194,8 +184,7 @@ class _Run:
     texts: Sequence[str]
     views: Sequence[Sequence[str]]
     folder: Path | None
-    device: str | None
-    trust_remote_code: bool
+    options: EncoderOptions
     progress: Progress | None
 
     def frames(self, checkpoints: Sequence[Checkpoint]) -> tuple[list[pl.DataFrame], dict[str, str]]:
@@ -230,10 +219,7 @@ class _Run:
     def _measured(self, checkpoint: Checkpoint, stage: Stage) -> pl.DataFrame:
         how, before = self.settings, stage.done
         gc.collect()  # an encoder and its card hold each other, so the one before is still there
-        encoder = LayerEncoder(
-            checkpoint.source, -1, revision=checkpoint.revision, dtype=how.dtype, device=self.device,
-            max_length=how.max_length, trust_remote_code=self.trust_remote_code, norm=how.norm, pooling=how.pooling,
-        )  # fmt: skip
+        encoder = LayerEncoder(checkpoint.source, -1, **{**self.options.changed(), "revision": checkpoint.revision})
         frame = measure(
             encoder, self.texts, metrics=how.metrics, layers=how.layers, views=self.views or how.views,
             dataset=how.dataset, progress=lambda _, done, __: stage.step(before + done - stage.done),
@@ -257,9 +243,12 @@ def _how(settings: _Settings, count: int) -> dict[str, str]:
     return {
         "texts": f"{count} ({settings.dataset}, digest {settings.texts})",
         "views": f"seed {settings.seed}",
-        "norm": settings.norm,
-        "pooling": settings.pooling,
-        "longest text": f"{settings.max_length} tokens" if settings.max_length else "as the model takes",
-        "dtype": settings.dtype or "as in the files",
+        "norm": settings.options.get("norm", "final"),
+        "pooling": settings.options.get("pooling", "mean"),
+        **{
+            name.replace("_", " "): str(value)
+            for name, value in settings.options.items()
+            if name not in ("norm", "pooling")
+        },
         **versions(),
     }

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
     from midlayer_encoders._types import Progress
+    from midlayer_encoders.encoder.options import EncoderOptions
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 __all__ = [
@@ -22,12 +23,14 @@ __all__ = [
     "parse_layers",
     "parse_names",
     "print_by_layer",
+    "print_lines",
     "progress_bars",
     "quieten",
-    "resolve_model",
     "stage_bars",
     "whole_model",
 ]
+
+_EXACT: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}  # a line to be copied
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -35,16 +38,6 @@ Model = Annotated[
     str, typer.Argument(help="Folder or name on the hub of a transformers model, or built-in (SmolLM2-135M).")
 ]
 LayerText = Annotated[str, typer.Option("--layer", help="17, -1 (the last), or 0.7 (a fraction of the depth).")]
-NormText = Annotated[
-    str, typer.Option("--norm", help="final: the model's own final norm is applied; none: raw states.")
-]
-PoolingText = Annotated[str, typer.Option("--pooling", help="mean, last, cls, max or weightedmean.")]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub, as step1000.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; by default as in the files.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; by default the best there is.")]
-MaxLength = Annotated[int | None, typer.Option(help="Tokens after which a text is cut off.")]
-GgufFile = Annotated[str | None, typer.Option(help="Name of a GGUF file in MODEL to read the weights from.")]
-TowerText = Annotated[str | None, typer.Option("--tower", help="text or image: that tower of a joint model as CLIP.")]
 
 
 @app.callback()
@@ -79,24 +72,21 @@ def parse_names(text: str) -> str | list[str]:
     return [] if text == "none" else text if text in ("all", "paper") else text.split(",")
 
 
-def whole_model(model: str, *, gguf_file: str | None, **options: Any) -> LayerEncoder:
-    """Return the encoder of a whole model; ``built-in`` is the one that the demo uses."""
+def whole_model(model: str, options: EncoderOptions) -> LayerEncoder:
+    """Return the encoder of a whole model."""
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-    folder, gguf_file = resolve_model(model, gguf_file)
     with console().status(f"Loading {model}"):
-        encoder = LayerEncoder(folder, -1, gguf_file=gguf_file, **options)
-    encoder.source = model
-    return encoder
+        return LayerEncoder(model, -1, **options.changed())
 
 
-def resolve_model(model: str, gguf_file: str | None) -> tuple[str, str | None]:
-    """Return the folder and file that a model's name on the command line stands for."""
-    if model != "built-in":
-        return model, gguf_file
-    from midlayer_encoders.demo.text import built_in_model
+def print_lines(encoder: LayerEncoder, layer: int) -> None:
+    """Print the command and the Python line that make the encoder of a layer."""
+    from midlayer_encoders.encoder.options import python_line, shell_line
 
-    return built_in_model()
+    name = encoder.source if isinstance(encoder.source, str) else encoder.name
+    console().print("Export it:", shell_line(name, layer, encoder.options, out=f"layer-{layer}"), **_EXACT)
+    console().print("In Python:", python_line(name, layer, encoder.options), **_EXACT)
 
 
 def console() -> Console:

@@ -9,11 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from midlayer_encoders.cli._app import (
-    Device,
-    Dtype,
-    MaxLength,
-    NormText,
-    PoolingText,
     app,
     console,
     parse_layers,
@@ -22,8 +17,9 @@ from midlayer_encoders.cli._app import (
     progress_bars,
     quieten,
     stage_bars,
-    whole_model,
 )
+from midlayer_encoders.cli._options import model_options
+from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
     from midlayer_encoders.analysis.comparing.run import CompareResult
@@ -32,7 +28,9 @@ _MODEL = "Folder, name on the hub, name@revision, or built-in"
 
 
 @app.command()
+@model_options(norm="none")
 def compare(
+    *,
     base: Annotated[str, typer.Argument(help=f"{_MODEL}.")],
     tuned: Annotated[list[str], typer.Argument(help=f"One or more to compare with it. {_MODEL}.")],
     texts: Annotated[Path, typer.Option(help="A text a line, or JSONL with --field; a few hundred.")],
@@ -41,14 +39,10 @@ def compare(
     layers: Annotated[str, typer.Option(help="all, or layers with commas: 0,6,0.5,-1.")] = "all",
     field: Annotated[str | None, typer.Option(help="Field of each JSON line that holds the text.")] = None,
     limit: Annotated[int | None, typer.Option(help="Take the first so many texts.")] = None,
-    norm: NormText = "none",
-    pooling: PoolingText = "mean",
-    dtype: Dtype = None,
-    device: Device = None,
-    max_length: MaxLength = None,
     views: Annotated[int, typer.Option(help="Augmented views of each text, for LiDAR.")] = 16,
     resamples: Annotated[int, typer.Option(help="Random halves of the texts, for the intervals.")] = 50,
     seed: Annotated[int, typer.Option(help="Of the augmented views and the halves.")] = 0,
+    options: EncoderOptions,
 ) -> None:
     """Compare models with a base: metrics side by side, differences with intervals, CKA between their layers."""
     quieten()
@@ -58,12 +52,10 @@ def compare(
 
     wanted = comparable(parse_names(names))
     lines = read_texts(texts, field=field)[:limit]
-    options = {"dtype": dtype, "device": device, "max_length": max_length}
-    models = [whole_model(name, gguf_file=None, **options) if name == "built-in" else name for name in (base, *tuned)]
     with progress_bars() as progress:
         result = run(
-            *models, texts=lines, metrics=wanted, layers=parse_layers(layers), norm=norm, pooling=pooling,  # type: ignore[arg-type]
-            views=views, seed=seed, resamples=resamples, dataset=texts.stem, out=out, **options,  # type: ignore[arg-type]
+            base, *tuned, texts=lines, metrics=wanted, layers=parse_layers(layers), views=views, seed=seed,
+            resamples=resamples, dataset=texts.stem, out=out, **options.changed(),
             progress=stage_bars(progress),
         )  # fmt: skip
     _print_differences(result)

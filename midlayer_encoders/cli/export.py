@@ -2,57 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from midlayer_encoders.cli._app import (
-    Dtype,
-    GgufFile,
     LayerText,
-    MaxLength,
     Model,
-    NormText,
-    Revision,
-    TowerText,
     app,
     console,
     parse_layer,
-    resolve_model,
+    quieten,
 )
+from midlayer_encoders.cli._options import model_options
+from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import MidlayerError
 
 
 @app.command()
+@model_options(device="cpu")
 def export(
+    *,
     model: Model,
     layer: LayerText,
     out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
-    norm: NormText = "final",
-    pooling: Annotated[str | None, typer.Option(help="mean (the default), last, cls, max or weightedmean.")] = None,
-    revision: Revision = None,
-    dtype: Dtype = None,
-    max_length: MaxLength = None,
-    bidirectional: Annotated[bool, typer.Option(help="Turn a causal model's mask off, as LLM2Vec does.")] = False,
-    adapter: Annotated[list[str] | None, typer.Option(help="PEFT adapter to merge before the cut; repeatable.")] = None,
-    gguf_file: GgufFile = None,
-    tower: TowerText = None,
+    center: Annotated[
+        Path | None, typer.Option(help="A text a line: their mean vector is subtracted from every vector.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option(help="Write into a folder that is not empty.")] = False,
+    options: EncoderOptions,
 ) -> None:
     """Write a model cut at a layer to a folder that any SentenceTransformer loads."""
     if out.is_file() or (out.is_dir() and any(out.iterdir()) and not overwrite):
         raise MidlayerError(
             f"`--out` must be a new or empty folder, but {out} is not. Name another, or pass --overwrite."
         )
+    quieten()
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+    from midlayer_encoders.media.texts import read_texts
 
-    model, gguf_file = resolve_model(model, gguf_file)
-    encoder = LayerEncoder(
-        model, _layers(layer), norm=norm, pooling=pooling, revision=revision, dtype=dtype, device="cpu",  # type: ignore[arg-type]
-        max_length=max_length, bidirectional=bidirectional, adapters=adapter or (), gguf_file=gguf_file,
-        tower=tower,  # type: ignore[arg-type]
-    )  # fmt: skip
+    if center is not None:
+        options = replace(options, center=tuple(read_texts(center)))
+    encoder = LayerEncoder(model, _layers(layer), **options.changed())
     encoder.save_pretrained(str(out))
     parameters = sum(parameter.numel() for parameter in encoder.parameters())
     towers = ", ".join(f"{name} {number}" for name, number in encoder.layers.items())

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from midlayer_encoders.cli._app import (
-    Device,
-    Dtype,
-    GgufFile,
-    MaxLength,
     Model,
-    NormText,
-    PoolingText,
-    Revision,
-    TowerText,
     app,
     console,
     parse_layers,
@@ -26,51 +18,42 @@ from midlayer_encoders.cli._app import (
     quieten,
     whole_model,
 )
-
-if TYPE_CHECKING:
-    pass
+from midlayer_encoders.cli._options import model_options
+from midlayer_encoders.encoder.options import EncoderOptions
 
 
 @app.command()
+@model_options(norm="none")
 def metrics(
+    *,
     model: Model,
     out: Annotated[Path, typer.Option(help="Folder for the frame (parquet and CSV) and the figure.")],
     texts: Annotated[Path | None, typer.Option(help="A text a line, or JSONL with --field.")] = None,
     images: Annotated[Path | None, typer.Option(help="Folder of images, for a model of images.")] = None,
     sounds: Annotated[Path | None, typer.Option(help="Folder of sounds, for a model of sound.")] = None,
     skip_bad: Annotated[bool, typer.Option(help="Leave out files that cannot be read, and name them.")] = False,
-    tower: TowerText = None,
     names: Annotated[str, typer.Option("--metrics", help="paper, all, or names with commas.")] = "all",
     layers: Annotated[str, typer.Option(help="all, or layers with commas: 0,6,0.5,-1.")] = "all",
     field: Annotated[str | None, typer.Option(help="Field of each JSON line that holds the text.")] = None,
     wikitext: Annotated[bool, typer.Option(help="Drop headings and paragraphs under 30 tokens.")] = False,
     limit: Annotated[int | None, typer.Option(help="Take the first so many.")] = None,
-    norm: NormText = "none",
-    pooling: PoolingText = "mean",
-    revision: Revision = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    max_length: MaxLength = None,
-    gguf_file: GgufFile = None,
     seed: Annotated[int, typer.Option(help="Of the augmented views.")] = 0,
+    options: EncoderOptions,
 ) -> None:
     """Measure every layer of a model on your texts, images or sounds: one pass over them, and one for each view."""
     quieten()
     from midlayer_encoders.measuring import measure, num_passes
     from midlayer_encoders.media.texts import wikitext_paragraphs
-    from midlayer_encoders.reading.batches import count_tokens
     from midlayer_encoders.report import write_metrics_figure
 
     wanted = parse_names(names)
     passes = num_passes(wanted)  # a wrong name is said before the model is loaded
     kind, source = _only({"texts": texts, "images": images, "sounds": sounds})
     lines = _read(kind, source, field=field, skip_bad=skip_bad)
-    encoder = whole_model(
-        model, revision=revision, dtype=dtype, device=device, max_length=max_length, gguf_file=gguf_file, tower=tower,
-        norm=norm, pooling=pooling,
-    )  # fmt: skip
+    encoder = whole_model(model, options)
     if wikitext and kind == "texts":
-        lines = wikitext_paragraphs(lines, lambda line: count_tokens(encoder, [line])[0])
+        # Of the whole paragraph: --max-length must not make it a short one.
+        lines = wikitext_paragraphs(lines, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
     lines = lines[:limit]
     with progress_bars() as progress:
         bar = progress.add_task(f"{len(lines)} {kind}, {passes} passes", total=len(lines) * passes)

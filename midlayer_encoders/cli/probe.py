@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from midlayer_encoders.cli._app import (
-    Device,
-    Dtype,
-    GgufFile,
-    MaxLength,
     Model,
-    NormText,
-    Revision,
     app,
     console,
     parse_layers,
@@ -23,6 +17,8 @@ from midlayer_encoders.cli._app import (
     stage_bars,
     whole_model,
 )
+from midlayer_encoders.cli._options import model_options
+from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
     from midlayer_encoders.analysis.probing import ProbeResult
@@ -31,7 +27,9 @@ PROBE_STAGES = {"reading": "examples read", "training": "epochs, all layers toge
 
 
 @app.command()
+@model_options()
 def probe(
+    *,
     model: Model,
     data: Annotated[Path, typer.Option(help="A folder for each class, or a file with the columns text and label.")],
     out: Annotated[Path, typer.Option(help="Folder for frame, table, figure and page.")],
@@ -43,13 +41,8 @@ def probe(
     learning_rate: Annotated[float, typer.Option(help="Of AdamW, at the first step.")] = 1e-3,
     keep_gb: Annotated[float, typer.Option(help="Memory for tokens; above it each epoch reads them again.")] = 4.0,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out files that cannot be read.")] = False,
-    norm: NormText = "final",
-    revision: Revision = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    max_length: MaxLength = None,
-    gguf_file: GgufFile = None,
     seed: Annotated[int, typer.Option(help="Of split, weights and order.")] = 0,
+    options: EncoderOptions,
 ) -> None:
     """Train a small classifier on every frozen layer, all together, and say which layer tells the classes apart."""
     quieten()
@@ -62,15 +55,14 @@ def probe(
     for path in (data, test):
         if path is not None:
             check_path(path)
-    options = {"revision": revision, "dtype": dtype, "device": device, "max_length": max_length}
-    encoder = whole_model(model, gguf_file=gguf_file, **options)
+    encoder = whole_model(model, options)
     bad = "skip" if skip_bad else "refuse"
     train = read_examples(data, encoder.media, bad=bad)
     tested = read_examples(test, encoder.media, bad=bad) if test is not None else Examples([], [])
     with progress_bars() as progress:
         result = probe_layers(
             encoder, train.inputs, train.labels, test_inputs=tested.inputs, test_labels=tested.labels, kind=kind,  # type: ignore[arg-type]
-            layers=parse_layers(layers), norm=norm, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,  # type: ignore[arg-type]
+            layers=parse_layers(layers), epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,
             keep_gb=keep_gb, seed=seed, dataset=data.stem, progress=stage_bars(progress, PROBE_STAGES),
         )  # fmt: skip
     write_probe(result, out)

@@ -8,11 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from midlayer_encoders.cli._app import (
-    Device,
-    Dtype,
-    MaxLength,
-    NormText,
-    PoolingText,
     app,
     console,
     parse_layers,
@@ -21,13 +16,17 @@ from midlayer_encoders.cli._app import (
     progress_bars,
     quieten,
 )
+from midlayer_encoders.cli._options import model_options
+from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
     from midlayer_encoders.analysis.progression import ProgressionResult
 
 
 @app.command()
+@model_options(norm="none")
 def progression(
+    *,
     model: Annotated[str, typer.Argument(help="Name on the hub, or a folder of checkpoint-500, step500, …")],
     texts: Annotated[Path, typer.Option(help="A text a line, or JSONL with --field.")],
     out: Annotated[Path, typer.Option(help="Folder for frame, figures and page; a run that was killed goes on there.")],
@@ -38,13 +37,9 @@ def progression(
     layers: Annotated[str, typer.Option(help="all, or layers with commas: 0,6,0.5,-1.")] = "all",
     field: Annotated[str | None, typer.Option(help="Field of each JSON line that holds the text.")] = None,
     limit: Annotated[int | None, typer.Option(help="Take the first so many texts.")] = None,
-    norm: NormText = "none",
-    pooling: PoolingText = "mean",
-    dtype: Dtype = None,
-    device: Device = None,
-    max_length: MaxLength = None,
     views: Annotated[int, typer.Option(help="Augmented views of each text, for LiDAR.")] = 16,
     seed: Annotated[int, typer.Option(help="Of the augmented views.")] = 0,
+    options: EncoderOptions,
 ) -> None:
     """Measure every layer at every step of a model's training: which layers settle first?"""
     quieten()
@@ -57,8 +52,8 @@ def progression(
     with progress_bars() as progress:
         bar = progress.add_task("checkpoints", total=None)
         result = run(
-            model, asked, texts=lines, metrics=wanted, layers=parse_layers(layers), norm=norm, pooling=pooling,  # type: ignore[arg-type]
-            views=views, seed=seed, dataset=texts.stem, out=out, dtype=dtype, device=device, max_length=max_length,
+            model, asked, texts=lines, metrics=wanted, layers=parse_layers(layers), views=views, seed=seed,
+            dataset=texts.stem, out=out, **options.changed(),
             progress=lambda name, done, total: progress.update(bar, completed=done, total=total, description=name),
         )  # fmt: skip
     _print_settled(result)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from midlayer_encoders.cli._app import Device, Dtype, GgufFile, app, console, parse_layers, quieten, whole_model
+from midlayer_encoders.cli._app import app, console, parse_layers, quieten, whole_model
+from midlayer_encoders.cli._options import model_options
+from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
     import polars as pl
@@ -18,7 +21,9 @@ if TYPE_CHECKING:
 
 
 @app.command()
+@model_options()
 def reproduce(
+    *,
     figure: Annotated[
         str, typer.Argument(help="fig1 to fig15 (14 is midlayer probe), table2, theorems, several with commas, or all.")
     ],
@@ -40,14 +45,11 @@ def reproduce(
         list[Path] | None, typer.Option(help="Frame of a sweep made before, parquet or CSV, instead of one now.")
     ] = None,
     limit: Annotated[int, typer.Option(help="Texts for prompts; metrics take four times as many.")] = 8,
-    max_length: Annotated[int, typer.Option(help="Tokens after which a text is cut off.")] = 64,
     pass_per_prefix: Annotated[
         bool, typer.Option(help="fig5 on a model that looks ahead: a pass for each prefix.")
     ] = False,
-    dtype: Dtype = None,
-    device: Device = None,
-    gguf_file: GgufFile = None,
     seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
+    options: EncoderOptions,
 ) -> None:
     """Run the paper's experiments on your model: one by name, or all that can run, with one report.
 
@@ -61,11 +63,13 @@ def reproduce(
     from midlayer_encoders.paper.setting import TENTHS, Setting
 
     names = resolve_experiments(figure)  # a wrong name is said before a model is loaded
+    max_length = options.max_length or 64
     if limit < 2 or max_length < 8:
         raise OptionError(f"`limit` must be 2 or more and `max_length` 8 or more, but got {limit} and {max_length}.")
+    options = replace(options, max_length=None)
 
     def load(name: str) -> LayerEncoder:
-        encoder = whole_model(name, gguf_file=gguf_file, dtype=dtype, device=device)
+        encoder = whole_model(name, options)
         # Solutions are read to twice the length, where the model has the positions.
         encoder.max_seq_length = min(encoder.max_seq_length or 2 * max_length, 2 * max_length)
         return encoder
@@ -74,7 +78,7 @@ def reproduce(
         models=tuple(model or ()), load=load, out=out, texts=_texts(texts, max_length), solutions=_solutions(solutions),
         reference=reference or _default("../reference"), revisions=tuple(revisions.split(",") if revisions else ()),
         tasks=tasks, layers=TENTHS if layers == "tenths" else _layers(layers), swept=tuple(map(_frame, swept or ())),
-        limit=limit, max_length=max_length, seed=seed, pass_per_prefix=pass_per_prefix,
+        limit=limit, max_length=max_length, seed=seed, pass_per_prefix=pass_per_prefix, options=options,
     )  # fmt: skip
     outcomes = run(names, setting, told=_say)
     console().print(f"The report: {write_experiments(outcomes, setting)}", soft_wrap=True)

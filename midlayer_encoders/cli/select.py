@@ -8,21 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from midlayer_encoders.cli._app import (
-    Device,
-    Dtype,
-    GgufFile,
-    MaxLength,
     Model,
-    NormText,
-    PoolingText,
-    Revision,
     app,
     console,
+    print_lines,
     progress_bars,
     quieten,
     stage_bars,
     whole_model,
 )
+from midlayer_encoders.cli._options import model_options
+from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
 
 if TYPE_CHECKING:
@@ -30,7 +26,9 @@ if TYPE_CHECKING:
 
 
 @app.command("select")
+@model_options()
 def select_command(
+    *,
     model: Model,
     texts: Annotated[Path, typer.Option(help="A text a line, or JSONL with --field.")],
     labels: Annotated[Path | None, typer.Option(help="The label of each text, a line each; empty for none.")] = None,
@@ -41,14 +39,8 @@ def select_command(
     out: Annotated[Path | None, typer.Option(help="Folder for the table, the frame and the figure.")] = None,
     field: Annotated[str | None, typer.Option(help="Field of each JSON line that holds the text.")] = None,
     max_texts: Annotated[int, typer.Option(help="Look at so many texts, at equal steps.")] = 500,
-    norm: NormText = "final",
-    pooling: PoolingText = "mean",
-    revision: Revision = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    max_length: MaxLength = None,
-    gguf_file: GgufFile = None,
     seed: Annotated[int, typer.Option(help="Of views, folds and resamples.")] = 0,
+    options: EncoderOptions,
 ) -> None:
     """Choose a layer of a model, and show what every other rule would have chosen."""
     quieten()
@@ -58,10 +50,7 @@ def select_command(
     selection_passes(rule, all_rules=all_rules)  # a wrong name is said before the model is loaded
     lines = read_texts(texts, field=field)
     known = _read_labels(labels, len(lines)) if labels is not None else None
-    encoder = whole_model(
-        model, gguf_file=gguf_file, norm=norm, pooling=pooling, revision=revision, dtype=dtype, device=device,
-        max_length=max_length,
-    )  # fmt: skip
+    encoder = whole_model(model, options)
     with progress_bars() as progress:
         found = select(
             encoder, lines, known, rule=rule, all_rules=all_rules, max_texts=max_texts, seed=seed,
@@ -70,8 +59,7 @@ def select_command(
     _print(found)
     if out is not None:
         _write(found, out)
-    command = f"midlayer export {model} --layer {found.layer} --out FOLDER"
-    console().print(f"Take it with: {command}", highlight=False, soft_wrap=True)
+    print_lines(encoder, found.layer)
 
 
 def _read_labels(path: Path, count: int) -> list[str | None]:

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from midlayer_encoders.cli._app import (
-    Device,
-    Dtype,
-    GgufFile,
-    MaxLength,
     Model,
-    NormText,
-    PoolingText,
-    Revision,
-    TowerText,
     app,
     console,
     parse_layers,
@@ -27,6 +19,8 @@ from midlayer_encoders.cli._app import (
     stage_bars,
     whole_model,
 )
+from midlayer_encoders.cli._options import model_options
+from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -36,7 +30,9 @@ _TITLES = {"embedding": "texts embedded", "scoring": "layers scored", "measuring
 
 
 @app.command()
+@model_options()
 def sweep(
+    *,
     model: Model,
     tasks: Annotated[
         str, typer.Option(help="Names of mteb tasks or benchmarks, paper, builtin, or paths, with commas.")
@@ -47,24 +43,16 @@ def sweep(
     store: Annotated[Path | None, typer.Option(help="Folder of embeddings, which sweeps may share.")] = None,
     half: Annotated[bool, typer.Option(help="Keep the embeddings in float16: half the room.")] = False,
     workers: Annotated[int | None, typer.Option(help="Processes that score layers; all cores by default.")] = None,
-    norm: NormText = "final",
-    pooling: PoolingText = "mean",
-    revision: Revision = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    max_length: MaxLength = None,
-    gguf_file: GgufFile = None,
-    tower: TowerText = None,
     devices: Annotated[int, typer.Option(help="Processes on this machine that share the embedding.")] = 1,
     num_nodes: Annotated[int, typer.Option(help="Machines that share it (torchrun or SLURM start them).")] = 1,
+    options: EncoderOptions,
 ) -> None:
     """Score every layer of a model on mteb tasks from one forward pass over each text."""
     quieten()
     from midlayer_encoders.tasks import task_sources
 
     task_sources(tasks.split(","))  # a wrong name is said before the model is loaded
-    options = {"revision": revision, "dtype": dtype, "device": device, "max_length": max_length, "tower": tower}
-    encoder = whole_model(model, gguf_file=gguf_file, norm=norm, pooling=pooling, **options)
+    encoder = whole_model(model, options)
     run_sweep(
         encoder, tasks.split(","), layers=parse_layers(layers), metrics=parse_names(names), out=out, store=store,
         store_dtype="float16" if half else "float32", workers=workers, devices=devices,
@@ -83,8 +71,9 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
         console().print(f"{task} failed, {error}", style="bold red", highlight=False, markup=False)
     if not result.frame.is_empty():  # where every task failed there is nothing to report
         console().print(f"The report: {result.to_html()}", soft_wrap=True)
-    if result.failures:
-        raise typer.Exit(1)
+    if not result.failures:
+        return
+    raise typer.Exit(1)
 
 
 def _print_scores(result: SweepResult) -> None:
@@ -115,9 +104,10 @@ def _print_scores(result: SweepResult) -> None:
     console().print(table)
     if found.average is not None:
         average = found.average
+        last = "the last layer" if average.last_layer == found.num_layers else f"layer {average.last_layer}"
         console().print(
             f"Best layer: {average.best_layer} of {found.num_layers}, {average.best:.1f} points, "
-            f"{average.gain:+.1f} over the last layer."
+            f"{average.gain:+.1f} over {last}."
         )
 
 
@@ -133,5 +123,5 @@ def report(folder: Annotated[Path, typer.Argument(help="The --out of a sweep.")]
 def demo(out: Annotated[Path, typer.Option(help="Folder for what it finds.")] = Path("midlayer-results/demo")) -> None:
     """Score all 31 layers of the built-in model (SmolLM2-135M) on the five built-in tasks, offline, with a report."""
     quieten()
-    encoder = whole_model("built-in", gguf_file=None, device="cpu")
+    encoder = whole_model("built-in", EncoderOptions(device="cpu"))
     run_sweep(encoder, ["builtin"], metrics="paper", metric_texts=64, views=4, out=out)

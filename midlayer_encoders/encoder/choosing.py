@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from midlayer_encoders.encoder.options import EncoderKeywords
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.selection import Selection, select
 
 if TYPE_CHECKING:
     import polars as pl
-
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 __all__ = ["select_layer"]
 
@@ -24,7 +25,7 @@ def select_layer(
     all_rules: bool = False,
     max_texts: int = 500,
     seed: int = 0,
-    **options: Any,
+    **options: Unpack[EncoderKeywords],
 ) -> Selection:
     """Return which layer of a model to take, why, and what every other rule would have chosen.
 
@@ -39,7 +40,7 @@ def select_layer(
         all_rules: measure what every rule needs, in three passes over the texts instead of one.
         max_texts: how many texts are looked at.
         seed: of augmented views, folds and resamples.
-        options: of :class:`~midlayer_encoders.LayerEncoder`, where ``model`` is a name: ``dtype``, ``device``, ….
+        options: as in :class:`~midlayer_encoders.EncoderOptions`, where ``model`` is a name.
 
     Example:
         >>> import polars as pl
@@ -52,11 +53,7 @@ def select_layer(
     """
     source: Any = model
     if isinstance(model, str):
-        from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-
         source = LayerEncoder(model, -1, **options)
     elif options:
-        from midlayer_encoders.errors import OptionError
-
         raise OptionError(f"`{next(iter(options))}` must not be given with an encoder or a frame: it is the encoder's.")
     return select(source, texts, labels, rule=rule, all_rules=all_rules, max_texts=max_texts, seed=seed)

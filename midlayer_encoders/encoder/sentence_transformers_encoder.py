@@ -1,197 +1,147 @@
-"""``LayerEncoder``: a SentenceTransformer over a model that ends at the layer you name."""
+"""``LayerEncoder``: a SentenceTransformer over a model that ends at the layer you name.
+
+The name of this file holds ``sentence_transformers`` because BERTopic and KeyBERT recognize a SentenceTransformer by
+that string in ``str(type(model))``, and silently embed with another model otherwise.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Unpack, cast
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense
-from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from torch import Tensor, nn
 
-from midlayer_encoders._types import NORMS, POOLINGS, EncoderSpec, Layer, Norm, Pooling
-from midlayer_encoders.encoder.card import CardData
+from midlayer_encoders._types import EncoderSpec, Layer, Medium, Norm, Pooling
+from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, centering
 from midlayer_encoders.encoder.checks import check_states, turn_mask_off
-from midlayer_encoders.encoder.identity import base_name, model_card, weights_digest
 from midlayer_encoders.encoder.inputs import both_media, probe_input
-from midlayer_encoders.encoder.layer_module import layer_module
-from midlayer_encoders.encoder.media_encoder import MediaEncoder
-from midlayer_encoders.encoder.plain_module import PlainModule, plain_module
-from midlayer_encoders.errors import NotFiniteError, OptionError, check_choice
-from midlayer_encoders.media import MAX_PIXELS, InputError, Medium
+from midlayer_encoders.encoder.memory_module import MemoryModule
+from midlayer_encoders.encoder.multimodal import MultimodalEncoder
+from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, with_options
+from midlayer_encoders.encoder.spec import CardData, base_name, model_card, weights_digest
+from midlayer_encoders.errors import NotFiniteError, OptionError
+from midlayer_encoders.media import InputError
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, JointCut
-from midlayer_encoders.models.load import load_cut
-
-if TYPE_CHECKING:
-    from midlayer_encoders.selection import Selection
+from midlayer_encoders.selection import Selection, select
+from midlayer_encoders.selection.rules import check_rule
 
 __all__ = ["LayerEncoder"]
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
-_MODES = {"last": "lasttoken"}  # sentence-transformers' own name for it
-_LEAST_CENTRE = 16  # texts: the mean of fewer is one of them as much as what all share
 
-
-class LayerEncoder(MediaEncoder):
+class LayerEncoder(MultimodalEncoder):
     """A ``SentenceTransformer`` whose model ends after ``layer`` blocks; the weights after them are never read.
 
     Args:
-        model: folder or name on the hub of a transformers model of text, images or sound, or a module in memory.
+        model: folder or name on the hub of a transformers model of text, images or audio, or ``"built-in"``
+            (SmolLM2-135M, where the demo's weights are installed). For a module in memory see :meth:`from_module`.
         layer: an int in ``[0, num_layers]`` (``0`` = embeddings), a negative int from the end (``-1`` = the last), or
             a float in ``(0, 1]``, the fraction of the depth. Of a joint model such as CLIP, one for both towers or one
             for each: ``{"text": 6, "image": 9}``. Or the name of a rule that chooses one from ``texts``, as ``"auto"``.
-        norm: ``"final"`` applies the model's own final norm to the layer's states, so that the encoder is exactly the
-            model without its last blocks; ``"none"`` takes the raw residual stream (and keeps one block more for it).
-        pooling: ``"mean"`` over real tokens, ``"last"``, ``"cls"``, ``"max"`` or ``"weightedmean"``. By default the
-            mean; a joint model embeds by its own heads, in which its towers meet, and takes no other pooling.
-        tower: ``"text"`` or ``"image"`` takes that tower of a joint model alone, its states pooled.
-        revision: branch, tag or commit on the hub, as ``"step1000"`` of Pythia.
-        dtype: of the weights, a ``torch.dtype`` or its name; ``None`` keeps that of the files.
-        device: as in ``SentenceTransformer``; ``None`` takes the best there is.
-        max_length: number of tokens after which a text is cut off; ``None`` takes what the model can.
-        prompts: name and text of prompts, as in ``SentenceTransformer``.
-        default_prompt_name: which of them is used when none is asked for.
-        bidirectional: turn a causal model's mask off, as LLM2Vec does.
-        adapters: PEFT adapters, merged in order before the cut (LLM2Vec: the MNTP one, then SimCSE or supervised).
-        chat_template: wrap every text in the tokenizer's chat template.
-        gguf_file: name of a GGUF file in ``model`` to read the weights from.
-        truncate_dim: number of leading dimensions to keep.
-        trust_remote_code: whether the model's own code on the hub may run.
-        device_map: ``"auto"`` spreads a model that is too large for one device; ``device`` must then be ``None``.
-        max_pixels: largest image that is read.
-        processor: for a module in memory, what turns a list of inputs into what it takes.
-        medium: for a module in memory, what its inputs are.
-        blocks: for a module in memory, the path of its blocks where they cannot be told.
-        final: for a module in memory, the paths of what follows its last block, likewise.
-        texts: where ``layer`` is a rule, what it looks at; ``selection`` then says what was chosen, and why.
+        texts: where ``layer`` is a rule, what it reads; ``selection`` then says what was chosen, and why.
         labels: where ``layer`` is a rule, the class of each text, ``None`` for those without.
-        centre: texts like those to come, a few hundred, whose mean vector is subtracted from every vector (by a
-            ``Dense`` with a bias, so the folder stays plain); benchmarks/selection/README.md says what that is worth.
+        options: as in :class:`~midlayer_encoders.EncoderOptions`: ``norm``, ``pooling``, ``revision``, ``dtype``, ….
 
     An empty text embeds as the zero vector. ``save_pretrained`` writes a folder that any ``SentenceTransformer`` loads,
-    without this package; where a family does not allow that, it says why. ``docs/media.md`` tells of images and sound.
+    without this package; where a family does not allow that, the error says why. ``docs/media.md`` covers images and
+    audio.
     """
 
     def __init__(
         self,
-        model: str | nn.Module,
+        model: str,
         layer: Layer | Mapping[str, Layer] | str,
         *,
-        norm: Norm = "final",
-        pooling: Pooling | None = None,
-        tower: Literal["text", "image"] | None = None,
-        revision: str | None = None,
-        dtype: torch.dtype | str | None = None,
-        device: str | None = None,
-        max_length: int | None = None,
-        prompts: Mapping[str, str] | None = None,
-        default_prompt_name: str | None = None,
-        bidirectional: bool = False,
-        adapters: Sequence[str] = (),
-        chat_template: bool = False,
-        gguf_file: str | None = None,
-        truncate_dim: int | None = None,
-        trust_remote_code: bool = False,
-        device_map: str | None = None,
-        max_pixels: int = MAX_PIXELS,
-        processor: Callable[..., Any] | None = None,
-        medium: Medium = "image",
-        blocks: str | None = None,
-        final: tuple[str, ...] | None = None,
         texts: Sequence[str] | None = None,
         labels: Sequence[int | str | None] | None = None,
-        centre: Sequence[str] | None = None,
+        **options: Unpack[EncoderKeywords],
     ) -> None:
-        options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        _check_options(norm, pooling, max_length, adapters, device, device_map)
-        layer, selection = _chosen(layer, texts, labels, options)
-        source: dict[str, Any] = {"revision": revision, "gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
-        first: Any
-        cut: Cut | JointCut
         if isinstance(model, nn.Module):
-            if isinstance(layer, Mapping):
-                raise OptionError(f"`layer` must be one number for a module in memory, but got {dict(layer)}.")
-            first, cut = plain_module(model, layer, processor, norm=norm, medium=medium, blocks=blocks, final=final)
-            name = f"module/{type(model).__name__}"
-        else:
-            loaded, cut = load_cut(
-                model, layer, norm=norm, tower=tower, dtype=_dtype(dtype), adapters=adapters, device_map=device_map,
-                **source,
-            )  # fmt: skip
-            first = layer_module(model, loaded, cut, source, max_length=max_length, chat_template=chat_template)
-            name = base_name(model, gguf_file)
-        joint = isinstance(cut, JointCut)
-        if joint and pooling is not None:
             raise OptionError(
-                f"`pooling` must be None for {name}: its towers meet in what its own heads make, but got {pooling!r}. "
-                "Pass `tower` to pool the states of one tower."
+                f"`model` must be a folder or a name on the hub, but got a {type(model).__name__}. For a module in "
+                "memory write LayerEncoder.from_module(module, layer, processor=…)."
             )
-        mode: Pooling = pooling or "mean"
-        dimension = first.get_embedding_dimension()
-        pools = [] if joint else [PoolingModule(dimension, pooling_mode=_MODES.get(mode, mode))]
+        given = make_options(options)
+        layer, selection = _chosen_layer(model, layer, texts, labels, given)
+        self._assemble(build_from_files(model, layer, given), given, selection)
+
+    @classmethod
+    def from_module(
+        cls,
+        module: nn.Module,
+        layer: Layer,
+        *,
+        processor: Callable[..., Any],
+        medium: Medium = "image",
+        blocks: str | None = None,
+        final: Sequence[str] | None = None,
+        **options: Unpack[EncoderKeywords],
+    ) -> LayerEncoder:
+        """Return the encoder of a module in memory, of transformers or any other; the module itself is left alone.
+
+        Args:
+            module: a model.
+            layer: a number, as in :class:`LayerEncoder`.
+            processor: one of transformers', or a function that turns a list of inputs into what the module takes.
+            medium: what its inputs are.
+            blocks: path of its list of blocks, where it cannot be found by rule.
+            final: paths of what follows its last block, likewise.
+            options: those of :class:`~midlayer_encoders.EncoderOptions` that apply without files: ``norm``,
+                ``pooling``, ``device``, ``prompts``, ``truncate_dim``, ….
+        """
+        given = make_options(options)
+        built = build_from_module(
+            module, layer, given, processor=processor, medium=medium, blocks=blocks, final=final
+        )  # fmt: skip
+        encoder = cls.__new__(cls)
+        encoder._assemble(built, given, None)
+        return encoder
+
+    def _assemble(self, built: Built, options: EncoderOptions, selection: Selection | None) -> None:
+        """Become the encoder of what was built, and check that it reads the layer."""
         super().__init__(
-            modules=[first, *pools],
-            device=device,
-            prompts=dict(prompts) if prompts is not None else None,
-            default_prompt_name=default_prompt_name,
-            truncate_dim=truncate_dim,
-            trust_remote_code=trust_remote_code,
+            modules=built.modules(options.pooling),
+            device=options.device,
+            prompts=dict(options.prompts) if options.prompts is not None else None,
+            default_prompt_name=options.default_prompt_name,
+            truncate_dim=options.truncate_dim,
+            trust_remote_code=options.trust_remote_code,
             model_card_data=CardData(local_files_only=True),
         )
+        cut = built.cut
         main = cut.towers["image"] if isinstance(cut, JointCut) else cut
-        self.source = model if isinstance(model, str) else name
-        self.name = name
-        self.layer = main.layer
+        self.source, self.name, self.options, self.selection = built.source, built.name, options, selection
+        self.layer, self.num_layers = main.layer, main.anatomy.num_layers
         self.layers = {tower: one.layer for tower, one in cut.towers.items()} if isinstance(cut, JointCut) else {}
-        self.num_layers = main.anatomy.num_layers
-        self.norm: Norm = norm
-        self.pooling: Pooling = cast(Any, "head") if joint else mode  # no pooling of states that others could ask for
-        self.max_pixels = max_pixels
-        self.selection = selection
-        self._given = {
-            "model": name,
-            "revision": revision,
-            "tower": tower,
-            "layers": tuple(self.layers.items()),
-            "bidirectional": bidirectional,
-            "adapters": tuple(base_name(adapter) for adapter in adapters),
-            "chat_template": chat_template,
-            "gguf_file": gguf_file,
-        }
-        self._truncation_said = False
+        self.norm: Norm = options.norm
+        # A joint model's own heads pool: no pooling of states that others could ask for.
+        self.pooling: Pooling = cast(Any, "head") if isinstance(cut, JointCut) else options.pooling or "mean"
+        self.max_pixels = options.max_pixels
+        self._gguf_file = built.gguf_file
+        self._truncation_warned = False
         if isinstance(cut, Cut):
-            if bidirectional:
-                turn_mask_off(self[0], cut, name)
-            if not isinstance(first, PlainModule):
+            if options.bidirectional:
+                turn_mask_off(self[0], cut, self.name)
+            if not isinstance(self[0], MemoryModule):
                 check_states(self[0], cut, self._moved(self.preprocess([probe_input(self.media, self.sampling_rate)])))
-        if centre is not None:
-            self._centre_on(centre)
+        if options.center is not None:
+            self._center_on(options.center)
 
-    def _centre_on(self, texts: Sequence[str]) -> None:
+    def _center_on(self, texts: Sequence[str]) -> None:
         """Add a module that subtracts the mean vector of these texts."""
-        if isinstance(texts, str) or len(texts) < _LEAST_CENTRE:
-            raise OptionError(
-                f"`centre` must be {_LEAST_CENTRE} texts or more, like those to come, but got "
-                f"{'one string' if isinstance(texts, str) else len(texts)}."
-            )
         kept, self.truncate_dim = self.truncate_dim, None
         vectors = self.encode(list(texts), convert_to_tensor=True, show_progress_bar=False)
         self.truncate_dim = kept
-        width = vectors.shape[1]
-        shift = Dense(
-            width, width, activation_function=nn.Identity(), init_weight=torch.eye(width),
-            init_bias=-vectors.double().mean(dim=0).float().cpu(),
-        )  # fmt: skip
-        self.append(shift.to(device=vectors.device, dtype=vectors.dtype))
+        self.append(centering(vectors))
 
     # --- identity ---------------------------------------------------------------------------------------------------
 
@@ -199,7 +149,10 @@ class LayerEncoder(MediaEncoder):
     def spec(self) -> EncoderSpec:
         """Everything that changes this encoder's vectors, as it is now: training it in place makes another spec."""
         modules = [[type(module).__name__, module.get_config_dict()] for module in self]  # type: ignore[operator]
+        given = self.options
         return EncoderSpec(
+            model=self.name,
+            revision=given.revision,
             layer=self.layer,
             num_layers=self.num_layers,
             norm=self.norm,
@@ -210,10 +163,15 @@ class LayerEncoder(MediaEncoder):
                 *sorted((name, text or "") for name, text in self.prompts.items()),
                 ("", self.default_prompt_name or ""),
             ),
+            bidirectional=given.bidirectional,
+            adapters=tuple(base_name(adapter) for adapter in given.adapters),
+            chat_template=given.chat_template,
+            gguf_file=self._gguf_file,
             truncate_dim=self.truncate_dim,
             modules=json.dumps(modules, sort_keys=True, default=str),
             weights=weights_digest(self),
-            **self._given,  # type: ignore[arg-type]
+            tower=given.tower,
+            layers=tuple(self.layers.items()),
         )
 
     @property
@@ -225,7 +183,7 @@ class LayerEncoder(MediaEncoder):
                 "Load one: LayerEncoder(model, -1, tower='image')."
             )
         first: Any = self[0]
-        return first.anatomy if isinstance(first, PlainModule) else find_anatomy(first.model)
+        return first.anatomy if isinstance(first, MemoryModule) else find_anatomy(first.model)
 
     def _create_model_card(self, path: str, *_: Any, **__: Any) -> None:
         """Write our own card: the generated one names this class and guesses the lineage."""
@@ -249,7 +207,7 @@ class LayerEncoder(MediaEncoder):
 
         Raises:
             OptionError: when there is nothing to encode.
-            InputError: for an image or sound that cannot be read, or a medium that the model does not take.
+            InputError: for an image or waveform that cannot be read, or a medium that the model does not take.
             NotFiniteError: naming the layer and the first text whose states hold NaN or infinity.
         """
         single = self.is_singular_input(inputs)
@@ -266,7 +224,7 @@ class LayerEncoder(MediaEncoder):
         return embeddings
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
-        """Return the features of a batch; images and sounds are read, and a text or sound cut off is said once."""
+        """Return the features of a batch; images and audio are read, and truncation is warned once."""
         if self.media != ["text"] or not all(isinstance(item, str | list | Mapping) for item in inputs):
             return self._preprocess_media(inputs, prompt=prompt, **kwargs)
         empty = bool(inputs) and not prompt and all(isinstance(text, str) and not text.strip() for text in inputs)
@@ -275,8 +233,8 @@ class LayerEncoder(MediaEncoder):
             features["attention_mask"] = torch.zeros_like(features["attention_mask"])
             return features
         features = super().preprocess(inputs, prompt=prompt, **kwargs)
-        if not self._truncation_said:
-            self._say_truncation(inputs, features, prompt)
+        if not self._truncation_warned:
+            self._warn_truncation(inputs, features, prompt)
         return features
 
     def forward(self, input: dict[str, Any], **kwargs: Any) -> dict[str, Any]:  # noqa: A002  (the base class's name)
@@ -295,7 +253,7 @@ class LayerEncoder(MediaEncoder):
             features["sentence_embedding"] = embedding.masked_fill(~mask.bool().any(dim=1, keepdim=True), 0.0)
         return features
 
-    def _say_truncation(self, inputs: Sequence[Any], features: dict[str, Any], prompt: str | None) -> None:
+    def _warn_truncation(self, inputs: Sequence[Any], features: dict[str, Any], prompt: str | None) -> None:
         limit, mask = self.max_seq_length, features.get("attention_mask")
         if limit is None or mask is None or mask.ndim != 2 or int(mask.sum(dim=1).max()) < limit:
             return
@@ -303,9 +261,9 @@ class LayerEncoder(MediaEncoder):
         if isinstance(inputs[row], str) and self.tokenizer is not None:
             length = len(self.tokenizer((prompt or "") + inputs[row], truncation=False, verbose=False)["input_ids"])
             if length > limit:
-                self._truncation_said = True
+                self._truncation_warned = True
                 logger.warning(
-                    "A text of %d tokens is cut off after %d (%r…); others may be too, this is said once. "
+                    "A text of %d tokens is truncated to %d (%r…); others may be too, this is warned once. "
                     "Pass `max_length` to choose the limit, or split long texts.",
                     length, limit, inputs[row][:40],
                 )  # fmt: skip
@@ -344,47 +302,22 @@ class LayerEncoder(MediaEncoder):
                 type(model)(model.config)  # a class learns which outputs it can record when its first model is made
 
 
-def _check_options(
-    norm: Norm,
-    pooling: Pooling | None,
-    max_length: int | None,
-    adapters: Sequence[str],
-    device: str | None,
-    device_map: str | None,
-) -> None:
-    check_choice("norm", norm, NORMS)
-    if pooling is not None:
-        check_choice("pooling", pooling, POOLINGS)
-    if max_length is not None and (isinstance(max_length, bool) or max_length < 1):
-        raise OptionError(f"`max_length` must be a positive number of tokens, but got {max_length}.")
-    if isinstance(adapters, str):
-        raise OptionError(f"`adapters` must be a list of adapters, but got a string. Write [{adapters!r}].")
-    if device_map is not None and device is not None:
-        raise OptionError(f"`device` must be None when `device_map` places the model, but got {device!r}.")
+LayerEncoder.__init__.__signature__ = with_options(inspect.signature(LayerEncoder.__init__))  # type: ignore[attr-defined]
 
 
-def _chosen(
+def _chosen_layer(
+    model: str,
     layer: Layer | Mapping[str, Layer] | str,
     texts: Sequence[str] | None,
     labels: Sequence[int | str | None] | None,
-    options: Mapping[str, Any],
+    options: EncoderOptions,
 ) -> tuple[Layer | Mapping[str, Layer], Selection | None]:
-    """Return the layer itself, or the one that a rule chooses after a look at all layers of the whole model."""
+    """Return the layer itself, or the one that a rule chooses from all layers of the whole model."""
     if not isinstance(layer, str):
         if texts is not None or labels is not None:
             raise OptionError(f"`texts` and `labels` must be None unless `layer` is a rule's name, but it is {layer}.")
         return layer, None
-    from midlayer_encoders.selection import select
-    from midlayer_encoders.selection.rules import check_rule
-
     check_rule(layer, argument="layer")
-    whole = LayerEncoder(**{**options, "layer": -1, "texts": None, "labels": None, "centre": None})
+    whole = LayerEncoder(model, -1, **{**options.changed(), "center": None})
     selection = select(whole, texts, labels, rule=layer)
     return selection.layer, selection
-
-
-def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    if not isinstance(dtype, str):
-        return dtype
-    check_choice("dtype", dtype, _DTYPES)
-    return _DTYPES[dtype]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from midlayer_encoders.media._arrays import InputError
 from midlayer_encoders.media.audio import Sound, audio_lengths, read_sound
-from midlayer_encoders.media.images import MAX_PIXELS, is_pil, read_image
-from midlayer_encoders.media.kinds import Medium, check_taken, media_files, medium_of
+from midlayer_encoders.media.images import is_pil, read_image
+from midlayer_encoders.media.kinds import check_taken, media_files, medium_of
 
 __all__ = [
-    "MAX_PIXELS",
     "InputError",
-    "Medium",
     "Sound",
     "audio_lengths",
     "check_taken",

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from midlayer_encoders._types import MAX_PIXELS
 from midlayer_encoders.media._arrays import InputError, as_array
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["MAX_PIXELS", "is_pil", "read_image"]
-
-MAX_PIXELS = 50_000_000
-"""Pixels of the largest image that is read unless told otherwise: 7000 x 7000, 150 MB when decoded."""
+__all__ = ["is_pil", "read_image"]
 
 
 def read_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Image:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
+from midlayer_encoders._types import MAX_PIXELS, Medium
 from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.media._arrays import InputError, shown
 from midlayer_encoders.media.audio import read_sound
-from midlayer_encoders.media.images import MAX_PIXELS, is_pil, read_image
+from midlayer_encoders.media.images import is_pil, read_image
 
-__all__ = ["Medium", "check_taken", "media_files", "medium_of"]
-
-Medium: TypeAlias = Literal["text", "image", "audio"]
+__all__ = ["check_taken", "media_files", "medium_of"]
 
 _SUFFIXES: dict[str, tuple[str, ...]] = {
     "image": (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp"),

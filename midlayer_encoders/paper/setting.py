@@ -7,11 +7,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from midlayer_encoders._types import Layer
+from midlayer_encoders.analysis.checkpoints import files_fingerprint
+from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.measuring import measure_layers
@@ -54,6 +56,7 @@ class Setting:
         seed: of every draw.
         pass_per_prefix: pass each prefix of a solution through the model by itself, for models that look ahead.
         workers: processes that score layers; ``None`` for all cores.
+        options: that ``load`` makes an encoder with.
     """
 
     models: tuple[str, ...]
@@ -71,15 +74,25 @@ class Setting:
     seed: int = 0
     pass_per_prefix: bool = False
     workers: int | None = None
+    options: EncoderOptions = field(default_factory=EncoderOptions)
     _loaded: dict[str, LayerEncoder] = field(default_factory=dict, repr=False)
 
     @property
     def digest(self) -> str:
-        """Twelve hexadecimal digits that differ whenever what is measured does."""
+        """Twelve hexadecimal digits that differ whenever what is measured does, the files of models and tasks too."""
         frames = [frame.hash_rows().sort().to_list() for frame in self.swept]
-        parts = [self.models, self.texts, self.solutions, str(self.reference), self.revisions, self.tasks, frames]
-        text = json.dumps([*parts, self.layers, self.limit, self.max_length, self.seed, self.pass_per_prefix])
+        parts: list[Any] = [self.models, self.texts, self.solutions, str(self.reference), self.revisions, self.tasks]
+        parts += [frames]
+        parts += [self.layers, self.limit, self.max_length, self.seed, self.pass_per_prefix, self.options.recreating()]
+        text = json.dumps([*parts, [files_fingerprint(place) for place in self._places()]])
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+    def _places(self) -> list[Path | str]:
+        """Return the files and folders that numbers come from, and names that are none."""
+        reference = [self.reference] if self.reference is not None else []
+        homes = [Path(model).expanduser() for model in self.models[:1] if self.revisions]
+        checkpoints = [sub for home in homes if home.is_dir() for sub in sorted(home.iterdir()) if sub.is_dir()]
+        return [*self.models, *self.tasks.split(","), *reference, *checkpoints]
 
     def encoder(self, model: str) -> LayerEncoder:
         """Return the encoder of a model, which stays loaded until another is asked for."""

@@ -34,6 +34,7 @@ class LayerReader:
         layers: which layers, in the order of the results.
         norm: ``"final"`` or ``"none"``.
         pooling: how token states become one vector.
+        truncate_dim: number of leading dimensions of a vector to keep, ``None`` for all.
     """
 
     model: nn.Module
@@ -42,6 +43,7 @@ class LayerReader:
     layers: Sequence[int]
     norm: Norm = "final"
     pooling: Pooling = "mean"
+    truncate_dim: int | None = None
 
     def read(
         self, inputs: Mapping[str, Any], positions: list[int], *, tokens: TokenReceive | None = None
@@ -63,7 +65,7 @@ class LayerReader:
             mask = real_tokens(real, states, model=self.model)
             if tokens is not None:
                 tokens(layer, states, mask, positions)
-            made[layer] = pool(normed(states), mask, self.pooling)
+            made[layer] = pool(normed(states), mask, self.pooling)[:, : self.truncate_dim]
 
         capture(self.model, inputs, receive, anatomy=self.anatomy, layers=self.layers)
         return [made[layer] for layer in self.layers]
@@ -168,4 +170,7 @@ def layer_reader(
         return source.model_inputs(inputs, prompt=prompt or None)
 
     source.eval()
-    return LayerReader(source.transformer, preprocess, anatomy, wanted, norm or source.norm, pooling or source.pooling)
+    return LayerReader(
+        source.transformer, preprocess, anatomy, wanted, norm or source.norm, pooling or source.pooling,
+        source.truncate_dim,
+    )  # fmt: skip

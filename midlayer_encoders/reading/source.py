@@ -25,6 +25,7 @@ class LayerSource(Protocol):
     layer: int
     num_layers: int
     max_pixels: int
+    truncate_dim: int | None
     tokenizer: Any
 
     @property

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
-from midlayer_encoders._types import EncoderSpec
+from midlayer_encoders._types import EncoderSpec, Norm
+from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.models.cut import plan_cut
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.sweeping.jobs import Score
@@ -38,12 +40,12 @@ def sweep_notes(
         title=f"Every layer of {spec.model}",
         model=encoder.source,
         how=_how(encoder, spec, sources, seconds),
-        parameters=_parameters(encoder, layers),
+        parameters=_parameters(encoder, layers, spec.norm),
         seconds=_pass_seconds(encoder, layers, scores),
         baselines={source.name: tfidf_scores(source.make()) for source in baselines if source.name not in failed},
         remarks=_remarks(sources),
         failures=failed,
-        export_options=_export_options(spec, built_in=encoder.source == "built-in"),
+        options=encoder.options.recreating(),
     )
 
 
@@ -69,24 +71,21 @@ def _remarks(sources: Sequence[TaskSource]) -> list[str]:
     return [f"What the grades of {nearness} mean: {grades}."] if nearness else []
 
 
-def _export_options(spec: EncoderSpec, *, built_in: bool) -> str:
-    norm = "" if spec.norm == "final" else " --norm none"
-    pooling = "" if spec.pooling == "mean" else f" --pooling {spec.pooling}"
-    gguf = f" --gguf-file {spec.gguf_file}" if spec.gguf_file and not built_in else ""
-    revision = f" --revision {spec.revision}" if spec.revision else ""
-    tower = f" --tower {spec.tower}" if spec.tower else ""
-    return norm + pooling + gguf + revision + tower
-
-
-def _parameters(encoder: LayerEncoder, layers: Sequence[int]) -> dict[int, int]:
-    """Return how many parameters a model cut at each layer has."""
+def _parameters(encoder: LayerEncoder, layers: Sequence[int], norm: Norm) -> dict[int, int]:
+    """Return how many parameters a model cut at each layer has; without the final norm a block more is kept."""
     model: Any = encoder[0].model
-    anatomy = encoder.anatomy
-    total = sum(parameter.numel() for parameter in model.parameters())
-    if anatomy.shared:
-        return dict.fromkeys(layers, total)
-    sizes = [sum(p.numel() for p in anatomy.block(model, k).parameters()) for k in range(1, anatomy.num_layers + 1)]
-    return {layer: total - sum(sizes[layer:]) for layer in layers}
+    anatomy, model_type = encoder.anatomy, getattr(getattr(model, "config", None), "model_type", "")
+    sizes = [sum(p.numel() for p in block.parameters()) for block in model.get_submodule(anatomy.blocks)]
+    outside = sum(parameter.numel() for parameter in model.parameters()) - sum(sizes)
+
+    def kept(layer: int) -> int:
+        if isinstance(encoder[0], MemoryModule):
+            return max(layer, 1)
+        keep = plan_cut(anatomy, layer, norm, model_type=model_type).keep
+        return min(keep, anatomy.num_blocks) if anatomy.shared else keep
+
+    # A block added after the last is a copy of it.
+    return {layer: outside + sum((sizes + sizes[-1:])[: kept(layer)]) for layer in layers}
 
 
 @torch.inference_mode()

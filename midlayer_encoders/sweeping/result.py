@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report import plot_scores, summary, write_report
 from midlayer_encoders.tasks import task_label
@@ -35,7 +36,7 @@ class Notes:
     baselines: dict[str, float] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
-    export_options: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,9 @@ class SweepResult:
         kept: dict[str, Any] = json.loads((folder / "sweep.json").read_text(encoding="utf8"))
         for name in ("parameters", "seconds"):
             kept[name] = {int(layer): value for layer, value in kept[name].items()}
+        if "export_options" in kept:  # written by 0.1, as flags
+            flags = re.findall(r"--(\S+) (\S+)", kept.pop("export_options"))
+            kept["options"] = {name.replace("-", "_"): value for name, value in flags}
         return cls(pl.read_parquet(folder / "frame.parquet"), folder, Notes(**kept))
 
 
@@ -124,14 +128,9 @@ def _labels(names: Sequence[str]) -> dict[str, str]:
 
 
 def _export(notes: Notes, layer: int) -> dict[str, str]:
-    options = "".join(
-        f', {name.replace("-", "_")}="{value}"' for name, value in re.findall(r"--(\S+) (\S+)", notes.export_options)
-    )
-    python = f'LayerEncoder("{notes.model}", layer={layer}{options}).save_pretrained("layer-{layer}")'
-    if notes.model == "built-in":
-        python = "folder, file = midlayer_encoders.demo.text.built_in_model()\n"
-        python += f'LayerEncoder(folder, layer={layer}, gguf_file=file{options}).save_pretrained("layer-{layer}")'
+    """Return the lines that make the encoder of a layer."""
+    options = EncoderOptions(**notes.options)
     return {
-        "Python": python,
-        "shell": f"midlayer export {notes.model} --layer {layer}{notes.export_options} --out layer-{layer}",
+        "Python": f'{python_line(notes.model, layer, options)}.save_pretrained("layer-{layer}")',
+        "shell": shell_line(notes.model, layer, options, out=f"layer-{layer}"),
     }

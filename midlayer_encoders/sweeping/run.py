@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import joblib
 import polars as pl
 import torch
 
-from midlayer_encoders._types import EncoderSpec, Layer, Progress, Stage
-from midlayer_encoders.encoder.identity import result_name, result_revision
+from midlayer_encoders._types import EncoderSpec, Layer, Norm, Progress, Stage
+from midlayer_encoders.encoder.options import EncoderKeywords, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.frame import tidy_frame, tidy_rows
 from midlayer_encoders.measuring import agreed, measure_layers
 from midlayer_encoders.models.anatomy import resolve_layers
@@ -63,7 +63,7 @@ def sweep(
     devices: int = 1,
     num_nodes: int = 1,
     progress: Progress | None = None,
-    **encoder_options: Any,
+    **options: Unpack[EncoderKeywords],
 ) -> SweepResult:
     """Return the scores, and metrics, of every layer from one forward pass over each text.
 
@@ -84,15 +84,15 @@ def sweep(
         devices: processes on this machine that share the embedding, on Lightning Fabric.
         num_nodes: machines that do.
         progress: called with the stages ``"embedding"``, ``"scoring"`` and ``"measuring"``.
-        encoder_options: further arguments of :class:`LayerEncoder`, when ``model`` is a name; beside an encoder they
-            must be its own.
+        options: as in :class:`~midlayer_encoders.EncoderOptions`, when ``model`` is a name; beside an encoder they must
+            be its own.
 
     A sweep that was stopped goes on where it was when it is called again with the same ``out``. A task that fails is
     in ``result.failures``, and the others go on.
     """
     sources = task_sources(tasks) if tasks != () else []
-    group = _launch(devices, num_nodes, cpu=_device(model, encoder_options) == "cpu")
-    encoder = _encoder(model, encoder_options)
+    group = _launch(devices, num_nodes, cpu=_device(model, options) == "cpu")
+    encoder = _encoder(model, options)
     if group.device is not None:
         encoder.to(group.device)
     _ = encoder.anatomy  # refuses a joint model, which has two stacks of layers
@@ -128,10 +128,8 @@ def _encoder(model: str | LayerEncoder, options: Mapping[str, Any]) -> LayerEnco
     """Return the encoder of a named model, or the one given, whose own options those beside it must be."""
     if not isinstance(model, LayerEncoder):
         return LayerEncoder(model, -1, **options)
-    for name, value in options.items():
-        if not hasattr(model, name):
-            raise OptionError(f"`{name}` must not be given with an encoder: make the encoder with it.")
-        agreed(name, value, getattr(model, name))
+    for name, value in make_options(options).changed().items():
+        agreed(name, value, model.pooling if name == "pooling" else getattr(model.options, name))
     return model
 
 
@@ -155,12 +153,20 @@ def _open_store(
 ) -> EmbeddingStore:
     """Open the store of everything that changes a vector but the layer and the text."""
     whole = replace(spec, layer=-1)
-    pool: Any = encoder[1]
     description = {name: value for name, value in asdict(whole).items() if name != "layer"}
     key = whole.digest + ("-half" if dtype == "float16" else "")
     return EmbeddingStore(
-        root, key=key, layers=layers, dim=pool.embedding_dimension, dtype=dtype, description=description
+        root, key=key, layers=layers, dim=_num_dims(encoder, spec.norm), dtype=dtype, description=description
     )
+
+
+def _num_dims(encoder: LayerEncoder, norm: Norm) -> int:
+    """Return the number of dimensions of a vector, after what follows the last block and after `truncate_dim`."""
+    model, pool = cast(Any, encoder[0]).model, cast(Any, encoder[1])
+    final = encoder.anatomy.final if norm == "final" else ()
+    last = model.get_submodule(final[-1]) if final else None
+    width = int(getattr(last, "out_features", pool.embedding_dimension))  # OPT-350m ends in a projection, not a norm
+    return min(width, encoder.truncate_dim or width)
 
 
 def _jobs(source: TaskSource, layers: Sequence[int], spec: EncoderSpec, embedder: Embedder, folder: Path) -> list[Job]:

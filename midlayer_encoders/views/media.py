@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
+from midlayer_encoders._types import MAX_PIXELS
 from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.media import MAX_PIXELS, Sound, read_image, read_sound
+from midlayer_encoders.media import Sound, read_image, read_sound
 
 if TYPE_CHECKING:
     from PIL.Image import Image

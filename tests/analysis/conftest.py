@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import gc
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,12 +19,3 @@ def made(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[LayerEncoder]:
 
     monkeypatch.setattr(LayerEncoder, "__init__", recorded)
     return alive
-
-
-@pytest.fixture(scope="module")
-def quick_collector() -> Iterator[None]:
-    """Let the collector pass over what was imported, a million objects: models are collected before the next is read."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()

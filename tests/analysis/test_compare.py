@@ -59,9 +59,11 @@ def test_the_metrics_are_those_of_each_model_by_itself(base: str, tuned: str, do
         encoder = LayerEncoder(folder, -1, norm="none", device="cpu")
         alone = measure(encoder, TEXTS, metrics=list(COMPARABLE), views=2)
         mine = done.frame.filter(pl.col("model") == f"local/{Path(folder).name}")
-        # LiDAR divides by a covariance that is almost singular: it magnifies the rounding of other batches.
-        for exact, tolerance in ((pl.col("name") != "lidar", 1e-5), (pl.col("name") == "lidar", 1e-3)):
-            assert_frame_equal(mine.filter(exact), alone.filter(exact), check_row_order=False, rel_tol=tolerance)
+        # The spectrum of the embeddings falls to rounding, which the slope of alpha_req follows, and LiDAR divides by a
+        # covariance that is almost singular: both magnify the rounding of other batches.
+        for steep, within in ((True, 1e-3), (False, 1e-5)):
+            some = pl.col("name").is_in(["alpha_req", "lidar"]) == steep
+            assert_frame_equal(mine.filter(some), alone.filter(some), check_row_order=False, rel_tol=within)
 
 
 def test_differences_are_those_of_the_frame_and_nothing_where_nothing_changed(done: CompareResult) -> None:

@@ -33,10 +33,13 @@ def train(processes: int, folder: Path) -> None:
     rows = torch.randint(4, 90, (4, 12)).repeat(8, 1)
     common = {"token_budget": 64, "strict": True, "figures": False}
     seen = LayerMetricsCallback(PROBE, TOKENIZER, every_n_steps=2, dirpath=folder / "metrics", **common)
+    unlabelled = LastLayerDecline(
+        TEXTS, TOKENIZER, every_n_steps=2, name="other", dirpath=folder / "unlabelled", **common
+    )
     watch = LastLayerDecline(TEXTS, TOKENIZER, labels=LABELS, every_n_steps=2, dirpath=folder / "watch", **common)
     trainer = pl.Trainer(
         max_steps=4, accelerator="cpu", devices=processes, strategy="ddp_fork" if processes > 1 else "auto",
-        logger=False, callbacks=[seen, watch], enable_progress_bar=False, enable_model_summary=False,
+        logger=False, callbacks=[seen, unlabelled, watch], enable_progress_bar=False, enable_model_summary=False,
         enable_checkpointing=False, use_distributed_sampler=False,
     )  # fmt: skip
     trainer.fit(Same(neox(dropout=0.0)), DataLoader(rows, 4))
@@ -51,7 +54,7 @@ def test_two_processes_log_what_one_logs(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=300, cwd=root, env={**os.environ, "PYTHONPATH": str(root)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    for name in ("metrics", "watch"):
+    for name in ("metrics", "unlabelled", "watch"):
         one, two = (polars.read_parquet(tmp_path / count / name / "history.parquet") for count in "12")
         assert one.drop("value").equals(two.drop("value"))
         torch.testing.assert_close(torch.tensor(one["value"]), torch.tensor(two["value"]), rtol=1e-6, atol=1e-7)

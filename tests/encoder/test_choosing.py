@@ -1,4 +1,4 @@
-"""``LayerEncoder(model, "auto", texts=…)`` and ``centre=``: the layer chosen, the mean taken out, both in a plain folder."""
+"""``LayerEncoder(model, "auto", texts=…)`` and ``center=``: the layer chosen, the mean taken out, both in a plain folder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_auto_without_texts_is_the_fixed_depth(tiny_folder: Folder) -> None:
 
 def test_the_mean_of_texts_is_taken_out_and_saved(tiny_folder: Folder, tmp_path: Path) -> None:
     plain = LayerEncoder(tiny_folder("GPTNeoX"), 2, device="cpu", truncate_dim=8)
-    centred = LayerEncoder(tiny_folder("GPTNeoX"), 2, device="cpu", truncate_dim=8, centre=TEXTS)
+    centred = LayerEncoder(tiny_folder("GPTNeoX"), 2, device="cpu", truncate_dim=8, center=TEXTS)
     vectors = plain.encode(TEXTS)
     np.testing.assert_allclose(centred.encode(TEXTS), vectors - vectors.mean(axis=0), atol=1e-6)
     assert not centred.encode([""]).any(), "an empty text is still zero"
@@ -47,7 +47,7 @@ def test_the_mean_of_texts_is_taken_out_and_saved(tiny_folder: Folder, tmp_path:
     centred.save_pretrained(str(tmp_path))
     loaded = SentenceTransformer(str(tmp_path), device="cpu", truncate_dim=8)
     np.testing.assert_array_equal(loaded.encode(TEXTS), centred.encode(TEXTS))
-    with pytest.raises(OptionError, match="Make it without `centre`"):
+    with pytest.raises(OptionError, match="Make it without `center`"):
         measure(centred, TEXTS, metrics="curvature")
 
 
@@ -57,7 +57,7 @@ def test_wrong_input_is_refused(tiny_folder: Folder) -> None:
         LayerEncoder(folder, "atuo", device="cpu")
     with pytest.raises(OptionError, match="must be None unless `layer` is a rule's name, but it is 2"):
         LayerEncoder(folder, 2, texts=TEXTS, device="cpu")
-    with pytest.raises(OptionError, match="`centre` must be 16 texts or more, like those to come, but got 3"):
-        LayerEncoder(folder, 2, centre=TEXTS[:3], device="cpu")
+    with pytest.raises(OptionError, match="`center` must be 16 texts or more, like those to come, but got 3"):
+        LayerEncoder(folder, 2, center=TEXTS[:3], device="cpu")
     with pytest.raises(OptionError, match="but got one string"):
-        LayerEncoder(folder, 2, centre="a text", device="cpu")
+        LayerEncoder(folder, 2, center="a text", device="cpu")

@@ -377,7 +377,7 @@ def test_a_long_text_is_cut_off_and_it_is_said_once(tiny_folder: Folder, caplog:
         vectors = encoder.encode(["exactly8 and more", "another long one"])
         encoder.encode(["exactly8 and more"])
     assert len(caplog.records) == 1
-    assert "cut off after 8" in caplog.text
+    assert "truncated to 8" in caplog.text
     np.testing.assert_allclose(vectors[0], encoder.encode("exactly8"), atol=1e-6)
 
 

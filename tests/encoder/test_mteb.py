@@ -138,7 +138,7 @@ def test_the_same_encoder_elsewhere_is_the_same(tiny_folder: Folder, tmp_path: P
 
 
 def test_long_and_odd_names_are_safe(tmp_path: Path) -> None:
-    from midlayer_encoders.encoder.identity import result_name, result_revision
+    from midlayer_encoders.encoder.spec import result_name, result_revision
 
     encoder_spec = _spec(model="org/" + "x" * 300, revision="refs/pr/1 ü")
     assert len(result_name(encoder_spec)) < 200

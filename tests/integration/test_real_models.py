@@ -11,8 +11,8 @@ from scipy.stats import spearmanr
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import Norm
-from midlayer_encoders.demo.text import built_in_model
 from midlayer_encoders.errors import ModelNotFoundError
+from midlayer_encoders.models.hub import built_in_model
 
 # STSBenchmark test, Spearman of the cosine x 100, float32, mean pooling, 128 tokens: measured with hooks on the whole model.
 EXPECTED: dict[Norm, dict[int, float]] = {

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from midlayer_encoders import augment as room
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.views import texts as room
 from midlayer_encoders.views.texts import augment
 
 WORDS = ["elephant", "mountain", "umbrella", "keyboard", "notebook", "sunlight", "hospital", "calendar"]

@@ -6,11 +6,11 @@ import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import polars as pl
 
-from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling, Progress
+from midlayer_encoders._types import Layer, Progress
 from midlayer_encoders.analysis.comparing.differences import (
     Reading,
     ReadModel,
@@ -22,8 +22,9 @@ from midlayer_encoders.analysis.comparing.differences import (
 )
 from midlayer_encoders.analysis.comparing.halves import check_confidence, random_halves
 from midlayer_encoders.analysis.comparing.per_text import comparable
+from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.report import plot_metrics
 from midlayer_encoders.report.page import write_page
@@ -33,7 +34,6 @@ from midlayer_encoders.report.versions import versions
 from midlayer_encoders.views.texts import augment
 
 if TYPE_CHECKING:
-    import torch
     from matplotlib.figure import Figure
 
 __all__ = ["CompareResult", "compare"]
@@ -103,19 +103,14 @@ def compare(
     texts: Sequence[str],
     metrics: str | Sequence[str] = "paper",
     layers: Sequence[Layer] | str = "all",
-    norm: Norm = "none",
-    pooling: Pooling = "mean",
     views: int = 16,
     seed: int = 0,
     resamples: int = 50,
     confidence: float = 0.95,
     dataset: str = "texts",
     out: Path | str | None = None,
-    dtype: torch.dtype | str | None = None,
-    device: str | None = None,
-    max_length: int | None = None,
-    trust_remote_code: bool = False,
     progress: Progress | None = None,
+    **options: Unpack[EncoderKeywords],
 ) -> CompareResult:
     """Return how other models differ from a base model, layer by layer, as the paper's Figure 13 shows it.
 
@@ -130,37 +125,30 @@ def compare(
         texts: what to pass through the models, 10 to 2000; a few hundred are good.
         metrics: ``"paper"``, ``"all"`` that can be compared, one name or several.
         layers: ``"all"`` or some.
-        norm: of the pooled vectors; ``"none"`` is the paper's.
-        pooling: how token states become one vector.
         views: number of views of each text for LiDAR.
         seed: of the views and of the halves.
         resamples: number of random halves.
         confidence: of the intervals.
         dataset: what the frame calls the texts.
         out: folder for frames, figures and page; ``None`` writes nothing.
-        dtype: of the weights; ``None`` keeps that of the files.
-        device: as in ``LayerEncoder``.
-        max_length: number of tokens after which a text is cut off.
-        trust_remote_code: whether the models' own code on the hub may run.
         progress: called after each batch and each half; the stages name the model.
+        options: as in :class:`~midlayer_encoders.EncoderOptions`, of the models that are named; ``norm`` is ``"none"``
+            here, as in the paper, and holds for encoders that are given too.
 
     Raises:
         OptionError: no other model, the same model twice, too few texts or too many.
     """
-    check_choice("norm", norm, NORMS)
-    check_choice("pooling", pooling, POOLINGS)
+    given = make_options(options, norm="none")
     check_confidence(confidence)
     names = comparable(metrics)
     _check_models(base, *tuned)
     _check_texts(texts)
     passes = num_passes(names, views=views)
     reading = Reading(
-        texts, augment(texts, views=passes - 1, seed=seed) if passes > 1 else [], names, layers, norm, pooling,
-        random_halves(len(texts), resamples, seed=seed), progress,
+        texts, augment(texts, views=passes - 1, seed=seed) if passes > 1 else [], names, layers, given.norm,
+        given.pooling or "mean", random_halves(len(texts), resamples, seed=seed), progress,
     )  # fmt: skip
-    first, *others = _read_all(
-        (base, *tuned), reading, dtype=dtype, device=device, max_length=max_length, trust_remote_code=trust_remote_code
-    )
+    first, *others = _read_all((base, *tuned), reading, given)
     folder = Path(out) if out is not None else None
     result = CompareResult(
         pl.concat([metric_rows(read, dataset) for read in (first, *others)]),
@@ -180,7 +168,7 @@ def compare(
     return result
 
 
-def _read_all(models: Sequence[str | LayerEncoder], reading: Reading, **options: Any) -> list[ReadModel]:
+def _read_all(models: Sequence[str | LayerEncoder], reading: Reading, options: EncoderOptions) -> list[ReadModel]:
     """Return what is kept of each model; those that are named are loaded, with ``options``, one at a time."""
     reads: list[ReadModel] = []
     for model in models:
@@ -189,7 +177,8 @@ def _read_all(models: Sequence[str | LayerEncoder], reading: Reading, **options:
         else:
             name, revision = _name_and_revision(model)
             gc.collect()  # an encoder and its card hold each other, so the one before is still there
-            reads.append(read_model(LayerEncoder(name, -1, revision=revision, **options), reading, reads))
+            own = {**options.changed(), "revision": revision or options.revision}
+            reads.append(read_model(LayerEncoder(name, -1, **own), reading, reads))
     return reads
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from midlayer_encoders._types import NORMS, Layer, Norm
+from midlayer_encoders._types import Layer, Norm, Progress
 from midlayer_encoders.analysis.probing.heads import KINDS, AttentiveProbes, Kind, LinearProbes
 from midlayer_encoders.analysis.probing.nearest import nearest_classes
 from midlayer_encoders.analysis.probing.result import ProbeResult
@@ -16,12 +16,12 @@ from midlayer_encoders.analysis.probing.scoring import Split, chance_level, clas
 from midlayer_encoders.analysis.probing.tokens import (
     KeptTokens,
     LiveTokens,
-    Progress,
     TokenSource,
     read_tokens,
     read_vectors,
 )
 from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.measuring import agreed
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 
@@ -40,7 +40,7 @@ def probe(
     layers: Sequence[Layer] | str = "all",
     test_inputs: Sequence[Any] = (),
     test_labels: Sequence[Hashable] = (),
-    norm: Norm = "final",
+    norm: Norm | None = None,
     epochs: int = 30,
     patience: int = 5,
     batch_size: int = 256,
@@ -67,7 +67,7 @@ def probe(
         layers: ``"all"`` or some.
         test_inputs: examples to test on; where there are none, a fifth of each class is held out for it.
         test_labels: their classes.
-        norm: ``"final"`` applies the model's final norm to every layer first, ``"none"`` reads the raw states.
+        norm: the encoder's; another is an error.
         epochs: at the most.
         patience: epochs without a better accuracy or loss on validation examples after which a layer is done.
         batch_size: examples in a step.
@@ -82,11 +82,12 @@ def probe(
         progress: told how far reading and training are.
     """
     check_choice("kind", kind, KINDS)
-    check_choice("norm", norm, NORMS)
+    agreed("norm", norm, encoder.norm)
     everything, classes, split, names = _examples(inputs, labels, test_inputs, test_labels, seed)
-    reader = layer_reader(encoder, layers=layers, norm=norm)
-    live = LiveTokens(reader, everything, norm)
-    batches = batches_of(encoder, everything)
+    prompt = encoder.default_prompt
+    reader = layer_reader(encoder, layers=layers, prompt=prompt)
+    live = LiveTokens(reader, everything)
+    batches = batches_of(encoder, everything, prompt=prompt)
     source: TokenSource
     if kind == "attentive":
         source = read_tokens(live, batches, keep_gb=keep_gb, progress=progress)

@@ -35,7 +35,7 @@ class ProbeResult:
         right: whether each layer is right about each test example, shape ``(L, M)``.
         validation: accuracy of each layer on the examples that chose the epoch, shape ``(L,)``.
         epochs: of each layer's best epoch, ``0`` where nothing is trained, shape ``(L,)``.
-        chance: accuracy of always naming the commonest class.
+        chance: accuracy of always naming the commonest class of the test examples.
         num_train: number of training examples.
     """
 

@@ -82,9 +82,18 @@ def split_examples(labels: Tensor, *, names: Sequence[str] = (), num_test: int =
 
 
 def chance_level(labels: Tensor, split: Split) -> float:
-    """Return the accuracy on the test examples of always naming the commonest class of the training examples."""
-    commonest = labels[split.train].bincount().argmax()
-    return float((labels[split.test] == commonest).double().mean())
+    """Return the accuracy of always naming the commonest class of the test examples, the best that one name can do.
+
+    The commonest of the training examples would not do: where classes are as common there, what they are called would
+    decide which it is, and a test set that has few of it would make guessing look worse than it is.
+
+    Example:
+        >>> labels = torch.tensor([0, 1, 0, 1, 1, 1, 0, 1])
+        >>> chance_level(labels, Split(torch.arange(2), torch.arange(2, 4), torch.arange(4, 8)))
+        0.75
+    """
+    tested = labels[split.test]
+    return float(tested.bincount().max()) / len(tested)
 
 
 def _check_classes(labels: Tensor, names: Sequence[str], *, least: int) -> None:

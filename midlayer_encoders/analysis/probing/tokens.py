@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from midlayer_encoders._types import Norm, Progress
+from midlayer_encoders._types import Progress, Stage
 from midlayer_encoders.errors import NotFiniteError
 from midlayer_encoders.reading.norm import final_norm
 from midlayer_encoders.reading.reader import LayerReader
@@ -67,12 +67,10 @@ class LiveTokens:
     Attributes:
         reader: reads the layers of a frozen model.
         inputs: the examples.
-        norm: ``"final"`` or ``"none"``.
     """
 
     reader: LayerReader
     inputs: Sequence[Any]
-    norm: Norm
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -84,7 +82,7 @@ class LiveTokens:
         """Return states ``(L, B, T, D)`` and mask ``(B, T)`` of the examples at ``index``."""
         made: dict[int, Tensor] = {}
         masks: list[Tensor] = []
-        normed = final_norm(self.reader.model, self.reader.anatomy, self.norm)
+        normed = final_norm(self.reader.model, self.reader.anatomy, self.reader.norm)
 
         def receive(layer: int, states: Tensor, mask: Tensor, _: list[int]) -> None:
             made[layer] = normed(states)
@@ -133,19 +131,11 @@ def read_tokens(
 
 
 def read_vectors(live: LiveTokens, batches: Sequence[Sequence[int]], *, progress: Progress | None = None) -> KeptTokens:
-    """Return one token for each example: the mean of its tokens, in float32."""
-    vectors: list[Tensor] = []
-    order: list[int] = []
-    for positions in batches:
-        states, mask = live.batch(torch.tensor(positions))
-        share = mask.float() / mask.sum(dim=1, keepdim=True).clamp(min=1)
-        vectors.append(torch.einsum("lbtd,bt->lbd", states.float(), share))
-        order += positions
-        if progress is not None:
-            progress("reading", len(order), len(live.inputs))
-    states = torch.cat(vectors, dim=1)
-    states = states[:, torch.tensor(order, device=states.device).argsort(), None]
-    return KeptTokens(states, torch.ones(len(order), 1, dtype=torch.bool, device=states.device))
+    """Return one token for each example: its vector, pooled as the encoder pools, in float32."""
+    stage = Stage(progress, "reading", len(live.inputs))
+    states = live.reader.vectors(live.inputs, batches, done=stage.step)[:, :, None]
+    states = states.to(next(live.reader.model.parameters()).device)
+    return KeptTokens(states, torch.ones(states.shape[1], 1, dtype=torch.bool, device=states.device))
 
 
 def _longer(kept: Tensor, length: int, *, dim: int) -> Tensor:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from midlayer_encoders.analysis.probing.tokens import Progress, TokenSource
+from midlayer_encoders._types import Progress
+from midlayer_encoders.analysis.probing.tokens import TokenSource
 from midlayer_encoders.errors import NotFiniteError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.models.padding import suffers_from_padding
 
-__all__ = ["layer_module"]
+__all__ = ["transformer_module"]
 
 # The medium of models whose processor may prepare others too, by what their forward takes first.
 _MEDIA = {"pixel_values": "image", "input_values": "audio", "input_features": "audio"}
@@ -33,7 +33,7 @@ class _Prepared(Transformer):
         return self.prepared
 
 
-def layer_module(
+def transformer_module(
     model: str,
     loaded: nn.Module,
     cut: Cut | JointCut,

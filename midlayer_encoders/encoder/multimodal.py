@@ -22,12 +22,12 @@ from midlayer_encoders.encoder.inputs import (
     with_token_mask,
     without_needless_mask,
 )
-from midlayer_encoders.encoder.plain_module import PlainModule
+from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.models.load import has_automatic_class
 from midlayer_encoders.models.padding import suffers_from_padding
 
-__all__ = ["MediaEncoder"]
+__all__ = ["MultimodalEncoder"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 _BOOKKEEPING = {"modality", "task", "prompt_length", "token_embeddings", "sentence_embedding"}
 
 
-class MediaEncoder(SentenceTransformer):
+class MultimodalEncoder(SentenceTransformer):
     """What a ``LayerEncoder`` knows of images and sound: reading them, their masks, mteb, and what a folder can hold.
 
     Attributes:
@@ -47,7 +47,7 @@ class MediaEncoder(SentenceTransformer):
     name: str
     pooling: Pooling
     max_pixels: int
-    _truncation_said: bool
+    _truncation_warned: bool
 
     @property
     def media(self) -> list[str]:
@@ -102,9 +102,11 @@ class MediaEncoder(SentenceTransformer):
         model: Any = self[0].model
         if "audio" in self.media and hasattr(model, "config"):
             cut_off = check_lengths(read, inputs, model, self.processor)
-            if cut_off and not self._truncation_said:
-                self._truncation_said = True
-                logger.warning("A sound is longer than the window of %s and is cut off; this is said once.", self.name)
+            if cut_off and not self._truncation_warned:
+                self._truncation_warned = True
+                logger.warning(
+                    "Audio is longer than the window of %s and is truncated; this is warned once.", self.name
+                )
         if suffers_from_padding(model):  # the extractor's scaling needs the mask, the model does not
             kwargs["processing_kwargs"] = {"audio": {"return_attention_mask": True}}
         return without_needless_mask(
@@ -158,7 +160,7 @@ class MediaEncoder(SentenceTransformer):
 
     def _check_export(self) -> None:
         model: Any = self[0].model
-        if isinstance(self[0], PlainModule):
+        if isinstance(self[0], MemoryModule):
             self[0].save("a folder")
         if getattr(model, "main_input_name", "") == "input_features" and self.pooling != "cls":
             raise CutError(

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 from torch import Tensor, nn
 
 from midlayer_encoders._types import EncoderSpec
 
-__all__ = ["base_name", "model_card", "result_name", "result_revision", "weights_digest"]
+__all__ = [
+    "CardData",
+    "base_name",
+    "model_card",
+    "processor_name",
+    "result_name",
+    "result_revision",
+    "weights_digest",
+]
 
 _CHUNK = 1 << 20
 _LONGEST = 120  # characters of a name; file systems stop at 255 bytes, and mteb adds to it
@@ -40,13 +51,35 @@ def weights_digest(module: nn.Module) -> str:
 
 
 def _checksum(tensor: Tensor) -> int:
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    # Eight bytes are read as two integers: the low bits of round numbers are zero, and a sum modulo 2^64 of such
+    # multiples of 2^52 would lose some of them.
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}[tensor.element_size()]
     flat = tensor.detach().contiguous().flatten().view(integers)
     positions = torch.arange(1, min(_CHUNK, max(flat.numel(), 1)) + 1, device=flat.device) * 2654435761 + 12345
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
     for number, chunk in enumerate(torch.split(flat, _CHUNK)):
         total = total * 6364136223846793005 + number + (chunk.long() * positions[: chunk.numel()]).sum()
     return int(total)
+
+
+def processor_name(processor: Any) -> str:
+    """Return what a processor is called and a digest of its settings; of a function of the caller's, its name alone.
+
+    Example:
+        >>> processor_name(len)
+        'builtins.len'
+    """
+    kind = processor if hasattr(processor, "__qualname__") else type(processor)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if hasattr(processor, "backend_tokenizer"):
+        settings = json.loads(processor.backend_tokenizer.to_str())
+        settings |= {"truncation": processor.model_max_length, "padding": None}  # the last call's, otherwise
+    elif hasattr(processor, "to_dict"):
+        settings = processor.to_dict()
+    else:
+        return name
+    words = json.dumps(settings, sort_keys=True, default=str)
+    return f"{name} {hashlib.blake2b(words.encode(), digest_size=6).hexdigest()}"
 
 
 def base_name(model: str, gguf_file: str | None = None) -> str:
@@ -131,3 +164,37 @@ def model_card(spec: EncoderSpec, *, parameters: int, trained: bool, media: Sequ
         "```\n\n"
         f"| | |\n|---|---|\n{table}\n\nCut with midlayer_encoders.\n"
     )
+
+
+class CardData(SentenceTransformerModelCardData):
+    """Card data whose name and revision, by which mteb files results, follow the encoder as it is when asked."""
+
+    def _spec(self) -> Any:
+        return getattr(self.model, "spec", None)
+
+    @property
+    def model_name(self) -> str | None:
+        """The model's name and the layer."""
+        return result_name(spec) if (spec := self._spec()) is not None else None
+
+    @model_name.setter
+    def model_name(self, value: str | None) -> None:
+        """Pass over what the base class would store."""
+
+    @property
+    def base_model_revision(self) -> str | None:
+        """What tells apart encoders that differ in anything else."""
+        return result_revision(spec) if (spec := self._spec()) is not None else None
+
+    @base_model_revision.setter
+    def base_model_revision(self, value: str | None) -> None:
+        """Pass over what the base class would store."""
+
+    @property
+    def base_model(self) -> str | None:
+        """The name of the model that was cut."""
+        return getattr(self.model, "name", None)  # without the spec, which reads every weight
+
+    @base_model.setter
+    def base_model(self, value: str | None) -> None:
+        """Pass over what the base class would store."""

@@ -257,7 +257,7 @@ def test_a_plain_module_is_read_at_any_layer_when_told_its_blocks(tmp_path: Path
         expected.append(block(expected[-1]))
     for layer in range(4):
         for norm in NORMS:
-            encoder = LayerEncoder(
+            encoder = LayerEncoder.from_module(
                 module, layer, norm=norm, processor=to_pixels, blocks="trunk.blocks", final=("norm",), device="cpu"
             )
             states = module.norm(expected[layer]) if norm == "final" else expected[layer]
@@ -267,11 +267,11 @@ def test_a_plain_module_is_read_at_any_layer_when_told_its_blocks(tmp_path: Path
     with pytest.raises(CutError, match="Trunk was given as a module in memory"):
         encoder.save_pretrained(str(tmp_path))
     with pytest.raises(OptionError, match="`processor` must be given"):
-        LayerEncoder(module, 1, blocks="trunk.blocks", device="cpu")
+        LayerEncoder.from_module(module, 1, blocks="trunk.blocks", device="cpu")
 
 
 def test_a_model_in_memory_is_read_as_its_folder_is(tiny_folder: Folder) -> None:
     for name, medium, items in (("ViT", "image", IMAGES), ("Wav2Vec2", "audio", SOUNDS), ("Llama", "text", TEXTS)):
-        made = LayerEncoder(tiny(name), 2, processor=processor(name), medium=medium, device="cpu")  # type: ignore[arg-type]
+        made = LayerEncoder.from_module(tiny(name), 2, processor=processor(name), medium=medium, device="cpu")  # type: ignore[arg-type]
         expected = LayerEncoder(tiny_folder(name), 2, device="cpu").encode(items)
         np.testing.assert_allclose(made.encode(items), expected, atol=2e-5, rtol=1e-4)

@@ -11,15 +11,15 @@ import torch
 from sentence_transformers.sentence_transformer.modules import InputModule
 from torch import Tensor, nn
 
-from midlayer_encoders._types import Layer, Norm
+from midlayer_encoders._types import Layer, Medium, Norm
 from midlayer_encoders.encoder.inputs import probe_input, sampling_rate
+from midlayer_encoders.encoder.spec import processor_name
 from midlayer_encoders.errors import CutError, OptionError
-from midlayer_encoders.media import Medium
 from midlayer_encoders.models.anatomy import find_anatomy, resolve_layer
 from midlayer_encoders.models.cut import Cut, cut_model
 from midlayer_encoders.reading.capture import capture
 
-__all__ = ["PlainModule", "plain_module"]
+__all__ = ["MemoryModule", "memory_module"]
 
 _CALLS: dict[str, dict[str, Any]] = {
     "text": {"padding": True, "truncation": True},
@@ -28,7 +28,7 @@ _CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-class PlainModule(InputModule):
+class MemoryModule(InputModule):
     """Prepares inputs with the processor it was given, and reads the layer's states by a hook on its block.
 
     Args:
@@ -39,12 +39,13 @@ class PlainModule(InputModule):
         medium: what the inputs are.
     """
 
-    config_keys: list[str] = ["blocks", "layer", "norm", "medium"]  # noqa: RUF012  (the base class's way)
+    config_keys: list[str] = ["blocks", "final", "layer", "norm", "medium", "prepared_by"]  # noqa: RUF012  (the base's way)
 
     def __init__(self, model: nn.Module, processor: Callable[..., Any], cut: Cut, medium: Medium) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.model, self.processor, self.medium = model, processor, medium
         self.blocks, self.layer, self.norm = cut.anatomy.blocks, cut.layer, cut.norm
+        self.final, self.prepared_by = list(cut.anatomy.final), processor_name(processor)
         self.anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=cut.anatomy.final)
         self.tokenizer = processor if medium == "text" and hasattr(processor, "pad_token") else None
         self._taken = list(inspect.signature(model.forward).parameters)
@@ -97,7 +98,7 @@ class PlainModule(InputModule):
         )
 
 
-def plain_module(
+def memory_module(
     model: nn.Module,
     layer: Layer,
     processor: Callable[..., Any] | None,
@@ -106,7 +107,7 @@ def plain_module(
     medium: Medium,
     blocks: str | None,
     final: tuple[str, ...] | None,
-) -> tuple[PlainModule, Cut]:
+) -> tuple[MemoryModule, Cut]:
     """Return the module of a copy of ``model`` that ends after ``layer``, and how the layer is had."""
     if processor is None:
         raise OptionError(
@@ -118,4 +119,4 @@ def plain_module(
     # A block must be there to be watched; of layer 0 only what enters it is read.
     cut = Cut(anatomy, resolved, norm, max(resolved, 1), "last_hidden_state")
     copied = copy.deepcopy(model).eval()
-    return PlainModule(cut_model(copied, cut), processor, cut, medium), cut
+    return MemoryModule(cut_model(copied, cut), processor, cut, medium), cut

@@ -1,0 +1,69 @@
+"""The flags by which a command makes an encoder: all come from ``EncoderOptions``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import Field
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from midlayer_encoders.encoder.options import EncoderOptions, flag_name, option_fields
+
+__all__ = ["model_options"]
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def model_options(**defaults: Any) -> Callable[[_Command], _Command]:
+    """Give a command every flag of :class:`EncoderOptions`; it receives them as its argument ``options``.
+
+    Args:
+        defaults: of this command where they differ, as ``norm="none"`` where metrics are measured.
+    """
+
+    def decorate(command: _Command) -> _Command:
+        flags = {one.name: one for one in option_fields().values() if one.metadata.get("flag", "") is not None}
+
+        @functools.wraps(command)
+        def run(**given: Any) -> Any:
+            options = EncoderOptions(**{name: _value(one, given.pop(name)) for name, one in flags.items()})
+            return command(options=options, **given)
+
+        hints = typing.get_type_hints(command, include_extras=True)
+        given = [one for one in inspect.signature(command).parameters.values() if one.name != "options"]
+        own = [one.replace(annotation=hints[one.name]) for one in given]
+        parameters = [*own, *(_parameter(one, defaults) for one in flags.values())]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run  # type: ignore[return-value]
+
+    return decorate
+
+
+def _parameter(one: Field[Any], defaults: Mapping[str, Any]) -> inspect.Parameter:
+    """Return the parameter from which typer makes an option's flag."""
+    default = defaults.get(one.name, one.default)
+    kind: Any = str | None
+    if isinstance(one.default, bool):
+        kind = bool
+    elif one.name in ("prompts", "adapters"):
+        kind, default = list[str] | None, None
+    elif one.name in ("max_length", "truncate_dim", "max_pixels"):
+        kind = int | None
+    annotation = Annotated[kind, typer.Option(flag_name(one), help=one.metadata["help"], rich_help_panel="Encoder")]
+    return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _value(one: Field[Any], given: Any) -> Any:
+    """Return an option's value from the words of a shell."""
+    if one.name == "prompts":
+        pairs = [word.partition("=") for word in given or ()]
+        for name, sign, _ in pairs:
+            if not sign or not name:
+                raise typer.BadParameter(f"must be NAME=TEXT, but got {name!r}", param_hint="--prompt")
+        return {name: text for name, _, text in pairs} or None
+    return tuple(given or ()) if one.name == "adapters" else given

@@ -1,0 +1,108 @@
+"""From a model and options to the modules of an encoder: what is read, how it is cut, what it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sentence_transformers.sentence_transformer.modules import Dense
+from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
+from torch import Tensor, nn
+
+from midlayer_encoders._types import Layer, Medium, Pooling
+from midlayer_encoders.encoder.memory_module import memory_module
+from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.encoder.spec import base_name
+from midlayer_encoders.encoder.transformer_module import transformer_module
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.models.cut import Cut, JointCut
+from midlayer_encoders.models.hub import BUILT_IN, built_in_model
+from midlayer_encoders.models.load import load_cut
+
+__all__ = ["Built", "build_from_files", "build_from_module", "centering"]
+
+_MODES = {"last": "lasttoken"}  # sentence-transformers' own name for it
+
+
+@dataclass(frozen=True)
+class Built:
+    """What an encoder is assembled from.
+
+    Attributes:
+        source: the model as it was asked for: a folder, a name on the hub, ``"built-in"``, or the name of a module.
+        name: the model's name in results.
+        first: the module that prepares inputs and reads the layer's states.
+        cut: how the layer is read.
+        gguf_file: file of quantized weights, if any.
+    """
+
+    source: str
+    name: str
+    first: Any
+    cut: Cut | JointCut
+    gguf_file: str | None = None
+
+    def modules(self, pooling: Pooling | None) -> list[nn.Module]:
+        """Return the first module and the pooling; a joint model has none, since its heads pool."""
+        if isinstance(self.cut, JointCut):
+            if pooling is not None:
+                raise OptionError(
+                    f"`pooling` must be None for {self.name}: its towers meet in what its own heads make, but got "
+                    f"{pooling!r}. Pass `tower` to pool the states of one tower."
+                )
+            return [self.first]
+        mode = pooling or "mean"
+        return [self.first, PoolingModule(self.first.get_embedding_dimension(), pooling_mode=_MODES.get(mode, mode))]
+
+
+def build_from_files(model: str, layer: Layer | Mapping[str, Layer], options: EncoderOptions) -> Built:
+    """Return what an encoder of a folder, or of a name on the hub, is assembled from."""
+    folder, gguf_file = built_in_model() if model == BUILT_IN else (model, options.gguf_file)
+    if model == BUILT_IN and options.gguf_file not in (None, gguf_file):
+        raise OptionError(f"`gguf_file` must be left out for {BUILT_IN!r}, but got {options.gguf_file!r}.")
+    source: dict[str, Any] = {
+        "revision": options.revision,
+        "gguf_file": gguf_file,
+        "trust_remote_code": options.trust_remote_code,
+    }
+    dtype = None if options.dtype is None else getattr(torch, options.dtype)
+    loaded, cut = load_cut(
+        folder, layer, norm=options.norm, tower=options.tower, dtype=dtype, adapters=options.adapters,
+        device_map=options.device_map, **source,
+    )  # fmt: skip
+    first = transformer_module(
+        folder, loaded, cut, source, max_length=options.max_length, chat_template=options.chat_template
+    )
+    return Built(model, base_name(folder, gguf_file), first, cut, gguf_file)
+
+
+def build_from_module(
+    module: nn.Module,
+    layer: Layer,
+    options: EncoderOptions,
+    *,
+    processor: Callable[..., Any],
+    medium: Medium,
+    blocks: str | None,
+    final: Sequence[str] | None,
+) -> Built:
+    """Return what an encoder of a module in memory is assembled from; the module is copied."""
+    options.check_for_module()
+    if isinstance(layer, Mapping):
+        raise OptionError(f"`layer` must be one number for a module in memory, but got {dict(layer)}.")
+    paths = None if final is None else tuple(final)
+    first, cut = memory_module(module, layer, processor, norm=options.norm, medium=medium, blocks=blocks, final=paths)
+    name = f"module/{type(module).__name__}"
+    return Built(name, name, first, cut)
+
+
+def centering(vectors: Tensor) -> Dense:
+    """Return a module that subtracts the mean of these vectors, shape ``(N, D)``."""
+    width = vectors.shape[1]
+    shift = Dense(
+        width, width, activation_function=nn.Identity(), init_weight=torch.eye(width),
+        init_bias=-vectors.double().mean(dim=0).float().cpu(),
+    )  # fmt: skip
+    return shift.to(device=vectors.device, dtype=vectors.dtype)

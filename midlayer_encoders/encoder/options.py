@@ -1,0 +1,275 @@
+"""``EncoderOptions``: the one list of options that an encoder is made with.
+
+The constructor's keywords, the flags of every command, the spec, and the lines that recreate an encoder come from it.
+Nothing heavy is imported here: the command line reads it for its help.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from midlayer_encoders._types import MAX_PIXELS, NORMS, POOLINGS, Layer, Norm, Pooling
+from midlayer_encoders.errors import OptionError, check_choice, did_you_mean
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "DTYPES",
+    "EncoderKeywords",
+    "EncoderOptions",
+    "flag_name",
+    "make_options",
+    "option_fields",
+    "python_line",
+    "shell_line",
+    "with_options",
+]
+
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+_SMALLEST_CENTER = 16  # texts: the mean of fewer is one of them as much as what all share
+
+
+def _option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002  (typer's word)
+    """Return a field with the words of its command-line flag.
+
+    ``flag=None`` marks an option that no command takes, ``recreates=False`` one that does not change a vector, and
+    ``in_memory=True`` one that applies to a module in memory too.
+    """
+    return field(default=default, metadata={"help": help, **more})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderOptions:
+    """How an encoder is made, checked when it is made.
+
+    Attributes:
+        norm: ``"final"`` applies the model's own final norm to the layer's states, so that the encoder is exactly the
+            model without its last blocks; ``"none"`` takes the raw residual stream (and keeps one block more for it).
+        pooling: ``"mean"`` over real tokens, ``"last"``, ``"cls"``, ``"max"`` or ``"weightedmean"``. ``None`` is the
+            mean; a joint model embeds by its own heads, in which its towers meet, and takes no other pooling.
+        tower: ``"text"`` or ``"image"`` takes that tower of a joint model alone, its states pooled.
+        revision: branch, tag or commit on the hub, as ``"step1000"`` of Pythia.
+        dtype: of the weights, a ``torch.dtype`` or its name; ``None`` keeps that of the files.
+        device: as in ``SentenceTransformer``; ``None`` takes the best there is.
+        device_map: ``"auto"`` spreads a model that is too large for one device; ``device`` must then be ``None``.
+        max_length: number of tokens after which a text is truncated; ``None`` takes what the model can.
+        prompts: name and text of prompts, as in ``SentenceTransformer``.
+        default_prompt_name: which of them is used when none is asked for.
+        bidirectional: turn a causal model's mask off, as LLM2Vec does.
+        adapters: PEFT adapters, merged in order before the cut (LLM2Vec: the MNTP one, then SimCSE or supervised).
+        chat_template: wrap every text in the tokenizer's chat template.
+        gguf_file: name of a GGUF file in the model's folder to read the weights from.
+        truncate_dim: number of leading dimensions to keep.
+        trust_remote_code: whether the model's own code on the hub may run.
+        max_pixels: of the largest image that is read.
+        center: texts like those to come, a few hundred, whose mean vector is subtracted from every vector (by a
+            ``Dense`` with a bias, so the folder stays plain); benchmarks/selection/README.md says what that is worth.
+    """
+
+    norm: Norm = _option("final", "final: the model's own final norm is applied; none: raw states.", in_memory=True)
+    pooling: Pooling | None = _option(None, "mean (the default), last, cls, max or weightedmean.", in_memory=True)
+    tower: Literal["text", "image"] | None = _option(None, "text or image: that tower of a joint model such as CLIP.")
+    revision: str | None = _option(None, "Branch, tag or commit on the hub, such as step1000.")
+    dtype: str | None = _option(None, "float32, bfloat16 or float16; by default as in the files.")
+    device: str | None = _option(
+        None, "cpu, cuda, cuda:1, mps; by default the best there is.", recreates=False, in_memory=True
+    )
+    device_map: str | None = _option(None, "auto: spread a model too large for one device.", recreates=False)
+    max_length: int | None = _option(None, "Tokens after which a text is truncated.")
+    prompts: Mapping[str, str] | None = _option(
+        None, "NAME=TEXT, put before texts; repeatable.", flag="prompt", in_memory=True
+    )
+    default_prompt_name: str | None = _option(
+        None, "Prompt used when none is named.", flag="default-prompt", in_memory=True
+    )
+    bidirectional: bool = _option(False, "Turn a causal model's mask off, as LLM2Vec does.", in_memory=True)
+    adapters: tuple[str, ...] = _option((), "PEFT adapter to merge before the cut; repeatable.", flag="adapter")
+    chat_template: bool = _option(False, "Wrap every text in the tokenizer's chat template.")
+    gguf_file: str | None = _option(None, "Name of a GGUF file in MODEL to read the weights from.")
+    truncate_dim: int | None = _option(None, "Leading dimensions to keep.", in_memory=True)
+    trust_remote_code: bool = _option(False, "Let the model's own code from the hub run.")
+    max_pixels: int = _option(MAX_PIXELS, "Pixels of the largest image that is read.", in_memory=True)
+    center: tuple[str, ...] | None = _option(None, "Texts whose mean vector is subtracted.", flag=None, in_memory=True)
+
+    def __post_init__(self) -> None:
+        check_choice("norm", self.norm, NORMS)
+        if self.pooling is not None:
+            check_choice("pooling", self.pooling, POOLINGS)
+        if self.tower is not None:
+            check_choice("tower", self.tower, ("text", "image"))
+        self._check_numbers()
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", _dtype_name(self.dtype))
+        object.__setattr__(self, "adapters", _adapter_names(self.adapters))
+        if self.device_map is not None and self.device is not None:
+            raise OptionError(f"`device` must be None when `device_map` places the model, but got {self.device!r}.")
+        if self.default_prompt_name is not None:
+            check_choice("default_prompt_name", self.default_prompt_name, self.prompts or {})
+        if self.center is not None:
+            object.__setattr__(self, "center", _center_texts(self.center))
+
+    def _check_numbers(self) -> None:
+        for name, what in (("max_length", "tokens"), ("truncate_dim", "dimensions"), ("max_pixels", "pixels")):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise OptionError(f"`{name}` must be a positive number of {what}, but got {value!r}.")
+
+    def changed(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults, by name.
+
+        Example:
+            >>> EncoderOptions(norm="none", pooling="mean", device="cpu").changed()
+            {'norm': 'none', 'pooling': 'mean', 'device': 'cpu'}
+        """
+        return {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+
+    def recreating(self) -> dict[str, Any]:
+        """Return the options that change a vector and differ from their defaults, by name."""
+        known = option_fields()
+        return {name: value for name, value in self.changed().items() if known[name].metadata.get("recreates", True)}
+
+    def check_for_module(self) -> None:
+        """Raise where an option is set that applies to files only, and not to a module in memory."""
+        for one in fields(self):
+            if not one.metadata.get("in_memory") and getattr(self, one.name) != one.default:
+                raise OptionError(
+                    f"`{one.name}` must be left out for a module in memory, which is taken as it is, but got "
+                    f"{getattr(self, one.name)!r}."
+                )
+
+
+class EncoderKeywords(TypedDict, total=False):
+    """The fields of :class:`EncoderOptions` as keywords, for type checkers; a test keeps the two lists equal."""
+
+    norm: Norm
+    pooling: Pooling | None
+    tower: Literal["text", "image"] | None
+    revision: str | None
+    dtype: torch.dtype | str | None
+    device: str | None
+    device_map: str | None
+    max_length: int | None
+    prompts: Mapping[str, str] | None
+    default_prompt_name: str | None
+    bidirectional: bool
+    adapters: Sequence[str]
+    chat_template: bool
+    gguf_file: str | None
+    truncate_dim: int | None
+    trust_remote_code: bool
+    max_pixels: int
+    center: Sequence[str] | None
+
+
+def make_options(given: Mapping[str, Any], **defaults: Any) -> EncoderOptions:
+    """Return options from keywords; a word that is none of them is refused, with the nearest one.
+
+    Args:
+        given: the keywords.
+        defaults: taken where ``given`` has none, as ``norm="none"`` where metrics are measured.
+    """
+    words = {**defaults, **given}
+    if "centre" in words:
+        warnings.warn(
+            "`centre` is spelled `center` now; the old spelling goes with 0.3.", DeprecationWarning, stacklevel=3
+        )
+        words["center"] = words.pop("centre")
+    for name in words:
+        if name not in option_fields():
+            raise OptionError(f"`{name}` is not an option of LayerEncoder.{did_you_mean(name, option_fields())}")
+    return EncoderOptions(**words)
+
+
+def option_fields() -> dict[str, Field[Any]]:
+    """Return the fields by name."""
+    return {one.name: one for one in fields(EncoderOptions)}
+
+
+def with_options(signature: inspect.Signature) -> inspect.Signature:
+    """Return a signature whose ``**options`` is replaced by the options themselves, for ``help`` and editors."""
+    kept = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    more = [inspect.Parameter(name, keyword, default=one.default) for name, one in option_fields().items()]
+    return signature.replace(parameters=[*kept, *more])
+
+
+def _dtype_name(dtype: Any) -> str:
+    name = str(dtype).removeprefix("torch.")
+    check_choice("dtype", name, DTYPES)
+    return name
+
+
+def _adapter_names(adapters: Any) -> tuple[str, ...]:
+    if isinstance(adapters, str):
+        raise OptionError(f"`adapters` must be a list of adapters, but got a string. Write [{adapters!r}].")
+    return tuple(adapters or ())
+
+
+def _center_texts(texts: Any) -> tuple[str, ...]:
+    if isinstance(texts, str) or len(texts) < _SMALLEST_CENTER:
+        raise OptionError(
+            f"`center` must be {_SMALLEST_CENTER} texts or more, like those to come, but got "
+            f"{'one string' if isinstance(texts, str) else len(texts)}."
+        )
+    return tuple(texts)
+
+
+# --- lines that recreate an encoder ---------------------------------------------------------------------------------
+
+
+def python_line(model: str, layer: Layer | Mapping[str, Layer], options: EncoderOptions) -> str:
+    """Return the Python expression that makes the same encoder.
+
+    Example:
+        >>> python_line("EleutherAI/pythia-410m", 17, EncoderOptions(pooling="last", device="cpu"))
+        "LayerEncoder('EleutherAI/pythia-410m', layer=17, pooling='last')"
+    """
+    words = [repr(model), f"layer={_plain(layer)!r}"]
+    words += [f"{name}={_plain(value)!r}" for name, value in options.recreating().items()]
+    return f"LayerEncoder({', '.join(words)})"
+
+
+def shell_line(model: str, layer: Layer | Mapping[str, Layer], options: EncoderOptions, *, out: str) -> str:
+    """Return the command that exports the same encoder.
+
+    Example:
+        >>> shell_line("EleutherAI/pythia-410m", 17, EncoderOptions(pooling="last", chat_template=True), out="layer-17")
+        'midlayer export EleutherAI/pythia-410m --layer 17 --pooling last --chat-template --out layer-17'
+    """
+    if options.center is not None:
+        raise OptionError("`center` cannot be written as a command, since it holds texts. Use the Python line.")
+    layers = ",".join(f"{name}={one}" for name, one in layer.items()) if isinstance(layer, Mapping) else str(layer)
+    words = ["midlayer", "export", model, "--layer", layers]
+    for name, value in options.recreating().items():
+        words += _flag_words(option_fields()[name], value)
+    return shlex.join([*words, "--out", out])
+
+
+def flag_name(one: Field[Any]) -> str:
+    """Return an option's flag, ``--max-length`` of ``max_length``."""
+    return "--" + str(one.metadata.get("flag", one.name.replace("_", "-")))
+
+
+def _flag_words(one: Field[Any], value: Any) -> list[str]:
+    flag = flag_name(one)
+    if value is True:
+        return [flag]
+    if isinstance(value, Mapping):
+        return [word for name, text in value.items() for word in (flag, f"{name}={text}")]
+    if isinstance(value, tuple):
+        return [word for part in value for word in (flag, part)]
+    return [flag, str(value)]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as a reader would write it."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,148 @@
+"""Everything of a model and a process that a measurement could touch is, after each step, what it is without one."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from midlayer_encoders.callbacks import LastLayerDecline, LayerMetricsCallback, LayerMetricsTrainerCallback
+from tests.callbacks.oracles import TEXTS
+from tests.callbacks.test_trainer import trainer
+from tests.callbacks.training import TOKENIZER, Boring, Stack, fit, generators, neox
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and accelerate's advice
+
+
+def state_of(model: nn.Module) -> dict[str, Any]:
+    """Return copies of all that a forward pass, or a careless guest, may change."""
+    parameters = list(model.named_parameters())
+    return {
+        "weights": {name: value.detach().clone() for name, value in parameters},
+        "gradients": {name: None if value.grad is None else value.grad.clone() for name, value in parameters},
+        "requires_grad": {name: value.requires_grad for name, value in parameters},
+        "buffers": {name: value.clone() for name, value in model.named_buffers()},
+        "modes": [module.training for module in model.modules()],
+        "hooks": [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()],
+        "generators": generators(),
+        "grad mode": torch.is_grad_enabled(),
+    }
+
+
+def assert_equal(one: Any, other: Any, where: str = "") -> None:
+    assert type(one) is type(other), where
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key, value in one.items():
+            assert_equal(value, other[key], f"{where}/{key}")
+    elif isinstance(one, Tensor):
+        assert torch.equal(one, other), where
+    else:
+        assert one == other, where
+
+
+class Drawing(Stack):
+    """Draws from every generator and keeps tables of what it saw, in eval mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("table", torch.zeros(4), persistent=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.calls += 1
+        self.table = torch.full((len(values),), random.random() + np.random.rand())  # replaced, as rotary tables are
+        return super().forward(values) + 0 * torch.rand(())
+
+
+class Kept(Boring):
+    """Keeps the state after each batch, when the callbacks have seen it."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__(backbone)
+        self.states: list[dict[str, Any]] = []
+
+    def on_train_start(self) -> None:
+        self.backbone.requires_grad_(True)
+        for name, value in self.backbone.named_parameters():
+            value.requires_grad_("1" not in name)
+        self.states.append(state_of(self))
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.states.append(state_of(self))
+
+
+def seen_of(kind: str) -> list[Any]:
+    common: dict[str, Any] = {"every_n_steps": 1, "figures": False, "strict": True}
+    if kind == "plain":
+        rows = torch.randn(16, 4, 8, generator=torch.Generator().manual_seed(3)) + 1
+        views = [[rows[:7]], [rows[7:14]]]
+        options = {"module": "backbone", "blocks": "steps", "metrics": ["curvature", "infonce"], "views": views}
+        return [LayerMetricsCallback([rows[:7]], **options, **common)]
+    watch = LastLayerDecline(TEXTS, TOKENIZER, labels=[0, 1] * 6, **common)
+    return [LayerMetricsCallback(TEXTS, TOKENIZER, metrics="paper", **common), watch]
+
+
+@pytest.mark.parametrize(("kind", "accumulated"), [("plain", 2), ("GPTNeoX", 1)])
+def test_nothing_of_a_lightning_run_changes_at_any_step(kind: str, accumulated: int, tmp_path: Path) -> None:
+    runs = []
+    for callbacks in ([], seen_of(kind)):
+        module = Kept(Drawing() if kind == "plain" else neox())
+        rows = torch.randn(32, 4, 8, generator=torch.Generator().manual_seed(0)) if kind == "plain" else None
+        fit(module, tmp_path, callbacks, rows=rows, max_steps=3, accumulate_grad_batches=accumulated)
+        runs.append(module)
+    assert runs[0].losses == runs[1].losses
+    assert len(runs[0].states) == 1 + 3 * accumulated
+    for step, (one, other) in enumerate(zip(runs[0].states, runs[1].states, strict=True)):
+        assert_equal(one, other, f"batch {step}")
+    assert any(value is not None for value in runs[0].states[1]["gradients"].values())
+
+
+class States(TrainerCallback):
+    def __init__(self) -> None:
+        self.found: list[dict[str, Any]] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.found.append(state_of(given["model"]))
+
+    on_step_end = on_train_end = on_train_begin
+
+
+def test_nothing_of_a_trainers_run_changes_at_any_step(tmp_path: Path) -> None:
+    runs = []
+    for kind in (None, LayerMetricsTrainerCallback):
+        after = States()
+        seen = [] if kind is None else [kind(TEXTS, metrics="paper", every_n_steps=1, figures=False, strict=True)]
+        made = trainer(tmp_path, [*seen, after], max_steps=3)
+        made.train()
+        losses = [entry["loss"] for entry in made.state.log_history if "loss" in entry]
+        runs.append((losses, after.found))
+    assert runs[0][0] == runs[1][0]
+    for step, (one, other) in enumerate(zip(runs[0][1], runs[1][1], strict=True)):
+        assert_equal(one, other, f"step {step}")
+
+
+def test_a_measurement_that_fails_leaves_nothing_behind_either(tmp_path: Path) -> None:
+    class Fails(Drawing):
+        def forward(self, values: Tensor) -> Tensor:
+            found = super().forward(values)
+            if not self.training:
+                raise RuntimeError("out of memory")
+            return found
+
+    runs = []
+    for callbacks in ([], seen_of("plain")):
+        for each in callbacks:
+            each.strict = False
+        module = Kept(Fails())
+        rows = torch.randn(32, 4, 8, generator=torch.Generator().manual_seed(0))
+        fit(module, tmp_path, callbacks, rows=rows, max_steps=2)
+        runs.append(module.states)
+    for one, other in zip(*runs, strict=True):
+        assert_equal(one, other)

@@ -1,0 +1,146 @@
+"""At which steps a run is measured, under accumulation too, and what its loggers, its file and its figures then hold."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from PIL import Image
+
+from midlayer_encoders.callbacks import LayerMetricsCallback, LayerMetricsTrainerCallback
+from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.metrics import curvature
+from midlayer_encoders.report.steps import plot_steps_curves, plot_steps_heat
+from tests.callbacks.oracles import TEXTS, TrainerWeights, Weights
+from tests.callbacks.test_trainer import trainer
+from tests.callbacks.test_values import states_by_hand
+from tests.callbacks.training import TOKENIZER, Boring, fit, neox
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and accelerate's advice
+
+CADENCES: dict[str, tuple[Any, list[int]]] = {
+    "number": (3, [0, 3, 5]),
+    "list": ([4, 1], [1, 4, 5]),
+    "powers": ("log2", [0, 1, 2, 4, 5]),
+    "once": ([5], [5]),
+    "later": ([99], [5]),  # the end alone
+}
+
+
+def by_hand(weights: dict[str, torch.Tensor]) -> list[float]:
+    model = neox()
+    model.load_state_dict(weights)
+    texts = [text for text in TEXTS if len(text) > 2]
+    states = states_by_hand(model, TOKENIZER(texts)["input_ids"])
+    return [float(torch.stack([curvature(text[layer]) for text in states]).mean()) for layer in range(4)]
+
+
+@pytest.mark.parametrize("library", ["lightning", "transformers"])
+def test_steps_are_optimizer_steps_and_values_those_of_their_weights(library: str, tmp_path: Path) -> None:
+    common: dict[str, Any] = {"metrics": "curvature", "figures": False, "strict": True}
+    seen: Any
+    weights: Any
+    if library == "lightning":
+        seen = {
+            name: LayerMetricsCallback(TEXTS, TOKENIZER, every_n_steps=every, name=name, **common)
+            for name, (every, _) in CADENCES.items()
+        }
+        weights, logger = Weights(), CSVLogger(tmp_path)
+        fit(Boring(neox()), tmp_path, [weights, *seen.values()], max_steps=5, accumulate_grad_batches=2, logger=logger)
+        logged = polars.read_csv(Path(logger.log_dir) / "metrics.csv", infer_schema_length=None).rows(named=True)
+        folder = Path(logger.log_dir)
+    else:
+        seen = {
+            name: LayerMetricsTrainerCallback(TEXTS, every_n_steps=every, name=name, **common)
+            for name, (every, _) in CADENCES.items()
+        }
+        weights, folder = TrainerWeights(), tmp_path
+        made = trainer(tmp_path, [weights, *seen.values()], max_steps=5, gradient_accumulation_steps=2)
+        made.train()
+        logged = made.state.log_history
+    expected = {step: by_hand(weights.steps[step]) for step in range(6)}
+    for name, (_, steps) in CADENCES.items():
+        keys = [f"{name}/curvature/layer_{layer:02d}" for layer in range(4)]
+        values = {row["step"]: [row[key] for key in keys] for row in logged if row.get(keys[0]) is not None}
+        assert list(values) == steps
+        for step in steps:
+            assert values[step] == pytest.approx(expected[step], rel=1e-4)
+        frame = polars.read_parquet(folder / name / "history.parquet")
+        assert dict(frame.schema) == dict(FRAME_SCHEMA)
+        rows = [
+            ("GPTNeoXForCausalLM", f"step{step}", layer, layer / 3, "metric", "probe", "curvature")
+            for step in steps
+            for layer in range(4)
+        ]
+        assert frame.drop("value").rows() == rows
+        assert frame["value"].to_list() == pytest.approx([value for step in steps for value in values[step]])
+
+
+def test_figures_are_those_of_the_whole_history(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"metrics": ["curvature"], "every_n_steps": 1, "strict": True}
+    seen = [LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=tmp_path / "drawn", **common)]
+    seen += [LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=tmp_path / "not", figures=False, name="b", **common)]
+    fit(Boring(neox()), tmp_path, seen, max_steps=2, logger=False)
+    for name, plot in (("heat", plot_steps_heat), ("curves", plot_steps_curves)):
+        drawn = io.BytesIO()
+        plot(seen[0].frame).savefig(drawn, dpi=110, format="png")
+        wanted, found = (np.asarray(Image.open(each)) for each in (drawn, tmp_path / "drawn" / f"{name}.png"))
+        assert np.array_equal(wanted, found)
+    assert [path.name for path in (tmp_path / "not").iterdir()] == ["history.parquet"]
+
+
+def test_the_file_is_whole_after_every_measurement(tmp_path: Path) -> None:
+    class Killed(Weights):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            kept = polars.read_parquet(tmp_path / "history.parquet")
+            assert kept["revision"].unique(maintain_order=True).to_list() == [f"step{k}" for k in range(trainer.global_step + 1)]  # fmt: skip
+            if trainer.global_step == 2:
+                raise RuntimeError("killed")
+
+    seen = LayerMetricsCallback(TEXTS, TOKENIZER, metrics=["curvature"], every_n_steps=1, dirpath=tmp_path, strict=True)
+    with pytest.raises(RuntimeError, match="killed"):
+        fit(Boring(neox()), tmp_path, [seen, Killed()], logger=False)
+    assert len(polars.read_parquet(tmp_path / "history.parquet")) == 3 * 4
+    assert [path.name for path in tmp_path.glob("history*")] == ["history.parquet"]
+
+
+def test_the_probe_is_fixed_when_the_run_begins(tmp_path: Path) -> None:
+    """Texts, views and batches that change during a run would make its steps incomparable."""
+    rows = torch.randint(4, 90, (6, 9), generator=torch.Generator().manual_seed(0))
+    given = [rows]
+
+    class Changes(Weights):
+        def on_train_batch_end(self, *_: Any) -> None:
+            given[0].fill_(5)
+
+    same = LayerMetricsCallback(given, metrics=["curvature"], every_n_steps=1, figures=False, strict=True)
+    fit(Boring(neox()), tmp_path / "a", [Changes(), same], max_steps=2)
+    rows = torch.randint(4, 90, (6, 9), generator=torch.Generator().manual_seed(0))
+    other = LayerMetricsCallback([rows], metrics=["curvature"], every_n_steps=1, figures=False, strict=True)
+    fit(Boring(neox()), tmp_path / "b", [other], max_steps=2)
+    assert same.frame.equals(other.frame)
+
+
+def test_no_batch_holds_more_tokens_than_the_budget(tmp_path: Path) -> None:
+    shapes: list[torch.Size] = []
+
+    class Shapes(Boring):
+        def on_train_start(self) -> None:
+            self.backbone.register_forward_pre_hook(
+                lambda module, _, given: None if module.training else shapes.append(given["input_ids"].shape),
+                with_kwargs=True,
+            )
+
+    seen = LayerMetricsCallback(
+        TEXTS, TOKENIZER, metrics="infonce", token_budget=100, every_n_steps=[1], figures=False, strict=True
+    )
+    fit(Shapes(neox()), tmp_path, [seen], max_steps=1)
+    assert sum(rows for rows, _ in shapes) == 3 * len(TEXTS)  # the texts and two views
+    assert max(rows * tokens for rows, tokens in shapes) <= 100
+    assert max(rows for rows, _ in shapes) > 1

@@ -1,0 +1,232 @@
+"""Every option of the commands reaches the function that it is for: the files are those of the Python call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.cli import app
+from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.measuring import measure
+from midlayer_encoders.selection import select
+from tests.cli.calls import check_every_option, run, tables, words_of
+from tests.tiny_folders import TEXTS
+
+Folder = Callable[[str], str]
+LINES = [
+    *TEXTS[:5],
+    *(f"{text}, they say" for text in TEXTS[:5]),
+    "a last one, of some length",
+    "and one more than that",
+]
+ENCODER = ("dtype", "max_length")
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Return a file of JSON lines whose two fields are different texts."""
+    path = tmp_path / "some.lines.jsonl"
+    rows = [{"body": line, "title": line[::-1].upper()} for line in LINES]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def read(path: Path, field: str, limit: int | None = None) -> list[str]:
+    return [json.loads(line)[field] for line in path.read_text().splitlines()][:limit]
+
+
+def layers_of(word: str) -> list[int | float] | str:
+    return word if word == "all" else [float(part) if "." in part else int(part) for part in word.split(",")]
+
+
+def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of the encoder, and the others."""
+    mine = {name: value for name, value in options.items() if name in ENCODER}
+    return mine, {name: value for name, value in options.items() if name not in ENCODER}
+
+
+def test_every_option_of_metrics_reaches_the_measurement(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
+    folder = tiny_folder("Llama")
+
+    def command(words: list[str]) -> dict[str, pl.DataFrame]:
+        out = tmp_path / "out"
+        said = run("metrics", folder, "--texts", str(texts), "--out", str(out), "--device", "cpu", *words)
+        frame = pl.read_parquet(out / "metrics.parquet")
+        assert frame.equals(pl.read_csv(out / "metrics.csv").cast(frame.schema))  # type: ignore[arg-type]
+        check_printed(said, frame)
+        return {"frame": frame}
+
+    def call(
+        field: str = "body", limit: int | None = None, metrics: str = "all", layers: str = "all", **options: Any
+    ) -> dict[str, pl.DataFrame]:
+        mine, others = split({"norm": "none", "pooling": "mean", "seed": 0} | options)
+        names = metrics if metrics in ("all", "paper") else metrics.split(",")
+        encoder = LayerEncoder(folder, -1, device="cpu", **mine)
+        lines = read(texts, field, limit)
+        return {
+            "frame": measure(
+                encoder, lines, metrics=names, layers=layers_of(layers), views=16, dataset="some.lines", **others
+            )
+        }
+
+    options = {"field": "title", "metrics": "anisotropy,infonce,prompt_entropy", "layers": "0,0.5,-1", "limit": 9}
+    options |= {"norm": "final", "pooling": "last", "dtype": "float64", "max_length": 7, "seed": 3}
+    check_every_option(command, call, options, plain={"field": "body", "limit": 3, "layers": "1,2"})
+
+
+def check_printed(said: str, frame: pl.DataFrame) -> None:
+    """Assert that what was printed is the frame, six metrics at a time."""
+    values = {(layer, name): value for layer, name, value in frame.select("layer", "name", "value").iter_rows()}
+    names, layers = list(dict.fromkeys(frame["name"])), sorted(set(frame["layer"]))
+    shown = tables(said)
+    assert [name for head, *_ in shown for name in head[1:]] == [name.replace("_", " ") for name in names]
+    for start, (_, *rows) in enumerate(shown):
+        assert [int(row[0]) for row in rows] == layers
+        for row in rows:
+            some = names[6 * start : 6 * start + 6]
+            expected = [f"{values[int(row[0]), name]:.4g}" if (int(row[0]), name) in values else "" for name in some]
+            assert row[1:] == expected
+
+
+def test_wikitext_drops_headings_and_short_paragraphs_whatever_the_longest_text(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    long = [f"paragraph {number} of more than thirty characters, each a token" for number in range(4)]
+    path = tmp_path / "wiki.txt"
+    path.write_text("\n".join([" = A title of more than thirty characters in all = ", "short", *long, " = = B = = "]))
+    words = ["metrics", tiny_folder("Llama"), "--texts", str(path), "--metrics", "prompt_entropy", "--device", "cpu"]
+    for extra, kept in ([], long), (["--limit", "2"], long[:2]), (["--max-length", "16"], long):
+        run(*words, "--wikitext", "--out", str(tmp_path / "out"), *extra)
+        longest = 16 if "--max-length" in extra else None
+        encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu", max_length=longest)
+        expected = measure(encoder, kept, metrics=["prompt_entropy"], dataset="wiki")
+        assert pl.read_parquet(tmp_path / "out" / "metrics.parquet").equals(expected)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_every_option_of_export_is_in_the_folder(tiny_folder: Folder, tmp_path: Path) -> None:
+    """The folder that the command writes is, byte for byte, the one that Python writes."""
+    given = {"norm": "none", "pooling": "last", "dtype": "float64", "max_length": 7, "bidirectional": True}
+    folder, layer = tiny_folder("Llama"), "0.5"
+    written: list[dict[str, bytes]] = []
+    for number, left_out in enumerate([None, *given, "all"]):
+        options = {name: value for name, value in given.items() if left_out not in (name, "all")}
+        LayerEncoder(folder, 0.5, device="cpu", **options).save_pretrained(str(tmp_path / "a" / "same"))
+        written.append(files(tmp_path / "a" / "same"))
+        if left_out in (None, "all"):
+            out = tmp_path / str(number) / "same"
+            said = run("export", folder, "--layer", layer, "--out", str(out), *words_of(options))
+            assert files(out) == written[-1]
+            assert "Layer 2 of 4, " in said
+    assert all(other != written[0] for other in written[1:])
+
+
+def test_export_writes_into_a_folder_that_holds_something_when_it_may(tiny_folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("mine")
+    words = ["export", tiny_folder("Llama"), "--layer", "-2", "--out", str(tmp_path)]
+    with pytest.raises(MidlayerError, match="new or empty folder"):
+        run(*words)
+    assert "Layer 3 of 4" in run(*words, "--overwrite")
+    assert (tmp_path / "kept.txt").read_text() == "mine"
+    assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 3
+
+
+REFUSED = {
+    "--revision step7": "`revision` must be None for a folder, but got 'step7'",
+    "--gguf-file no.gguf": "there is no 'no.gguf'",
+    "--dtype float77": "float77",
+    "--device warp": "device string: warp",
+    "--tower image": "`tower` must be None for",
+}
+ABSENT = {("export", "--device"), ("select", "--tower"), ("probe", "--tower")}
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (command, option)
+        for command in ("metrics", "export", "select", "sweep", "probe")
+        for option in REFUSED
+        if (command, option.split()[0]) not in ABSENT
+    ],
+)
+def test_options_of_the_model_reach_it(
+    command: str, option: str, tiny_folder: Folder, texts: Path, tmp_path: Path
+) -> None:
+    """A wrong value is refused by the part that reads it, so an option that was dropped would not be."""
+    out = ["--out", str(tmp_path / "out")]
+    (tmp_path / "data.jsonl").write_text('{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n')
+    near = tmp_path / "near.jsonl"
+    near.write_text("".join(f'{{"sentence1": "a", "sentence2": "b", "score": {score}}}\n' for score in (1, 2)))
+    words = {
+        "metrics": ["--texts", str(texts), "--field", "body", *out],
+        "export": ["--layer", "1", *out],
+        "select": ["--texts", str(texts), "--field", "body", *out],
+        "sweep": ["--tasks", str(near), *out],
+        "probe": ["--data", str(tmp_path / "data.jsonl"), *out],
+    }[command]
+    result = CliRunner().invoke(app, [command, tiny_folder("Llama"), *words, *option.split()])
+    assert REFUSED[option] in str(result.exception)
+
+
+# --- select ----------------------------------------------------------------------------------------------------------
+
+KINDS = ["animal", "money", "help"]
+
+
+def test_every_option_of_select_reaches_the_choice(tiny_folder: Folder, tmp_path: Path) -> None:
+    lines = [f"{text} {number}, said {number % 3} times over" for number in range(4) for text in TEXTS[:5]]
+    rows = [{"body": line, "title": line[::-1]} for line in lines]
+    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    marks = [KINDS[number * number % 7 % 3] if number % 4 else None for number in range(len(lines))]
+    (tmp_path / "labels.txt").write_text("\n".join(mark or "" for mark in marks) + "\n")
+    folder = tiny_folder("Llama")
+
+    def command(words: list[str]) -> dict[str, pl.DataFrame]:
+        common = ["select", folder, "--texts", str(tmp_path / "lines.jsonl"), "--device", "cpu"]
+        said = run(*common, "--out", str(tmp_path / "out"), *words)
+        found, shell = pl.read_csv(tmp_path / "out" / "selection.csv"), " ".join(words)
+        chosen = found.filter(pl.col("chosen")).row(0, named=True)
+        ((_, *shown),) = tables(said)
+        assert [row[:2] for row in shown] == [
+            [rule, "" if layer is None else str(layer)] for rule, layer in found.select("rule", "layer").iter_rows()
+        ]
+        assert f"Layer {chosen['layer']} of 4 of local/" in said
+        assert f"by {chosen['rule']}" in said
+        kept = [
+            word for word in ("--norm none", "--pooling max", "--dtype float64", "--max-length 21") if word in shell
+        ]
+        assert said.rstrip().endswith(
+            " ".join(["export", folder, "--layer", str(chosen["layer"]), *kept, "--out FOLDER"])
+        )
+        return {"choices": found, "frame": pl.read_parquet(tmp_path / "out" / "frame.parquet")}
+
+    def call(field: str = "body", labels: str | None = None, **options: Any) -> dict[str, pl.DataFrame]:
+        names = (*ENCODER, "norm", "pooling")
+        mine = {name: value for name, value in options.items() if name in names}
+        others = {name: value for name, value in options.items() if name not in names}
+        encoder = LayerEncoder(folder, -1, device="cpu", **mine)
+        known = marks if labels is not None else None
+        found = select(encoder, [row[field] for row in rows], known, **others)
+        found.to_frame().write_csv(tmp_path / "expected.csv")
+        return {"choices": pl.read_csv(tmp_path / "expected.csv"), "frame": found.frame}
+
+    options = {
+        "field": "title",
+        "labels": str(tmp_path / "labels.txt"),
+        "rule": "min-dataset-entropy",
+        "max_texts": 17,
+        "norm": "none",
+    }
+    options |= {"pooling": "max", "dtype": "float64", "max_length": 21, "seed": 3}
+    check_every_option(command, call, options, plain={"field": "body", "all_rules": True})

@@ -1,0 +1,211 @@
+"""``midlayer sweep``, ``report``, ``demo`` and ``cache``: options reach the sweep, tables print the frame."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from midlayer_encoders import LayerEncoder, sweep
+from midlayer_encoders.cli import app
+from midlayer_encoders.store import EmbeddingStore, list_stores, text_key
+from midlayer_encoders.sweeping import SweepResult
+from midlayer_encoders.sweeping.result import Notes
+from tests.cli.calls import check_every_option, run, tables
+from tests.report.made_frames import rows_frame
+from tests.tiny_folders import TEXTS
+
+Folder = Callable[[str], str]
+
+
+@pytest.fixture(autouse=True)
+def _quiet_mteb() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> dict[str, str]:
+    """Return two files of pairs by name."""
+    found = {}
+    for name, texts in (("near", TEXTS), ("far", [text[::-1] for text in reversed(TEXTS)])):
+        rows = [
+            {"sentence1": a, "sentence2": b, "score": n * n % 5} for n, (a, b) in enumerate(itertools.pairwise(texts))
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        found[name] = str(tmp_path / f"{name}.jsonl")
+    return found
+
+
+def check_table(said: str, result: SweepResult) -> None:
+    """Assert that what was printed is the frame: every score, the mean, the best layer and its gain."""
+    scores = result.frame.filter(pl.col("kind") == "score")
+    names = list(dict.fromkeys(scores["dataset"]))
+    points = {(layer, name): 100 * v for layer, name, v in scores.select("layer", "dataset", "value").iter_rows()}
+    layers = sorted(set(scores["layer"]))
+    ((head, *rows),) = tables(said)
+    assert [re.sub("-[0-9a-f]+$", "", word) for word in head] == ["layer", *(n.split("-")[0] for n in names), "mean"]
+    means = {layer: sum(points[layer, name] for name in names) / len(names) for layer in layers}
+    for row, layer in zip(rows, layers, strict=False):
+        assert row == [str(layer), *(f"{points[layer, name]:.1f}" for name in names), f"{means[layer]:.1f}"]
+    kept = [100 * result.notes.baselines[name] for name in names]
+    assert rows[len(layers) :] == [["TF-IDF", *(f"{value:.1f}" for value in kept), f"{sum(kept) / len(kept):.1f}"]]
+    best = max(layers, key=lambda layer: (means[layer], -layer))
+    last = "the last layer" if layers[-1] == 4 else f"layer {layers[-1]}"
+    gain = means[best] - means[layers[-1]]
+    assert f"Best layer: {best} of 4, {means[best]:.1f} points, {gain:+.1f} over {last}." in said
+
+
+def test_every_option_of_sweep_reaches_it(tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path) -> None:
+    folder, numbers = tiny_folder("Llama"), itertools.count()
+
+    def command(words: list[str]) -> dict[str, pl.DataFrame]:
+        out = tmp_path / f"out {next(numbers)}"
+        said = run("sweep", folder, "--out", str(out), "--device", "cpu", "--workers", "1", *words)
+        result = SweepResult.load(out)
+        check_table(said, result)
+        assert f"The report: {out / 'report.html'}" in said
+        return frames(result, Path(words[words.index("--store") + 1]) if "--store" in words else out / "embeddings")
+
+    def call(tasks: str, metrics: str = "paper", layers: str = "all", half: bool = False, **options: Any) -> Any:
+        out = tmp_path / f"out {next(numbers)}"
+        names = [] if metrics == "none" else metrics if metrics == "paper" else metrics.split(",")
+        wanted = layers if layers == "all" else [float(k) if "." in k else int(k) for k in layers.split(",")]
+        store = tmp_path / f"store {next(numbers)}" if "store" in options else out / "embeddings"
+        options |= {"store": store, "store_dtype": "float16" if half else "float32"}
+        result = sweep(
+            folder, tasks.split(","), metrics=names, layers=wanted, out=out, workers=1, device="cpu", **options
+        )
+        return frames(result, store)
+
+    def frames(result: SweepResult, store: Path) -> dict[str, pl.DataFrame]:
+        (kept,) = list_stores(store)
+        held = {"dtype": [kept.dtype], "layers": [str(kept.layers)], "texts": [kept.texts]}
+        return {"frame": result.frame, "store": pl.DataFrame(held)}
+
+    options = {"tasks": f"{tasks['near']},{tasks['far']}", "layers": "0,0.5,3", "metrics": "curvature,anisotropy"}
+    options |= {"norm": "none", "pooling": "max", "dtype": "float64", "max_length": 9, "half": True}
+    options |= {"store": str(tmp_path / "shared")}
+    check_every_option(command, call, options, plain={"tasks": tasks["near"], "metrics": "none"}, each=False)
+
+
+def test_processes_reach_the_sweep_and_the_demo_is_of_the_built_in_model(
+    tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded, not run: several processes and a real model take minutes."""
+    from midlayer_encoders import demo, sweeping
+
+    told: list[dict[str, Any]] = []
+    result = SimpleNamespace(frame=rows_frame([]), failures={})
+    monkeypatch.setattr(
+        sweeping,
+        "sweep",
+        lambda model, tasks, **options: told.append({"model": model, "tasks": tasks, **options}) or result,
+    )
+    run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"], "--workers", "3", "--devices", "2", "--num-nodes", "4")
+    run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"])
+    names = ("workers", "devices", "num_nodes", "metrics", "layers", "norm", "pooling", "store_dtype", "out", "store")
+    assert [told[0][name] for name in names[:3]] == [3, 2, 4]
+    assert [told[1][name] for name in names] == [None, 1, 1, "paper", "all", "final", "mean", "float32", None, None]
+    monkeypatch.setattr(demo, "built_in_model", lambda: (tiny_folder("Llama"), None))
+    run("demo", "--out", str(tmp_path / "demo"))
+    assert isinstance(told[2]["model"], LayerEncoder)
+    assert told[2]["model"].source == "built-in"
+    assert (told[2]["model"].layer, told[2]["tasks"], told[2]["out"]) == (4, ["builtin"], tmp_path / "demo")
+    assert (told[2]["metrics"], told[2]["metric_texts"], told[2]["views"]) == ("paper", 64, 4)
+
+
+def made(folder: Path, scores: dict[str, list[float | None]], **notes: Any) -> SweepResult:
+    rows = [
+        ("m", "main", layer, layer / 4, "score", task, "accuracy", value)
+        for task, values in scores.items()
+        for layer, value in enumerate(values)
+        if value is not None
+    ]
+    result = SweepResult(rows_frame(rows), folder, Notes("Every layer of m", "m", {}, **notes))
+    result.save()
+    return result
+
+
+def printed(result: SweepResult, tmp_path: Path, folder: str, tasks: dict[str, str], monkeypatch: Any) -> str:
+    from midlayer_encoders import sweeping
+
+    monkeypatch.setattr(sweeping, "sweep", lambda *_, **__: result)
+    words = ["sweep", folder, "--tasks", tasks["near"]]
+    return CliRunner().invoke(app, words, env={"COLUMNS": "200"}, catch_exceptions=False).output
+
+
+def test_a_table_with_gaps_ties_and_failures(
+    tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer without a task has an empty cell and no mean; of equal means the lowest layer is best."""
+    scores: dict[str, list[float | None]] = {"A": [0.1, 0.5, 0.4, 0.9, 0.2], "B": [0.3, 0.3, 0.4, None, 0.5]}
+    result = made(tmp_path, scores, failures={"C": "layer 1: no data"})
+    said = printed(result, tmp_path, tiny_folder("Llama"), tasks, monkeypatch)
+    ((_, *rows),) = tables(said)
+    assert rows == [
+        ["0", "10.0", "30.0", "20.0"],
+        ["1", "50.0", "30.0", "40.0"],
+        ["2", "40.0", "40.0", "40.0"],
+        ["3", "90.0", "", ""],
+        ["4", "20.0", "50.0", "35.0"],
+    ]
+    assert "Best layer: 1 of 4, 40.0 points, +5.0 over the last layer." in said
+    assert "C failed, layer 1: no data" in said
+    page = (tmp_path / "report.html").read_text()
+    assert "C failed: layer 1: no data" in page
+    assert "Layer 1 of 4 scores 40.0 on average over 2 tasks, 5.0 points more than the last layer (35.0)." in page
+
+
+def test_the_page_is_written_again_with_everything_that_stood_beside_the_frame(tmp_path: Path) -> None:
+    notes = {"parameters": {0: 10_000_000, 4: 50_000_000}, "seconds": {0: 1.5, 4: 3.0}, "baselines": {"A": 0.7}}
+    made(tmp_path, {"A": [0.6, 0.2, 0.2, 0.2, 0.5]}, **notes, remarks=["A remark."], export_options=" --norm none")
+    run("report", str(tmp_path))
+    page = (tmp_path / "report.html").read_text()
+    for words in ("10.0 M instead of 50.0 M", "1.5 s instead of 3 s", "−80 %", "−50 %", "A remark.", "TF-IDF 70.0"):
+        assert words in page
+    assert "midlayer export m --layer 0 --norm none --out layer-0" in page
+
+
+def test_the_cache_lists_and_removes_what_was_asked_for(tmp_path: Path) -> None:
+    root, day = tmp_path / "stores", 24 * 3600
+    now = time.time()
+    for number, name in enumerate(("old", "mid", "new")):
+        layers, keys = list(range(2 * number + 1)), [text_key(f"text {place}") for place in range(number + 1)]
+        store = EmbeddingStore(root, key=f"k{number}", layers=layers, dim=4, description={"model": name})
+        store.write(keys, np.ones((len(layers), len(keys), 4)))
+        for path in store.folder.iterdir():
+            os.utime(path, (now, now - (20 - 9 * number) * day))
+    infos = {str(info.description["model"]): info for info in list_stores(root)}
+
+    def listed() -> list[list[str]]:
+        ((_, *rows),) = tables(run("cache", str(root)))
+        return rows
+
+    assert listed() == [
+        [info.key, name, str(texts), str(layers), f"{info.bytes / 1e6:.1f}", f"{info.last_used:%Y-%m-%d %H:%M}"]
+        for name, texts, layers in (("new", 3, 5), ("mid", 2, 3), ("old", 1, 1))
+        for info in [infos[name]]
+    ]
+    assert "Would remove 1 stores." in run("cache", str(root), "--unused-days", "15", "--dry-run")
+    assert "Would remove 2 stores." in run("cache", str(root), "--unused-days", "10", "--dry-run")
+    room = infos["new"].bytes + infos["mid"].bytes
+    assert "Would remove 1 stores." in run("cache", str(root), "--keep-gb", str((room + 9) / 1e9), "--dry-run")
+    words = ["--remove", infos["new"].key, "--remove", infos["old"].key]
+    assert "Would remove 2 stores." in run("cache", str(root), *words, "--dry-run")
+    assert len(listed()) == 3
+    assert "Removed 2 stores." in run("cache", str(root), *words)
+    assert [row[1] for row in listed()] == ["mid"]

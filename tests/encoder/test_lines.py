@@ -1,0 +1,90 @@
+"""The printed lines recreate the encoder: run as printed, over a grid of options, they give the same vectors."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from typer.testing import CliRunner
+
+from midlayer_encoders import LayerEncoder, sweep
+from midlayer_encoders.cli import app
+from midlayer_encoders.encoder.options import python_line, shell_line
+from tests.tiny_folders import TEXTS
+
+Folder = Callable[[str], str]
+
+GRID: list[dict[str, Any]] = [
+    {},
+    {"norm": "none"},
+    {"pooling": "last"},
+    {"norm": "none", "pooling": "weightedmean", "dtype": "float64"},
+    {"max_length": 4},
+    {"bidirectional": True},
+    {"truncate_dim": 5},
+    {"prompts": {"query": "query: ", "document": "it's a text: "}, "default_prompt_name": "document"},
+    {"pooling": "cls", "bidirectional": True, "max_length": 6, "trust_remote_code": True, "max_pixels": 99},
+]
+
+
+@pytest.mark.parametrize("options", GRID, ids=lambda options: ",".join(options) or "none")
+@pytest.mark.parametrize("layer", [0, 3])
+def test_printed_lines_recreate_the_encoder(
+    options: dict[str, Any], layer: int, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), layer, device="cpu", **options)
+    expected = encoder.encode(TEXTS)
+    made = eval(python_line(encoder.source, layer, encoder.options), {"LayerEncoder": LayerEncoder})
+    np.testing.assert_allclose(made.encode(TEXTS, device="cpu"), expected, rtol=1e-6)
+    assert made.spec == encoder.spec
+    command = shlex.split(shell_line(encoder.source, layer, encoder.options, out=str(tmp_path / "out")))
+    result = CliRunner().invoke(app, command[1:])
+    assert result.exit_code == 0, result.output
+    np.testing.assert_allclose(
+        SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(TEXTS), expected, rtol=1e-5, atol=1e-6
+    )
+
+
+def test_adapters_and_chat_templates_are_in_the_lines(tiny_folder: Folder, tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    from tests.families import tiny
+
+    lora = get_peft_model(tiny("Llama"), LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    lora.save_pretrained(str(tmp_path / "adapter"))
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, adapters=[str(tmp_path / "adapter")], device="cpu")
+    made = eval(python_line(encoder.source, 2, encoder.options), {"LayerEncoder": LayerEncoder})
+    np.testing.assert_allclose(made.encode(TEXTS), encoder.encode(TEXTS), rtol=1e-6)
+    assert np.abs(made.encode(TEXTS) - LayerEncoder(tiny_folder("Llama"), 2).encode(TEXTS)).max() > 1e-3
+    words = shlex.split(shell_line(encoder.source, 2, encoder.options, out=str(tmp_path / "out")))
+    assert CliRunner().invoke(app, words[1:]).exit_code == 0
+    loaded = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    np.testing.assert_allclose(loaded.encode(TEXTS), encoder.encode(TEXTS), rtol=1e-5, atol=1e-6)
+
+
+def test_select_and_sweep_print_lines_that_keep_every_option(tiny_folder: Folder, tmp_path: Path) -> None:
+    flags = ["--norm", "none", "--pooling", "last", "--dtype", "float64", "--max-length", "6", "--bidirectional"]
+    (tmp_path / "texts.txt").write_text("\n".join(f"number {n} of the texts" for n in range(20)))
+    words = ["select", tiny_folder("Llama"), "--texts", str(tmp_path / "texts.txt"), "--rule", "last"]
+    result = CliRunner().invoke(app, [*words, *flags, "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    shell = re.search(r"Export it: (midlayer export .*)", result.output)
+    python = re.search(r"In Python: (LayerEncoder\(.*\))", result.output)
+    assert shell
+    assert python
+    printed = shlex.split(shell[1])
+    assert [word for word in flags if word not in printed] == []
+    direct = LayerEncoder(
+        tiny_folder("Llama"), 4, norm="none", pooling="last", dtype="float64", max_length=6, bidirectional=True
+    )
+    made = eval(python[1], {"LayerEncoder": LayerEncoder})
+    np.testing.assert_allclose(made.encode(TEXTS), direct.encode(TEXTS), rtol=1e-6)
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, norm="none", pooling="last", dtype="float64", device="cpu")
+    page = sweep(encoder, out=tmp_path / "sweep").notes.options
+    assert page == {"norm": "none", "pooling": "last", "dtype": "float64"}

@@ -1,0 +1,149 @@
+"""Images and audio end to end, against the family's own processor and hooks: channels, rates, masks, order of patches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.io import wavfile
+from scipy.signal import resample_poly
+
+from midlayer_encoders import LayerEncoder
+from tests.encoder.test_multimodal import by_hand, prepared
+from tests.families import tiny
+from tests.made_media import IMAGES, RATE, SOUNDS, image, sound
+from tests.tiny_folders import processor
+
+Folder = Callable[[str], str]
+
+
+def means(name: str, items: list[Any]) -> np.ndarray:
+    """Return the mean state of each input after two blocks, alone, by the family's own processor and hooks."""
+    return torch.stack([states.mean(0) for states in by_hand(name, items, 2, "final")]).numpy()
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+
+def forms(picture: Image.Image, folder: Path) -> dict[str, Any]:
+    """Return one colored image in the forms that people have it in."""
+    picture.save(folder / "a.png")
+    pixels = np.asarray(picture)
+    clear = np.dstack([pixels, np.full(pixels.shape[:2], 255, np.uint8)])
+    return {
+        "PIL": picture, "path": str(folder / "a.png"), "HWC": pixels, "CHW": np.moveaxis(pixels, 2, 0),
+        "tensor HWC": torch.tensor(pixels), "tensor CHW": torch.tensor(pixels).movedim(2, 0),
+        "floats": pixels / 255.0, "float32 CHW": torch.tensor(pixels).movedim(2, 0).float() / 255, "RGBA": clear,
+        "RGBA CHW": np.moveaxis(clear, 2, 0), "PIL RGBA": picture.convert("RGBA"), "named": {"image": picture},
+        "named array": {"image": pixels},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["ViT", "CLIPVision", "ImageGPT"])
+def test_channels_keep_their_order_in_every_form_of_a_colored_image(
+    name: str, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    picture = image(3, (20, 28))
+    given = forms(picture, tmp_path)
+    swapped = Image.fromarray(np.asarray(picture)[..., ::-1].copy())
+    turned = picture.transpose(Image.Transpose.TRANSPOSE)
+    expected, blue, aside = means(name, [picture, swapped, turned])
+    assert min(np.abs(expected - blue).max(), np.abs(expected - aside).max()) > 1e-3  # either mistake shows
+    vectors = LayerEncoder(tiny_folder(name), 2, device="cpu").encode(list(given.values()), batch_size=5)
+    for form, vector in zip(given, vectors, strict=True):
+        np.testing.assert_allclose(vector, expected, atol=3e-5, rtol=1e-4, err_msg=form)
+
+
+def test_a_masked_autoencoder_keeps_its_patches_in_their_order(tiny_folder: Folder) -> None:
+    """A mean does not show the order: the states themselves and the last one do."""
+    encoder = LayerEncoder(tiny_folder("ViTMAE"), 2, device="cpu")
+    expected = by_hand("ViTMAE", IMAGES[:3], 2, "final")
+    for got, states in zip(encoder.encode(IMAGES[:3], output_value="token_embeddings"), expected, strict=True):
+        assert states.shape == (17, 32)
+        torch.testing.assert_close(got, states, atol=3e-5, rtol=1e-4)
+    last = LayerEncoder(tiny_folder("ViTMAE"), 2, pooling="last", device="cpu").encode(IMAGES[:3])
+    np.testing.assert_allclose(last, torch.stack([states[-1] for states in expected]).numpy(), atol=3e-5, rtol=1e-4)
+    # The order of the patches is that of the image: the last patch alone depends on the last corner before any block.
+    pixels = np.asarray(IMAGES[0].resize((16, 16))).copy()
+    changed = pixels.copy()
+    changed[12:, 12:] = 255 - changed[12:, 12:]
+    embedded = LayerEncoder(tiny_folder("ViTMAE"), 0, norm="none", device="cpu")
+    one, other = embedded.encode([pixels, changed], output_value="token_embeddings")
+    assert (one != other).any(dim=1).nonzero().flatten().tolist() == [16]
+
+
+# --- audio -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Wav2Vec2", "Wav2Vec2-stable", "Whisper"])
+@pytest.mark.parametrize("rate", [8000, 22050, 48000])
+def test_audio_at_another_rate_is_resampled_to_the_models(
+    name: str, rate: int, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    samples = sound(1, rate // 5)[0]
+    common = np.gcd(rate, RATE)
+    right = resample_poly(samples, RATE // common, rate // common).astype(np.float32)
+    (expected,) = means(name, [(right, RATE)])
+    (wrong,) = means(name, [(samples, RATE)])
+    assert np.abs(expected - wrong).max() > 1e-3  # a rate that is ignored shows
+    wavfile.write(tmp_path / "a.wav", rate, samples)
+    forms = [(samples, rate), {"array": samples, "sampling_rate": rate}, str(tmp_path / "a.wav")]
+    forms += [(torch.tensor(samples), rate), {"audio": (samples, rate)}, (np.stack([samples, samples]), rate)]
+    encoder = LayerEncoder(tiny_folder(name), 2, device="cpu")
+    for vector in encoder.encode(forms):
+        np.testing.assert_allclose(vector, expected, atol=5e-5, rtol=1e-3)
+    np.testing.assert_allclose(encoder.encode((samples, rate)), expected, atol=5e-5, rtol=1e-3)
+
+
+def test_a_model_made_for_another_rate_gets_that_rate(tmp_path: Path) -> None:
+    import transformers as tf
+
+    tiny("Wav2Vec2").save_pretrained(tmp_path)  # type: ignore[operator]
+    extractor = tf.Wav2Vec2FeatureExtractor(sampling_rate=8000)
+    extractor.save_pretrained(tmp_path)
+    encoder = LayerEncoder(str(tmp_path), 2, device="cpu")
+    assert encoder.sampling_rate == 8000
+    samples = SOUNDS[0][0]
+    slow = resample_poly(samples, 1, 2).astype(np.float32)
+    (expected,) = means("Wav2Vec2", [(slow, RATE)])  # the numbers are what counts
+    np.testing.assert_allclose(encoder.encode((samples, RATE)), expected, atol=5e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["Wav2Vec2", "Wav2Vec2-stable", "HuBERT", "WavLM", "Whisper"])
+def test_a_short_sound_beside_a_long_one_is_what_it_is_alone(name: str, tiny_folder: Folder) -> None:
+    items = [sound(0, 700), sound(1, 6000), sound(2, 700), sound(3, 2500)]
+    encoder = LayerEncoder(tiny_folder(name), 2, device="cpu")
+    states = by_hand(name, items, 2, "final")
+    expected = torch.stack([one.mean(0) for one in states]).numpy()
+    for batch in (1, 2, 4):
+        np.testing.assert_allclose(encoder.encode(items, batch_size=batch), expected, atol=5e-5, rtol=1e-3)
+    # With the mask ignored the short one would be mostly padding: the difference is far above the tolerance.
+    padded = np.zeros(6000, np.float32)
+    padded[:700] = items[0][0]
+    assert np.abs(means(name, [(padded, RATE)])[0] - expected[0]).max() > 5e-3
+    got = encoder.encode(items, output_value="token_embeddings")
+    for tokens, one in zip(got, states, strict=True):
+        torch.testing.assert_close(tokens[: len(one)], one, atol=5e-5, rtol=1e-3)
+    assert [len(tokens) for tokens in got] == [len(one) for one in states]
+
+
+def test_the_mask_of_an_extractor_that_hands_out_none_unless_asked_is_used(tiny_folder: Folder) -> None:
+    assert processor("Wav2Vec2-stable").return_attention_mask is False
+    items = [sound(0, 900), sound(1, 4000)]
+    encoder = LayerEncoder(tiny_folder("Wav2Vec2-stable"), 2, device="cpu")
+    inputs = encoder.model_inputs(items)
+    assert inputs["attention_mask"].sum(dim=1).tolist() == [900, 4000]
+    single = prepared("Wav2Vec2-stable", items[0])["input_values"][0]
+    torch.testing.assert_close(inputs["input_values"][0, :900], single, atol=1e-5, rtol=1e-4)
+
+
+def test_a_model_of_audio_in_memory_uses_the_mask_too() -> None:
+    items = [sound(0, 700), sound(1, 6000), sound(2, 2500)]
+    model = tiny("Wav2Vec2-stable")
+    encoder = LayerEncoder(model, 2, processor=processor("Wav2Vec2-stable"), medium="audio", device="cpu")
+    np.testing.assert_allclose(encoder.encode(items), means("Wav2Vec2-stable", items), atol=5e-5, rtol=1e-3)

@@ -1,0 +1,191 @@
+"""Every option of LayerEncoder: its effect, computed by other means, and whether it makes another encoder."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import OptionError
+from tests.families import tiny
+from tests.tiny_folders import TEXTS, save_tiny, tokenizer
+
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # a CPU without bfloat16 says so once
+
+TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+PROMPTS = {"prompts": {"ask": "q: ", "other": "a longer one: "}, "default_prompt_name": "ask"}
+CENTER = [f"{text} {number}" for number in range(3) for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a tiny Llama whose tokenizer has a chat template, with two adapters beside it."""
+    from peft import LoraConfig, get_peft_model
+
+    path = tmp_path_factory.mktemp("options")
+    made = tokenizer()
+    made.chat_template = TEMPLATE
+    save_tiny("Llama", path / "model")
+    made.save_pretrained(path / "model")
+    for number in range(2):
+        with torch.random.fork_rng():
+            torch.manual_seed(number)
+            lora = LoraConfig(r=4, lora_alpha=12, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+            get_peft_model(tiny("Llama"), lora).save_pretrained(path / f"adapter-{number}")  # type: ignore[arg-type]
+    return str(path / "model")
+
+
+def make(folder: str, **options: Any) -> LayerEncoder:
+    adapters = [str(Path(folder).parent / name) for name in options.pop("adapters", ())]
+    return LayerEncoder(folder, **{"layer": 2, "device": "cpu", "adapters": adapters} | options)
+
+
+def by_hand(
+    texts: Sequence[str], model: Any = None, *, length: int = 64, mask: bool = True, dtype: torch.dtype = torch.float32
+) -> np.ndarray:
+    """Return the mean state of each text after two blocks and the final norm, one text at a time, unpadded."""
+    model = (tiny("Llama") if model is None else model).to(dtype)
+    del model.layers[2:]
+    rows = []
+    for text in texts:
+        ids = torch.tensor([tokenizer().convert_tokens_to_ids(list(text))[:length]])
+        seen = {} if mask else {"attention_mask": torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=dtype)}
+        with torch.no_grad():
+            rows.append(model(input_ids=ids, **seen).last_hidden_state[0].float().mean(0))
+    return torch.stack(rows).numpy()
+
+
+def adapted(folder: str, names: Sequence[str]) -> nn.Module:
+    """Return the whole model with the products of the adapters' matrices added to its weights."""
+    model = tiny("Llama")
+    for name in names:
+        low = load_file(Path(folder).parent / name / "adapter_model.safetensors")
+        for key, down in low.items():
+            if ".lora_A." in key:
+                path = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+                with torch.no_grad():
+                    model.get_submodule(path).weight += 3.0 * low[key.replace("lora_A", "lora_B")] @ down  # 12 / 4
+    return model
+
+
+# --- effects ---------------------------------------------------------------------------------------------------------
+
+
+EFFECTS: dict[str, tuple[dict[str, Any], Callable[[str], np.ndarray]]] = {
+    "none": ({}, lambda _: by_hand(TEXTS)),
+    "max_length": ({"max_length": 8}, lambda _: by_hand(TEXTS, length=8)),
+    "truncate_dim": ({"truncate_dim": 5}, lambda _: by_hand(TEXTS)[:, :5]),
+    "prompts": (PROMPTS, lambda _: by_hand(["q: " + text for text in TEXTS])),
+    "prompts and max_length": (PROMPTS | {"max_length": 8}, lambda _: by_hand(["q: " + t for t in TEXTS], length=8)),
+    "prompts without a default": ({"prompts": PROMPTS["prompts"]}, lambda _: by_hand(TEXTS)),
+    "bidirectional": ({"bidirectional": True}, lambda _: by_hand(TEXTS, mask=False)),
+    "one adapter": ({"adapters": ["adapter-1"]}, lambda folder: by_hand(TEXTS, adapted(folder, ["adapter-1"]))),
+    "two adapters": (
+        {"adapters": ["adapter-0", "adapter-1"]},
+        lambda folder: by_hand(TEXTS, adapted(folder, ["adapter-0", "adapter-1"])),
+    ),
+    "chat_template": ({"chat_template": True}, lambda _: by_hand(["<user>" + text for text in TEXTS])),
+    "center": ({"center": CENTER}, lambda _: by_hand(TEXTS) - by_hand(CENTER).mean(axis=0)),
+    "center and truncate_dim": (
+        {"center": CENTER, "truncate_dim": 5},
+        lambda _: (by_hand(TEXTS) - by_hand(CENTER).mean(axis=0))[:, :5],
+    ),
+    "center and prompts": (
+        {"center": CENTER} | PROMPTS,
+        lambda _: by_hand(["q: " + t for t in TEXTS]) - by_hand(["q: " + t for t in CENTER]).mean(axis=0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_the_effect_of_an_option_is_what_is_computed_by_hand(name: str, folder: str) -> None:
+    options, expected = EFFECTS[name]
+    wanted = expected(folder)
+    np.testing.assert_allclose(make(folder, **options).encode(TEXTS), wanted, atol=2e-5, rtol=1e-4)
+    if wanted.shape == (6, 32) and name not in ("none", "prompts without a default"):
+        assert np.abs(wanted - by_hand(TEXTS)).max() > 1e-2  # the option has one
+
+
+@pytest.mark.parametrize(("given", "dtype"), [("bfloat16", torch.bfloat16), (torch.float16, torch.float16)])
+def test_weights_and_states_are_in_the_precision_asked_for(given: Any, dtype: torch.dtype, folder: str) -> None:
+    encoder = make(folder, dtype=given)
+    assert {parameter.dtype for parameter in encoder.parameters()} == {dtype}
+    close = by_hand(TEXTS, dtype=dtype)
+    np.testing.assert_allclose(encoder.encode(TEXTS, batch_size=1).astype(np.float32), close, atol=0.03)
+    np.testing.assert_allclose(make(folder, dtype="float64").encode(TEXTS), by_hand(TEXTS), atol=1e-5)
+
+
+def test_files_in_half_precision_stay_so_unless_another_is_asked_for(tmp_path: Path) -> None:
+    tiny("Llama").to(torch.bfloat16).save_pretrained(tmp_path)  # type: ignore[operator]
+    tokenizer().save_pretrained(tmp_path)
+    for norm in ("final", "none"):
+        assert LayerEncoder(str(tmp_path), 2, norm=norm, device="cpu").dtype is torch.bfloat16  # type: ignore[arg-type]
+    assert LayerEncoder(str(tmp_path), 2, dtype="float32", device="cpu").dtype is torch.float32
+
+
+def test_a_prompt_is_the_one_asked_for(folder: str) -> None:
+    encoder = make(folder, **PROMPTS)
+    long = by_hand(["a longer one: " + text for text in TEXTS])
+    np.testing.assert_allclose(encoder.encode(TEXTS, prompt_name="other"), long, atol=2e-5, rtol=1e-4)
+    np.testing.assert_allclose(encoder.encode(TEXTS, prompt="a longer one: "), long, atol=2e-5, rtol=1e-4)
+    np.testing.assert_allclose(encoder.encode(TEXTS, prompt=""), by_hand(TEXTS), atol=2e-5, rtol=1e-4)
+
+
+# --- identity --------------------------------------------------------------------------------------------------------
+
+OTHERS: list[dict[str, Any]] = [
+    {"layer": 3}, {"norm": "none"}, {"dtype": "bfloat16"}, {"dtype": torch.float64}, {"max_length": 8}, PROMPTS,
+    PROMPTS | {"default_prompt_name": "other"}, PROMPTS | {"prompts": {"ask": "r: ", "other": "a longer one: "}}, {"bidirectional": True}, {"adapters": ["adapter-0"]},
+    {"adapters": ["adapter-1"]}, {"chat_template": True}, {"truncate_dim": 8}, {"center": CENTER},
+    {"center": CENTER[1:]}, *({"pooling": mode} for mode in ("last", "cls", "max", "weightedmean")),
+]  # fmt: skip
+SAME: list[dict[str, Any]] = [
+    {"layer": -3}, {"layer": 0.5}, {"norm": "final"}, {"pooling": "mean"}, {"dtype": "float32"}, {"max_length": 64},
+    {"adapters": []}, {"chat_template": False}, {"truncate_dim": None}, {"trust_remote_code": True},
+    {"max_pixels": 10}, {"device": None, "device_map": "cpu"}, {"bidirectional": False}, {"center": None},
+    {"prompts": None, "default_prompt_name": None},
+]  # fmt: skip
+
+
+def filed(encoder: LayerEncoder) -> tuple[str, str]:
+    """Return the name and revision under which mteb files the encoder's results."""
+    return str(encoder.model_card_data.model_name), str(encoder.model_card_data.base_model_revision)
+
+
+def test_an_option_makes_another_encoder_exactly_when_it_makes_other_vectors(folder: str) -> None:
+    base = make(folder)
+    vectors, seen = base.encode(TEXTS), [base.spec.digest]
+    revisions = [filed(base)]
+    for options in OTHERS:
+        encoder = make(folder, **options)
+        assert not np.array_equal(encoder.encode(TEXTS), vectors), options
+        assert encoder.spec.digest not in seen, options
+        assert filed(encoder) not in revisions, options
+        seen.append(encoder.spec.digest)
+        revisions.append(filed(encoder))
+    for options in SAME:
+        encoder = make(folder, **options)
+        np.testing.assert_array_equal(encoder.encode(TEXTS), vectors, err_msg=str(options))
+        assert encoder.spec == base.spec, options
+        assert filed(encoder) == revisions[0], options
+
+
+def test_every_option_is_looked_at_here_or_where_it_belongs() -> None:
+    named = {name for options in [*OTHERS, *SAME] for name in options}
+    elsewhere = {"model", "tower", "revision", "gguf_file"}  # files: test_files, test_joint
+    elsewhere |= {"texts", "labels"}  # test_choosing
+    assert named | elsewhere == set(inspect.signature(LayerEncoder).parameters)
+
+
+@pytest.mark.parametrize("options", [{"processor": len}, {"blocks": "layers"}, {"final": ("norm",)}])
+def test_options_of_modules_are_refused_for_files(options: dict[str, Any], folder: str) -> None:
+    with pytest.raises(OptionError, match=f"`{next(iter(options))}` is not an option of LayerEncoder"):
+        make(folder, **options)

@@ -1,0 +1,133 @@
+"""Every option of every metric: the class gives what the function gives with it, and it matters where it should."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from midlayer_encoders import metrics
+from midlayer_encoders.metrics import METRICS
+from tests.metrics.feeding import OPTIONS, Corpus, corpus, value
+
+TEXTS = corpus(texts=17, layers=3, tokens=9, width=6, views=3, seed=5)
+
+CHANGED: dict[str, dict[str, Any]] = {
+    "prompt_entropy": {"alpha": 2.0, "normalization": "logN", "center": False, "unit": False},
+    "dataset_entropy": {"alpha": 2.0, "normalization": "maxEntropy", "center": True, "unit": True},
+    "effective_rank": {"center": True, "unit": True},
+    "curvature": {"step": 2},
+    "infonce": {"temperature": 0.5, "form": "one_way"},
+    "lidar": {"views": 2, "delta": 0.5, "exponential": True},
+    "dime": {"alpha": 3.0, "permutations": 3, "unit": False, "seed": 1},
+    "matrix_entropy": {"alpha": 2.0, "normalization": "logD"},
+    "prompt_effective_rank": {"center": True, "unit": True},
+    "anisotropy": {"form": "spectral"},
+    "intrinsic_dimension": {"form": "mle", "discard": 0.4},
+    "alpha_req": {"first": 2, "last": 4, "weighted": False, "center": False},
+    "logdet_entropy": {"epsilon": 0.1, "center": True, "unit": False},
+    "sink_rate": {},
+    "cka": {"against": 0, "unbiased": True},
+    "block_influence": {},
+    "neighbour_overlap": {"against": 0, "k": 5, "distance": "euclidean"},
+    "half_match": {"center": False},
+}
+"""A value of each option that is not the default one."""
+
+SAMPLED = [name for name, metric in METRICS.items() if "max_samples" in inspect.signature(metric).parameters]
+
+
+def halves(text: Tensor) -> tuple[Tensor, Tensor]:
+    middle = len(text) // 2
+    return text[:middle].mean(dim=0), text[middle:].mean(dim=0)
+
+
+def of_one_layer(name: str, texts: Corpus, row: int, **options: Any) -> Tensor:
+    """Return the function's value of one layer: of each text without its padding, of all tokens, or of all texts."""
+    function = getattr(metrics, name)
+    before = options.pop("against", row - 1)
+    match name:
+        case "prompt_entropy" | "curvature" | "prompt_effective_rank" | "sink_rate":
+            values = torch.stack([function(text, **options) for text in texts.texts[row]])
+            return values[~values.isnan()].mean()
+        case "matrix_entropy":
+            return function(torch.cat(texts.texts[row]), **options)  # type: ignore[no-any-return]
+        case "block_influence":
+            pairs = zip(texts.texts[before], texts.texts[row], strict=True)
+            return torch.stack([function(one, other) for one, other in pairs]).mean()
+        case "half_match":
+            long_enough = [text for text in texts.texts[row] if len(text) >= 4]
+            first, second = zip(*map(halves, long_enough), strict=True)
+            return function(torch.stack(first), torch.stack(second), **options)  # type: ignore[no-any-return]
+        case "cka" | "neighbour_overlap":
+            return function(texts.pooled[before], texts.pooled[row], **options)  # type: ignore[no-any-return]
+        case "lidar":
+            return function(texts.views[row, : options.pop("views")], **options)  # type: ignore[no-any-return]
+        case "infonce" | "dime":
+            return function(texts.views[row, 0], texts.views[row, 1], **options)  # type: ignore[no-any-return]
+    return function(texts.pooled[row], **options)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_no_option_is_forgotten_here(name: str) -> None:
+    """A new option must be added above, or its class could drop it unnoticed."""
+    known = set(inspect.signature(METRICS[name]).parameters) - {"layers", "torchmetrics_options"}
+    assert known == set(CHANGED[name]) | (known & {"method", "max_samples", "seed"})
+
+
+@pytest.mark.parametrize(("name", "option"), [(name, option) for name in METRICS for option in (None, *CHANGED[name])])
+def test_the_class_gives_what_the_function_gives_with_each_option(name: str, option: str | None) -> None:
+    options = OPTIONS.get(name, {}) | ({} if option is None else {option: CHANGED[name][option]})
+    found = value(name, TEXTS, **options)
+    rows = [row for row in range(3) if not found[row].isnan()]
+    assert rows == (
+        [1, 2] if name in ("cka", "neighbour_overlap", "block_influence") and "against" not in options else [0, 1, 2]
+    )
+    expected = torch.stack([of_one_layer(name, TEXTS, row, **options).double() for row in rows])
+    torch.testing.assert_close(found[rows], expected, rtol=1e-6, atol=1e-9)
+    if option is not None:
+        plain = value(name, TEXTS)
+        differ = [row for row in rows if not plain[row].isnan()]
+        assert ((found - plain)[differ].abs() > 1e-4).any(), f"{option} changes nothing"
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_the_seed_draws_another_sample_of_the_size_asked_for(name: str) -> None:
+    """All texts are taken where they fit, whatever the seed; of too many, some, by the seed."""
+    all_of_them = value(name, TEXTS)
+    if name != "dime":  # whose seed also shuffles
+        assert torch.equal(value(name, TEXTS, seed=9).nan_to_num(), all_of_them.nan_to_num())
+    assert torch.equal(value(name, TEXTS, max_samples=17).nan_to_num(), all_of_them.nan_to_num())
+    some = [value(name, TEXTS, max_samples=9, seed=seed).nan_to_num() for seed in (0, 40, 40)]
+    assert not torch.equal(some[0], all_of_them.nan_to_num())
+    assert not torch.equal(some[0], some[1])
+    assert torch.equal(some[1], some[2])
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, one in METRICS.items() if "method" in inspect.signature(one).parameters]
+)
+def test_every_method_gives_the_same_without_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    exact = value(name, TEXTS, method="exact")
+    for method in ("auto", "fast"):
+        assert torch.equal(value(name, TEXTS, method=method), exact)
+
+
+@pytest.mark.parametrize("name", [name for name, one in METRICS.items() if one.kind == "tokens"])
+def test_padding_on_either_side_and_between_batches_does_not_matter(name: str) -> None:
+    """Each text by itself with its own padding on the left, beside all at once with padding on the right."""
+    expected = value(name, TEXTS)
+    layers = range(len(TEXTS.states))
+    metric = METRICS[name](list(layers), **OPTIONS.get(name, {}))
+    for place in torch.randperm(17, generator=torch.Generator().manual_seed(1)).tolist():
+        extra = place % 4
+        states, mask = TEXTS.states[:, place, TEXTS.mask[place]], TEXTS.mask[place][TEXTS.mask[place]]
+        filled = torch.full((3, extra, states.shape[-1]), -50.0, dtype=states.dtype)
+        states, mask = torch.cat([filled, states], dim=1), torch.cat([torch.zeros(extra, dtype=torch.bool), mask])
+        for layer in layers:
+            metric.update(layer, states[layer][None], mask[None], index=torch.tensor([place]))
+    torch.testing.assert_close(metric.compute(), expected, rtol=1e-9, atol=1e-12, equal_nan=True)

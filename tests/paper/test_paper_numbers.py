@@ -1,0 +1,208 @@
+"""The paper's experiments: what each is run on, and its words and curves, worked out by hand from small frames."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from matplotlib.figure import Figure
+from polars.testing import assert_frame_equal
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.analysis.correlation import correlate
+from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.measuring import measure
+from midlayer_encoders.paper.experiments import EXPERIMENTS
+from midlayer_encoders.paper.extreme_prompts import extreme_prompts
+from midlayer_encoders.paper.prefix_entropy import entropy_along
+from midlayer_encoders.paper.reproduce import reproduce, write_experiments
+from midlayer_encoders.paper.setting import Setting
+from midlayer_encoders.paper.subblocks import subblocks
+from tests.selection.made import frame
+from tests.sweeping.test_sweep import sentence
+from tests.tiny_folders import save_tiny
+
+Folder = Callable[[str], str]
+pytestmark = pytest.mark.usefixtures("quick_collector")
+
+TEXTS = tuple(f"{sentence(n)} and {sentence(50 + n)}" for n in range(20))
+SOLUTIONS = tuple(f"so {sentence(100 + n)} is {sentence(150 + n)[: 5 + n]}" for n in range(9))
+PAPER = ["prompt_entropy", "dataset_entropy", "effective_rank", "curvature", "infonce", "lidar", "dime"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    root = tmp_path_factory.mktemp("models")
+    return save_tiny("Llama", root / "one"), save_tiny("Llama", root / "two", seed=1)
+
+
+def load(name: str) -> LayerEncoder:
+    return LayerEncoder(name, -1, device="cpu", max_length=24)
+
+
+@pytest.fixture
+def setting(folders: tuple[str, str], tmp_path: Path) -> Setting:
+    return Setting(
+        models=folders, load=load, out=tmp_path, texts=TEXTS, solutions=SOLUTIONS, limit=3, max_length=16, seed=5
+    )
+
+
+def extra(rows: list[tuple[Any, ...]], **columns: pl.DataType) -> pl.DataFrame:
+    return pl.DataFrame(rows, schema={**FRAME_SCHEMA, **columns}, orient="row")
+
+
+def ran(name: str, setting: Setting) -> pl.DataFrame:
+    return EXPERIMENTS[name].run(setting)
+
+
+# --- what each is run on --------------------------------------------------------------------------------------------
+
+
+def test_metrics_by_depth_are_of_four_times_as_many_texts(setting: Setting) -> None:
+    setting = replace(setting, limit=2)
+    found = ran("fig2", setting)
+    by_hand = [measure(load(one), TEXTS[:8], metrics="paper", views=4, seed=5) for one in setting.models]
+    assert_frame_equal(found, pl.concat(by_hand), rel_tol=1e-4)
+    assert_frame_equal(ran("fig10", setting), found)
+
+
+def test_solutions_are_read_to_twice_the_length(setting: Setting) -> None:
+    found = ran("fig5", setting)
+    by_hand = [
+        entropy_along(load(one), SOLUTIONS[:6], every=4, max_length=24, dataset="solutions") for one in setting.models
+    ]
+    assert_frame_equal(found, pl.concat(by_hand), rel_tol=1e-4)
+    assert found["position"].max() == 24, "twice 16, but the model's own 24 at the most"
+
+
+def test_prompts_and_blocks_are_of_a_few_texts(setting: Setting) -> None:
+    prompts = [extreme_prompts(load(one), TEXTS[:3], lengths=[8, 16], max_length=16, seed=5) for one in setting.models]
+    assert_frame_equal(ran("fig6", setting), pl.concat(prompts), rel_tol=1e-4)
+    inside = [subblocks(load(one), TEXTS[:3], max_length=16) for one in setting.models]
+    assert_frame_equal(ran("fig15", setting), pl.concat(inside), rel_tol=1e-4)
+
+
+def test_tuned_models_are_measured_beside_the_first(setting: Setting) -> None:
+    found = ran("fig13", setting)
+    by_hand = pl.concat(measure(load(one), TEXTS[:12], metrics=PAPER, views=4, seed=5) for one in setting.models)
+    assert_frame_equal(found, by_hand, check_row_order=False, rel_tol=1e-4)
+    assert found["model"].unique(maintain_order=True).to_list() == ["local/one", "local/two"]
+
+
+def test_checkpoints_are_read_as_the_setting_says(setting: Setting, folders: tuple[str, str], tmp_path: Path) -> None:
+    for name, folder in zip(("step1", "step8"), folders, strict=True):
+        shutil.copytree(folder, tmp_path / "run" / name)
+    mine = replace(
+        setting, models=(str(tmp_path / "run"),), revisions=("step8", "step1"), options=EncoderOptions(dtype="float16")
+    )
+    mine = replace(mine, device="cpu", limit=1)
+    found = ran("fig4", mine)
+    names = ["prompt_entropy", "curvature", "lidar"]
+    for step, folder in zip(("step1", "step8"), folders, strict=True):
+        one = LayerEncoder(folder, -1, device="cpu", dtype="float16", max_length=16)
+        alone = measure(one, TEXTS[:4], metrics=names, views=4, seed=5)
+        keys = ["layer", "name", "value"]
+        assert_frame_equal(found.filter(revision=step).select(keys), alone.select(keys), rel_tol=1e-4)
+
+
+# --- what is kept ---------------------------------------------------------------------------------------------------
+
+CHANGES: dict[str, Any] = {
+    "models": ("two",), "texts": TEXTS[1:], "solutions": SOLUTIONS[1:], "reference": Path("tables"),
+    "revisions": ("step1", "step2"), "tasks": "other", "layers": (0, -1), "swept": (frame({"dime": [1.0, 2.0]}),),
+    "limit": 4, "max_length": 17, "seed": 6, "pass_per_prefix": True, "dtype": "float16", "gguf_file": "a.gguf",
+}  # fmt: skip
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Make an experiment that counts its runs, and return the counts."""
+    runs: list[int] = []
+
+    def run(_: Setting) -> pl.DataFrame:
+        runs.append(len(runs))
+        return frame({"dime": [float(len(runs))] * 3}, num_layers=2)
+
+    quick = replace(
+        EXPERIMENTS["fig7"], run=run, words=lambda held: [f"run {held['value'][0]:g}"], panels=None,
+        figure=lambda _: Figure(),
+    )  # fmt: skip
+    monkeypatch.setitem(EXPERIMENTS, "fig7", quick)
+    return runs
+
+
+def said(setting: Setting) -> tuple[str, str]:
+    (outcome,) = reproduce(["fig7"], setting)
+    return outcome.status, outcome.words[0]
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_an_experiment_is_not_kept_after_a_setting_changed(changed: str, setting: Setting, counted: list[int]) -> None:
+    assert [said(setting), said(setting)] == [("done", "run 1"), ("kept", "run 1")]
+    other = replace(setting, **{changed: CHANGES[changed]})
+    assert [said(other), said(other)] == [("done", "run 2"), ("kept", "run 2")]
+    assert [said(setting), len(counted)] == [("done", "run 3"), 3], "one frame is kept, and it was of the other"
+    moved = replace(setting, out=setting.out / "elsewhere", workers=2, device="cuda")
+    assert moved.digest == setting.digest, "what changes no number"
+
+
+def test_an_experiment_is_not_kept_after_files_changed(setting: Setting, counted: list[int], tmp_path: Path) -> None:
+    task, tables, run = tmp_path / "task.jsonl", tmp_path / "tables", tmp_path / "run"
+    task.write_text("{}")
+    tables.mkdir()
+    (tables / "scores.csv").write_text("1")
+    (run / "step1").mkdir(parents=True)
+    (run / "step1" / "weights").write_text("1")
+    (run / "config.json").write_text("{}")
+    mine = replace(setting, models=(str(run),), tasks=f"builtin,{task}", reference=tables, revisions=("step1",))
+    for number, path in enumerate((task, tables / "scores.csv", run / "config.json", run / "step1" / "weights"), 1):
+        assert [said(mine), said(mine)] == [("done", f"run {number}"), ("kept", f"run {number}")]
+        path.write_text("changed")
+    assert said(mine) == ("done", "run 5")
+
+
+def test_what_was_measured_with_another_setting_is_not_on_the_page(setting: Setting, counted: list[int]) -> None:
+    said(setting)
+    other = replace(setting, seed=6)
+    page = write_experiments([], other).read_text(encoding="utf8")
+    assert "run 1" not in page
+    assert "run 1" in write_experiments([], setting).read_text(encoding="utf8")
+    assert len(counted) == 1
+
+
+def test_a_mark_without_its_figure_is_not_taken_for_a_whole_run(
+    setting: Setting, counted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said(setting)
+
+    def killed(_: Figure, *args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Figure, "savefig", killed)
+        with pytest.raises(KeyboardInterrupt):
+            said(replace(setting, seed=6))
+    assert said(setting) == ("done", "run 3"), "the frame of the other was half way in its place"
+
+
+def test_metrics_and_correlations_that_several_figures_share_follow_the_setting(setting: Setting) -> None:
+    swept = frame({"dime": [1.0, 4.0, 2.0, 8.0, 5.0]}, {"A": [0.1, 0.2, 0.4, 0.3, 0.5]}, num_layers=4)
+    one = replace(setting, models=(), swept=(swept,))
+    assert_frame_equal(ran("fig3", one), correlate(swept, resamples=100, seed=5))
+    other = swept.with_columns(value=pl.col("value").reverse())
+    assert_frame_equal(ran("fig8", replace(one, swept=(other,))), correlate(other, resamples=100, seed=5))
+    assert_frame_equal(ran("fig8", replace(one, seed=1)), correlate(swept, resamples=100, seed=1))
+    assert_frame_equal(ran("fig9", one), ran("fig3", one))
+    assert len(list((setting.out / "correlations").iterdir())) == 3
+    few = replace(setting, limit=1)
+    first = few.metrics(setting.models[0])
+    assert_frame_equal(few.metrics(setting.models[0]), first, check_exact=True)
+    assert set(few.metrics(setting.models[1])["model"]) == {"local/two"}
+    other = replace(few, seed=6).metrics(setting.models[0])
+    assert_frame_equal(other, measure(load(setting.models[0]), TEXTS[:4], views=4, seed=6), rel_tol=1e-4)

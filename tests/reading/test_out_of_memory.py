@@ -1,0 +1,97 @@
+"""A device that runs out of memory in the middle of a pass: the same numbers as without, or the error, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+
+from midlayer_encoders import LayerEncoder, measure
+from midlayer_encoders.selection import select
+from tests.test_measured_by_hand import TEXTS
+
+Folder = Callable[[str], str]
+POOLED = ["dataset_entropy", "cka", "anisotropy", "infonce", "dime"]
+KINDS = ["long" if len(text) > 27 else "short" for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_folder: Folder) -> LayerEncoder:
+    return LayerEncoder(tiny_folder("Llama"), -1, device="cpu", dtype="float64")
+
+
+@contextmanager
+def scarce(encoder: LayerEncoder, most: int) -> Iterator[list[int]]:
+    """Run out of memory before the third block when a batch holds more than ``most`` texts; count what went through.
+
+    By then the states of layers 0, 1 and 2 were handed on: what was counted of them must not be counted again.
+    """
+    passed: list[int] = []
+
+    def before(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        states = args[0] if args else kwargs["hidden_states"]
+        if len(states) > most:
+            raise torch.OutOfMemoryError(f"a batch of {len(states)}")
+        passed.append(len(states))
+
+    hook = encoder[0].model.layers[2].register_forward_pre_hook(before, with_kwargs=True)
+    try:
+        yield passed
+    finally:
+        hook.remove()
+
+
+def assert_same(found: pl.DataFrame, expected: pl.DataFrame) -> None:
+    assert found.drop("value").equals(expected.drop("value"))
+    torch.testing.assert_close(found["value"].to_torch(), expected["value"].to_torch(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("most", [1, 5])
+def test_vectors_are_the_same_from_smaller_batches(whole: LayerEncoder, most: int) -> None:
+    plenty = measure(whole, TEXTS, metrics=POOLED, norm="final")
+    told: list[int] = []
+    with scarce(whole, most) as passed:
+        found = measure(whole, TEXTS, metrics=POOLED, norm="final", progress=lambda *one: told.append(one))
+    assert_same(found, plenty)
+    assert sum(passed) == sum(told) == 3 * len(TEXTS), "every text once in each pass"
+    assert max(passed) <= most
+
+
+@pytest.mark.parametrize(
+    "metrics", ["prompt_entropy", "sink_rate", "matrix_entropy", "half_match", "block_influence", ["curvature", "cka"]]
+)
+def test_token_states_are_never_counted_twice(whole: LayerEncoder, metrics: str | list[str]) -> None:
+    plenty = measure(whole, TEXTS, metrics=metrics)
+    asked: dict[str, Any] = {"metrics": metrics, "token_budget": 160}  # batches of several sizes: some would fit
+    try:
+        with scarce(whole, 4) as passed:
+            found = measure(whole, TEXTS, **asked)
+    except torch.OutOfMemoryError as error:
+        assert str(error).startswith("a batch of")  # noqa: PT017  (either outcome is right)
+    else:
+        assert_same(found, plenty)
+        assert sum(passed) == len(TEXTS)
+    with scarce(whole, len(TEXTS)) as passed:  # where memory is enough, the hook changes nothing
+        assert_same(measure(whole, TEXTS, **asked), plenty)
+    assert max(passed) > 4, "or nothing ran out above"
+
+
+def test_one_text_too_many_is_an_error(whole: LayerEncoder) -> None:
+    with scarce(whole, 0), pytest.raises(torch.OutOfMemoryError, match="a batch of 1"):
+        measure(whole, TEXTS, metrics="dataset_entropy")
+    assert measure(whole, TEXTS, metrics="dataset_entropy").height == 5, "no hook is left behind"
+
+
+def test_labels_are_scored_from_smaller_batches(whole: LayerEncoder) -> None:
+    few = [TEXTS[place % 12] for place in range(12)]  # too few texts for metrics of tokens
+    kinds = KINDS[:12]
+    plenty = select(whole, few, kinds, rule="last")
+    with scarce(whole, 2) as passed:
+        found = select(whole, few, kinds, rule="last")
+    assert_same(found.frame, plenty.frame)
+    assert found.labels == plenty.labels
+    assert sum(passed) == 12

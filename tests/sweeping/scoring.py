@@ -1,0 +1,41 @@
+"""Data for sweeps, and what their scores are compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.sweeping import SweepResult
+from midlayer_encoders.tasks import isolated_random, task_sources
+from tests.tasks.rows import ROWS, write
+
+QUICK: dict[str, Any] = {"workers": 1, "baselines": False, "device": "cpu"}
+"""Options of a sweep in this process, without what a test does not look at."""
+
+
+def near(root: Path) -> Path:
+    """Write an STS task and return its path."""
+    return write(root / "near.jsonl", ROWS["STS"])
+
+
+def ranks(root: Path) -> Path:
+    """Write a reranking task, in which some texts are both query and passage, and return its path."""
+    return write(root / "ranks.jsonl", ROWS["Reranking"])
+
+
+def mteb_score(encoder: LayerEncoder, path: Path) -> float:
+    """Return the main score of an encoder by mteb alone."""
+    import mteb
+
+    with isolated_random():
+        result = mteb.evaluate(encoder, task_sources(path)[0].make(), cache=None, show_progress_bar=False)
+    return float(result[0].get_score())
+
+
+def scores(result: SweepResult, path: Path) -> dict[int, float]:
+    """Return a sweep's score of each layer on the task in ``path``."""
+    rows = result.frame.filter((pl.col("kind") == "score") & pl.col("dataset").str.starts_with(path.stem))
+    return dict(rows.select("layer", "value").iter_rows())

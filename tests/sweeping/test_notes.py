@@ -1,0 +1,120 @@
+"""What stands beside the scores: depth, the size of each cut model, and the folder that is read back."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from sentence_transformers import SentenceTransformer
+from transformers import AutoConfig
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.sweeping import SweepResult, sweep
+from midlayer_encoders.tasks import resolve_tasks, tfidf_scores
+from tests.sweeping.scoring import QUICK, near, ranks, scores
+
+Folder = Callable[[str], str]
+pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's, sklearn's and datasets' own
+
+HERE = {key: value for key, value in QUICK.items() if key != "device"}  # for an encoder in memory
+
+
+def test_depth_is_the_share_of_the_model_s_own_blocks_whatever_layers_are_swept(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    model, task = tiny_folder("Llama"), near(tmp_path)
+    blocks = AutoConfig.from_pretrained(model).num_hidden_layers
+    cut = LayerEncoder(model, 3, device="cpu")
+    for number, (encoder, layers, expected) in enumerate(
+        (
+            (model, [3, 0.25], [1, 3]),
+            (cut, [0, -1], [0, 3]),  # the last layer of a cut encoder is not the last of its model
+        )
+    ):
+        options = QUICK if encoder is model else HERE
+        result = sweep(
+            encoder,
+            task,
+            layers=layers,
+            metrics=["prompt_entropy"],
+            metric_texts=4,
+            out=tmp_path / str(number),
+            **options,
+        )
+        for kind in ("score", "metric"):
+            rows = result.frame.filter(pl.col("kind") == kind)
+            assert rows["layer"].to_list() == expected
+            assert rows["depth"].to_list() == [layer / blocks for layer in expected]
+
+
+@pytest.mark.parametrize(
+    ("family", "norm"),
+    [
+        ("Llama", "final"),
+        ("T5", "none"),  # a block more is kept, and the first is larger than the others
+        ("ModernBERT", "final"),  # has a block even at layer 0
+        ("ALBERT", "final"),  # one block for all layers
+    ],
+)
+def test_parameters_are_those_of_real_cut_encoders(family: str, norm: Any, tiny_folder: Folder, tmp_path: Path) -> None:
+    model = tiny_folder(family)
+    noted = sweep(model, out=tmp_path, norm=norm, device="cpu").notes.parameters
+    cut = [LayerEncoder(model, layer, norm=norm, device="cpu") for layer in noted]
+    assert noted == {one.layer: sum(parameter.numel() for parameter in one.parameters()) for one in cut}
+    assert len(cut) == 5
+    part = sweep(LayerEncoder(model, 3, norm=norm, device="cpu"), out=tmp_path, norm=norm, layers=[1, 3])
+    assert part.notes.parameters == {layer: noted[layer] for layer in (1, 3)}
+
+
+def test_the_folder_holds_what_the_sweep_returned(tiny_folder: Folder, tmp_path: Path) -> None:
+    model, tasks = tiny_folder("Llama"), [near(tmp_path), ranks(tmp_path)]
+    result = sweep(
+        model, tasks, layers=[1, 3, 4], metrics=["prompt_entropy"], metric_texts=4, norm="none", pooling="last",
+        max_length=20, out=tmp_path / "out", workers=1, device="cpu",
+    )  # fmt: skip
+    again = SweepResult.load(tmp_path / "out")
+    assert again.frame.equals(result.frame)
+    assert again.notes == result.notes
+    assert pl.read_csv(tmp_path / "out/frame.csv").equals(result.frame, null_equal=True)
+    # The best layer is that of the highest mean, and the times are of it and of the last.
+    means = {layer: sum(scores(result, task)[layer] for task in tasks) for layer in (1, 3, 4)}
+    best = max(means, key=lambda layer: means[layer])
+    assert again.best() == best
+    assert set(result.notes.seconds) == {best, 4}
+    assert result.notes.baselines == {
+        task.metadata.name: pytest.approx(tfidf_scores(task), abs=1e-6) for task in resolve_tasks(tasks)
+    }
+    # mteb's own file of each layer and task holds the score.
+    files = [json.loads(path.read_text()) for path in (tmp_path / "out/mteb").rglob("near-*.json")]
+    kept = sorted(file["scores"]["test"][0]["main_score"] for file in files)
+    assert kept == pytest.approx(sorted(scores(result, tasks[0]).values()), abs=1e-6)
+    how = result.notes.how
+    assert how["longest text"] == "20 tokens"
+    assert how["tasks"] == "near, ranks"
+    assert how["weights"] == LayerEncoder(model, -1, device="cpu").spec.weights
+
+
+def test_the_export_of_the_page_makes_the_encoder_that_was_scored(
+    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, options = tiny_folder("Llama"), {"norm": "none", "pooling": "last"}
+    result = sweep(model, near(tmp_path), layers=[1, 2], out=tmp_path / "out", **options, **QUICK)
+    page = html.unescape(re.sub(r"<[^>]*>", "", result.to_html().read_text()))
+    command = next(line for line in page.splitlines() if "save_pretrained" in line)
+    code = re.search(r"LayerEncoder\(.*?\)\.save_pretrained\(.*?\)", command)
+    assert code is not None
+    monkeypatch.chdir(tmp_path)
+    exec(code[0], {"LayerEncoder": LayerEncoder})
+    (folder,) = tmp_path.glob("layer-*")
+    expected = LayerEncoder(model, result.best(), device="cpu", **options)
+    texts = ["the old stone bridge", "a paper boat"]
+    assert SentenceTransformer(str(folder), device="cpu").encode(texts) == pytest.approx(
+        expected.encode(texts), abs=1e-5
+    )
+    assert f"--layer {result.best()} --norm none --pooling last --out layer-{result.best()}" in page

@@ -1,0 +1,122 @@
+"""A sweep called again in the same folder: what has not changed is not done again, what has is never taken for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.sweeping import sweep
+from tests.sweeping.scoring import QUICK, mteb_score, near, scores
+from tests.tasks.rows import ROWS, SENTENCES, write
+
+Folder = Callable[[str], str]
+pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's, sklearn's and datasets' own
+
+HERE: dict[str, Any] = {key: value for key, value in QUICK.items() if key != "device"} | {"layers": [1, 3]}
+
+
+@contextmanager
+def passed(encoder: LayerEncoder) -> Iterator[set[str]]:
+    """Collect the beginnings of the texts that pass through the model."""
+    seen: set[str] = set()
+
+    def note(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
+        seen.update(
+            "".join(encoder.tokenizer.convert_ids_to_tokens(ids[mask.bool()]))[:12]
+            for ids, mask in zip(kwargs["input_ids"], kwargs["attention_mask"], strict=True)
+        )
+
+    hook = encoder[0].model.register_forward_pre_hook(note, with_kwargs=True)
+    yield seen
+    hook.remove()
+
+
+HEADS = {text[:12] for text in SENTENCES}
+
+
+def train(encoder: LayerEncoder) -> None:
+    with torch.no_grad():
+        encoder[0].model.layers[0].mlp.down_proj.weight.mul_(4)
+
+
+def shorten(encoder: LayerEncoder) -> None:
+    encoder.max_seq_length = 12
+
+
+def truncate(encoder: LayerEncoder) -> None:
+    encoder.truncate_dim = 8
+
+
+def ask(encoder: LayerEncoder) -> None:
+    encoder.prompts["STS"] = "are these two the same? "
+
+
+@pytest.mark.parametrize(
+    ("change", "options"),
+    [
+        (train, {}),
+        (shorten, {}),
+        (truncate, {}),
+        (ask, {}),
+        (None, {"norm": "none"}),
+        (None, {"pooling": "last"}),
+    ],
+    ids=["weights", "max_length", "truncate_dim", "prompt", "norm", "pooling"],
+)
+def test_one_changed_setting_reuses_neither_scores_nor_vectors(
+    change: Callable[[LayerEncoder], None] | None, options: dict[str, Any], tiny_folder: Folder, tmp_path: Path
+) -> None:
+    task, out = near(tmp_path), tmp_path / "out"
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    before = scores(sweep(encoder, task, out=out, **HERE), task)
+    if change is not None:
+        change(encoder)
+    with passed(encoder) as seen:
+        after = scores(sweep(encoder, task, out=out, **options, **HERE), task)
+    prompted = {"are these two the same? "[:12]} if change is ask else HEADS
+    assert prompted <= seen
+    cut = LayerEncoder(tiny_folder("Llama"), 3, device="cpu", **options)
+    if change is not None:
+        change(cut)
+    assert after[3] == pytest.approx(mteb_score(cut, task), abs=1e-3)
+    assert after[3] != pytest.approx(before[3], abs=1e-3)
+    if change is None:  # back to what it was: everything is still there
+        with passed(encoder) as seen:
+            assert scores(sweep(encoder, task, out=out, **HERE), task) == before
+        assert not HEADS & seen
+
+
+def test_unchanged_it_passes_no_text_and_new_layers_or_rows_pass_only_what_they_need(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    task, out = near(tmp_path), tmp_path / "out"
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+
+    def swept(path: Path, **changes: Any) -> tuple[dict[int, float], set[str]]:
+        with passed(encoder) as seen:
+            found = scores(sweep(encoder, path, **({"out": out} | HERE | changes)), path)
+        return found, seen & HEADS
+
+    first, seen = swept(task)
+    assert seen == HEADS
+    assert swept(task) == (first, set())
+    assert swept(task, layers=[1]) == ({1: first[1]}, set())
+    # Into another folder with the same store: scored anew, from the same vectors.
+    assert swept(task, out=tmp_path / "other", store=out / "embeddings") == (first, set())
+    # Another layer was not stored, so that every text passes once more.
+    more, seen = swept(task, layers=[1, 2, 3])
+    assert seen == HEADS
+    assert {layer: more[layer] for layer in first} == pytest.approx(first, abs=1e-6)
+    # Other grades of the same texts are another task, whose vectors are there already.
+    graded = [{**row, "score": (row["score"] * 5) % 7} for row in ROWS["STS"]]
+    again, seen = swept(write(task, graded), layers=[1, 2, 3])
+    assert not seen
+    cut = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    assert again[2] == pytest.approx(mteb_score(cut, task), abs=1e-3)
+    assert again[2] != pytest.approx(more[2], abs=1e-3)

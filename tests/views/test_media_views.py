@@ -1,0 +1,98 @@
+"""What views of images and sounds do to them, measured on patterns whose change can be read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from midlayer_encoders.media import InputError
+from midlayer_encoders.views.media import augment_media, image_view, sound_view
+from tests.made_media import IMAGES, RATE, SOUNDS
+
+SQUARE, COUNT = 10, 30
+
+
+def changes(line: np.ndarray) -> int:
+    """Return how often a line of pixels goes from dark to bright or back."""
+    bright = line > (line.max() + line.min()) / 2
+    return int((bright[1:] != bright[:-1]).sum())
+
+
+def test_a_crop_keeps_the_share_and_the_proportions_that_are_promised() -> None:
+    """Squares of a chessboard are counted: a part of the image, enlarged, has fewer of them."""
+    board = np.indices((COUNT, COUNT)).sum(axis=0) % 2 * 200 + 20
+    whole = Image.fromarray(np.kron(board, np.ones((SQUARE, SQUARE))).astype(np.uint8)).convert("RGB")
+    shares, ratios = [], []
+    for view in range(60):
+        made = np.asarray(image_view(whole, view=view).convert("L")).astype(float)
+        across = max(changes(row) for row in made[5::SQUARE]) + 1
+        down = max(changes(column) for column in made.T[5::SQUARE]) + 1
+        shares.append(across * down / COUNT**2)
+        ratios.append(across / down)
+    # A square more or less may show at an edge.
+    assert 0.38 < min(shares) < 0.5 < 0.9 < max(shares) <= 1.0
+    assert 0.68 < min(ratios) < 0.85 < 1.18 < max(ratios) < 1.48
+
+
+def test_brightness_and_colour_are_scaled_by_what_is_promised() -> None:
+    grey, red = Image.new("RGB", (8, 8), (120, 120, 120)), Image.new("RGB", (8, 8), (150, 90, 90))
+    light = [np.asarray(image_view(grey, view=view)).mean() / 120 for view in range(60)]
+    assert 0.59 < min(light) < 0.68 < 1.32 < max(light) < 1.41
+    tint = []
+    for view in range(60):
+        r, g, _ = np.asarray(image_view(red, view=view)).astype(float).mean(axis=(0, 1))
+        tint.append((r - g) / (150 - 90) / (r + 2 * g) * (150 + 2 * 90))
+    # Contrast and saturation each take 0.6 to 1.4 of what sets the color apart from gray.
+    assert 0.3 < min(tint) < 0.6 < 1.5 < max(tint) < 2.05
+
+
+def test_a_sound_moves_by_up_to_a_tenth_and_silence_moves_in() -> None:
+    tone = np.ones(1000, dtype=np.float32)
+    tone[500] = 60.0
+    shifts = []
+    for view in range(60):
+        made = sound_view({"array": tone, "sampling_rate": RATE}, view=view)
+        samples, shift = made["array"], int(made["array"].argmax()) - 500
+        assert made["sampling_rate"] == RATE
+        assert samples.dtype == np.float32
+        shifts.append(shift)
+        gone = samples[:shift] if shift > 0 else samples[shift:] if shift < 0 else samples[:0]
+        rest = samples[shift:] if shift > 0 else samples[:shift] if shift < 0 else samples
+        if abs(shift) > 30:
+            loudness = samples[500 + shift] / 60
+            assert abs(gone.mean()) < 0.5 * loudness
+            assert np.median(rest) == pytest.approx(loudness, rel=0.35)
+    assert -100 <= min(shifts) < -60
+    assert 60 < max(shifts) <= 100
+
+
+@pytest.mark.parametrize(("items", "medium"), [(IMAGES, "image"), (SOUNDS, "audio")])
+def test_the_views_of_a_list_are_those_of_each_item_by_number_and_seed(items: list, medium: str) -> None:  # type: ignore[type-arg]
+    views = augment_media(items, medium, views=3, seed=7)  # type: ignore[arg-type]
+
+    def array(made: object) -> np.ndarray:
+        return np.asarray(made["array"] if isinstance(made, dict) else made)
+
+    for number, view in enumerate(views):
+        for place, item in enumerate(items):
+            if medium == "image":
+                alone = np.asarray(image_view(item, seed=7, view=number))
+            else:
+                alone = sound_view({"array": item[0], "sampling_rate": item[1]}, seed=7, view=number)["array"]
+            np.testing.assert_array_equal(array(view[place]), alone)
+        for mine, theirs in zip(view[1:5:2], (view[1], view[3]), strict=True):
+            np.testing.assert_array_equal(array(mine), array(theirs))
+        np.testing.assert_array_equal(array(view[-1]), array(view[len(items) - 1]))
+
+
+def test_an_image_is_read_under_the_limit_that_was_given(tmp_path: Path) -> None:
+    IMAGES[0].save(tmp_path / "a.png")
+    width, height = IMAGES[0].size
+    (view,) = augment_media([tmp_path / "a.png"], "image", views=1, max_pixels=width * height)
+    assert view[0].size == IMAGES[0].size
+    (view,) = augment_media([tmp_path / "a.png"], "image", views=1, max_pixels=width * height - 1)
+    with pytest.raises(InputError, match="pixels"):
+        _ = view[0]
