@@ -212,7 +212,7 @@ class PairMetric(PooledSampleMetric):
     def _value(self, layer: int) -> Tensor:
         (second,), texts = self._sample(layer)
         if not self._has_value(layer):
-            return second.new_tensor(torch.nan)
+            return torch.full_like(second[0, 0], torch.nan)
         other = self.layers[self._position(layer) - 1] if self.against == "previous" else self.against
         (first,), their_texts = self._sample(other)
         if not torch.equal(their_texts, texts):
