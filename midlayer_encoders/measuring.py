@@ -13,7 +13,7 @@ from midlayer_encoders._types import Layer, Norm, Pooling, Progress, Stage
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import tidy_frame, tidy_rows
 from midlayer_encoders.media import medium_of
-from midlayer_encoders.metrics import METRICS, LayerMetric, LiDAR, TooFewTextsError, make_metrics
+from midlayer_encoders.metrics import LayerMetric, LiDAR, TooFewTextsError, make_metrics
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import TokenReceive, layer_reader
 from midlayer_encoders.reading.source import LayerSource
@@ -123,7 +123,7 @@ def measure_layers(
         for positions, vectors in reader.embed(passed, batches, tokens=tokens):
             update_metrics(made, reader.layers, vectors, positions, view=view)
             stage.step(len(positions))
-    named = not isinstance(metrics, str) or metrics in METRICS
+    named = metrics not in ("all", "paper")
     found, spec = compute_metrics(made, named=named), source.spec
     return tidy_frame(
         row
@@ -145,7 +145,10 @@ def num_passes(metrics: str | Sequence[str], *, views: int = 16) -> int:
 def make_for_views(metrics: str | Sequence[str], layers: Sequence[int], views: int) -> dict[str, LayerMetric]:
     """Return the metrics, where LiDAR takes so many views of each text."""
     made = make_metrics(metrics, layers)
-    return {name: LiDAR(layers, views=views) if isinstance(metric, LiDAR) else metric for name, metric in made.items()}
+    for name, metric in made.items():
+        if isinstance(metric, LiDAR):
+            made[name] = LiDAR(layers, views=views, exponential=metric.exponential)
+    return made
 
 
 def num_views(metrics: Mapping[str, LayerMetric]) -> int:

@@ -57,7 +57,7 @@ def by_hand(folder: str, layers: Sequence[int], views: list[list[str]], **option
         states = states_of(folder, layer)
         cut = encoder(folder, layer, **options)
         rows, *seen = (torch.as_tensor(cut.encode(texts)).float() for texts in (TEXTS, *views))
-        for name in ("prompt_entropy", "curvature", "prompt_effective_rank", "sink_rate"):
+        for name in ("prompt_entropy", "curvature", "prompt_effective_rank", "first_token_share"):
             found[name][layer] = mean_over_texts(getattr(of, name), states)
         found["matrix_entropy"][layer] = float(of.matrix_entropy(torch.cat(states)))
         found["half_match"][layer] = float(of.half_match(*halves(states)))
@@ -70,7 +70,7 @@ def by_hand(folder: str, layers: Sequence[int], views: list[list[str]], **option
         if states_before is not None and rows_before is not None:
             found["block_influence"][layer] = mean_over_texts(of.block_influence, states_before, states)
             found["cka"][layer] = float(of.cka(rows_before.double(), rows.double()))
-            found["neighbour_overlap"][layer] = float(of.neighbour_overlap(rows_before.double(), rows.double()))
+            found["neighbor_overlap"][layer] = float(of.neighbor_overlap(rows_before.double(), rows.double()))
         states_before, rows_before = states, rows
     return found
 

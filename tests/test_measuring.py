@@ -101,7 +101,7 @@ def test_of_a_group_what_wants_more_texts_is_left_out_and_said(
 ) -> None:
     whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     frame = measure(whole, TEXTS[:4], metrics="all", views=2)
-    assert set(METRICS) - set(frame["name"]) == {"alpha_req", "neighbour_overlap"}
+    assert set(METRICS) - set(frame["name"]) == {"alpha_req", "neighbor_overlap"}
     assert "alpha_req is left out. Eigenvalues" in caplog.text
     with pytest.raises(TooFewTextsError, match="Eigenvalues"):
         measure(whole, TEXTS[:4], metrics="alpha_req")

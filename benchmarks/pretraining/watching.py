@@ -14,7 +14,7 @@ from benchmarks.pretraining.tasks import Evaluation
 from midlayer_encoders.callbacks import LayerMetricsCallback
 from midlayer_encoders.metrics import PAPER_METRICS
 
-METRICS = (*PAPER_METRICS, "sink_rate", "anisotropy")
+METRICS = (*PAPER_METRICS, "first_token_share", "anisotropy")
 
 
 def looks(steps: int, every: int = 256) -> list[int]:

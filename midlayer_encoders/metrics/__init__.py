@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.metrics._base.layer_metric import Kind, LayerMetric, TooFewTextsError
 from midlayer_encoders.metrics.alpha_req import AlphaReQ, alpha_req
 from midlayer_encoders.metrics.anisotropy import Anisotropy, anisotropy
+from midlayer_encoders.metrics.attention_sink_rate import (
+    AttentionSinkRate,
+    attention_sink_rate,
+    attention_sink_rates,
+)
 from midlayer_encoders.metrics.block_influence import BlockInfluence, block_influence
 from midlayer_encoders.metrics.cka import CKA, cka
 from midlayer_encoders.metrics.curvature import Curvature, curvature
 from midlayer_encoders.metrics.dataset_entropy import DatasetEntropy, dataset_entropy
 from midlayer_encoders.metrics.dime import DiME, dime
 from midlayer_encoders.metrics.effective_rank import EffectiveRank, effective_rank
+from midlayer_encoders.metrics.first_token_share import FirstTokenShare, first_token_share
 from midlayer_encoders.metrics.half_match import HalfMatch, half_match
 from midlayer_encoders.metrics.infonce import InfoNCE, infonce
 from midlayer_encoders.metrics.intrinsic_dimension import IntrinsicDimension, intrinsic_dimension
 from midlayer_encoders.metrics.lidar import LiDAR, lidar
 from midlayer_encoders.metrics.logdet_entropy import LogdetEntropy, logdet_entropy
 from midlayer_encoders.metrics.matrix_entropy import MatrixEntropy, Normalization, matrix_entropy
-from midlayer_encoders.metrics.neighbour_overlap import NeighbourOverlap, neighbour_overlap
+from midlayer_encoders.metrics.neighbor_overlap import NeighborOverlap, neighbor_overlap
 from midlayer_encoders.metrics.prompt_effective_rank import PromptEffectiveRank, prompt_effective_rank
 from midlayer_encoders.metrics.prompt_entropy import PromptEntropy, prompt_entropy
-from midlayer_encoders.metrics.sink_rate import SinkRate, sink_rate
 
 __all__ = [
+    "ALIASES",
     "CKA",
     "METRICS",
     "PAPER_METRICS",
     "AlphaReQ",
     "Anisotropy",
+    "AttentionSinkRate",
     "BlockInfluence",
     "Curvature",
     "DatasetEntropy",
     "DiME",
     "EffectiveRank",
+    "FirstTokenShare",
     "HalfMatch",
     "InfoNCE",
     "IntrinsicDimension",
@@ -45,20 +54,23 @@ __all__ = [
     "LiDAR",
     "LogdetEntropy",
     "MatrixEntropy",
-    "NeighbourOverlap",
+    "NeighborOverlap",
     "Normalization",
     "PromptEffectiveRank",
     "PromptEntropy",
-    "SinkRate",
     "TooFewTextsError",
     "alpha_req",
     "anisotropy",
+    "attention_sink_rate",
+    "attention_sink_rates",
     "block_influence",
     "cka",
+    "current_name",
     "curvature",
     "dataset_entropy",
     "dime",
     "effective_rank",
+    "first_token_share",
     "half_match",
     "infonce",
     "intrinsic_dimension",
@@ -66,10 +78,9 @@ __all__ = [
     "logdet_entropy",
     "make_metrics",
     "matrix_entropy",
-    "neighbour_overlap",
+    "neighbor_overlap",
     "prompt_effective_rank",
     "prompt_entropy",
-    "sink_rate",
 ]
 
 METRICS: dict[str, type[LayerMetric]] = {
@@ -86,10 +97,10 @@ METRICS: dict[str, type[LayerMetric]] = {
     "intrinsic_dimension": IntrinsicDimension,
     "alpha_req": AlphaReQ,
     "logdet_entropy": LogdetEntropy,
-    "sink_rate": SinkRate,
+    "first_token_share": FirstTokenShare,
     "cka": CKA,
     "block_influence": BlockInfluence,
-    "neighbour_overlap": NeighbourOverlap,
+    "neighbor_overlap": NeighborOverlap,
     "half_match": HalfMatch,
 }
 """Every metric by the one name that its file, function, command-line option and log key share."""
@@ -98,23 +109,64 @@ PAPER_METRICS = ("prompt_entropy", "dataset_entropy", "effective_rank", "curvatu
 """The seven metrics of "Layer by Layer" (Skean et al., 2025)."""
 
 
+ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "rankme": ("effective_rank", {"epsilon": 1e-7}),
+    "exp_lidar": ("lidar", {"exponential": True}),
+}
+"""Names of other papers for a metric with options: RankMe (Garrido et al., 2023), exp-LiDAR (Thilak et al., 2024)."""
+
+_RENAMED = {
+    "sink_rate": "first_token_share",
+    "SinkRate": "FirstTokenShare",
+    "neighbour_overlap": "neighbor_overlap",
+    "NeighbourOverlap": "NeighborOverlap",
+}
+"""Names of 0.1, which will be gone after 0.2."""
+
+
+def current_name(name: str) -> str:
+    """Return what a metric is called now: the name itself, or with a ``DeprecationWarning`` its new one.
+
+    Example:
+        >>> current_name("curvature")
+        'curvature'
+    """
+    if name not in _RENAMED:
+        return name
+    warnings.warn(
+        f"`{name}` is now `{_RENAMED[name]}`; the old name will be gone after 0.2.", DeprecationWarning, stacklevel=3
+    )
+    return _RENAMED[name]
+
+
+if not TYPE_CHECKING:  # else every misspelled name would pass
+
+    def __getattr__(name: str) -> Any:
+        if name not in _RENAMED:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return globals()[current_name(name)]
+
+
 def make_metrics(names: Literal["all", "paper"] | str | Sequence[str], layers: Sequence[int]) -> dict[str, LayerMetric]:
     """Return a new metric, with its default options, for each name.
 
     Args:
-        names: ``"all"``, ``"paper"`` (the paper's seven), one name, or several.
-        layers: layer numbers that updates will name.
+        names: ``"all"``, ``"paper"`` (the paper's seven), one name of :data:`METRICS` or :data:`ALIASES`, or several.
+        layers: layer numbers that updates will be called with.
 
     Example:
         >>> list(make_metrics(["curvature", "lidar"], layers=[0, 1, 2]))
         ['curvature', 'lidar']
     """
     groups = {"all": tuple(METRICS), "paper": PAPER_METRICS}
-    if isinstance(names, str):
-        check_choice("names", names, [*groups, *METRICS])
-        names = groups.get(names, (names,))
-    for name in names:
-        check_choice("names", name, METRICS)
-    if not names:
-        raise OptionError(f"`names` must be 'all', 'paper', or some of {', '.join(METRICS)}, but got none.")
-    return {name: METRICS[name](layers) for name in names}
+    single = [*groups, *METRICS, *ALIASES]
+    wanted = list(map(current_name, [names] if isinstance(names, str) else names))
+    for name in wanted:
+        check_choice("names", name, single if isinstance(names, str) else single[len(groups) :])
+    if not wanted:
+        raise OptionError(f"`names` must be 'all', 'paper', or some of {', '.join(single[2:])}, but got none.")
+    made: dict[str, LayerMetric] = {}
+    for name in groups.get(wanted[0], wanted):
+        metric, options = ALIASES.get(name, (name, {}))
+        made[name] = METRICS[metric](layers, **options)
+    return made

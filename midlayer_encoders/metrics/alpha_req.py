@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +11,7 @@ from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics._base.layer_metric import check_at_least
-from midlayer_encoders.metrics._base.moment_metric import Moments, row_moments
-from midlayer_encoders.metrics._base.precision import result_dtype
+from midlayer_encoders.metrics._base.moment_metric import Moments, of_rows
 from midlayer_encoders.metrics._base.row_metric import RowMetric
 from midlayer_encoders.spectra import Method, eigenvalues
 
@@ -33,8 +33,8 @@ def alpha_req(
         \lambda_i \propto i^{-\alpha}: \quad
         (\alpha, c) = \arg\min \sum_{i=\text{first}}^{\text{last}} w_i\, (\log \lambda_i - c + \alpha \log i)^2
 
-    with weights :math:`w_i = 1 / i`, which stand for the growing density of ranks on a log axis (Stringer et al., 2019;
-    Agrawal et al., 2022), or all equal.
+    with weights :math:`w_i = 1 / i`, which account for the growing density of ranks on a log axis (Stringer et al.,
+    2019; Agrawal et al., 2022), or all equal.
 
     Args:
         embeddings: one row per text, shape ``(N, D)``.
@@ -56,13 +56,11 @@ def alpha_req(
         tensor(1.0000)
     """
     _check_range(first, last)
-    moments = row_moments(embeddings, center=center, unit=False)
-    return _slope(moments, first, last, weighted, method).to(result_dtype(embeddings))
+    slope = partial(_slope, first=first, last=last, weighted=weighted, method=method)
+    return of_rows(embeddings, slope, center=center, unit=False)
 
 
-def _slope(moments: Moments, first: int, last: int, weighted: bool, method: Method) -> Tensor:
-    if not torch.isfinite(moments.matrix).all():
-        return moments.matrix.new_tensor(torch.nan)
+def _slope(moments: Moments, *, first: int, last: int, weighted: bool, method: Method) -> Tensor:
     values = eigenvalues(moments.matrix, method=method)
     rounding = values[0] * len(values) * torch.finfo(values.dtype).eps
     values = values[values > rounding][first - 1 : last]
@@ -82,14 +80,7 @@ def _check_range(first: int, last: int) -> None:
 class AlphaReQ(RowMetric):
     """:func:`alpha_req` of all texts, per layer; exact, see :class:`RowMetric` for what is kept.
 
-    Args:
-        layers: layer numbers that ``update`` will name.
-        first: first rank of the fit, from 1.
-        last: last rank of the fit, included.
-        weighted: weigh rank i by 1 / i.
-        center: subtract the mean of the rows.
-        method: how eigenvalues are found.
-        torchmetrics_options: torchmetrics' own.
+    Options are those of the function; ``layers`` and ``torchmetrics_options`` as in :class:`LayerMetric`.
     """
 
     def __init__(
@@ -103,10 +94,6 @@ class AlphaReQ(RowMetric):
         method: Method = "exact",
         **torchmetrics_options: Any,
     ) -> None:
-        super().__init__(layers, **torchmetrics_options)
         _check_range(first, last)
-        self.first, self.last, self.weighted = first, last, weighted
-        self.center, self.method = center, method
-
-    def _of(self, moments: Moments) -> Tensor:
-        return _slope(moments, self.first, self.last, self.weighted, self.method)
+        slope = partial(_slope, first=first, last=last, weighted=weighted, method=method)
+        super().__init__(layers, slope, center=center, unit=False, **torchmetrics_options)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.metrics._base.moment_metric import Moments, row_moments
-from midlayer_encoders.metrics._base.precision import result_dtype
+from midlayer_encoders.metrics._base.moment_metric import Moments, of_rows
 from midlayer_encoders.metrics._base.row_metric import RowMetric
 from midlayer_encoders.spectra import Method, eigenvalues
 
@@ -47,16 +47,14 @@ def anisotropy(embeddings: Tensor, *, form: AnisotropyForm = "cosine", method: M
     check_choice("form", form, get_args(AnisotropyForm))
     if len(embeddings) < 2:
         raise OptionError(f"`embeddings` must be two or more rows, but got {len(embeddings)}: one text has no pair.")
-    moments = row_moments(embeddings, center=form == "spectral", unit=form == "cosine")
-    return _anisotropy(moments, form, method).to(result_dtype(embeddings))
+    of = partial(_anisotropy, form=form, method=method)
+    return of_rows(embeddings, of, center=form == "spectral", unit=form == "cosine")
 
 
-def _anisotropy(moments: Moments, form: AnisotropyForm, method: Method) -> Tensor:
+def _anisotropy(moments: Moments, *, form: AnisotropyForm, method: Method) -> Tensor:
     if form == "cosine":
         pairs = moments.count * (moments.count - 1)
         return (moments.total.square().sum() - moments.matrix.diagonal().sum()) / pairs
-    if not torch.isfinite(moments.matrix).all():
-        return moments.matrix.new_tensor(torch.nan)
     values = eigenvalues(moments.matrix, method=method)
     return values[0] / values.sum().clamp(min=torch.finfo(values.dtype).tiny)
 
@@ -64,11 +62,7 @@ def _anisotropy(moments: Moments, form: AnisotropyForm, method: Method) -> Tenso
 class Anisotropy(RowMetric):
     """:func:`anisotropy` of all texts, per layer; exact, see :class:`RowMetric` for what is kept.
 
-    Args:
-        layers: layer numbers that ``update`` will name.
-        form: ``"cosine"`` or ``"spectral"``.
-        method: how eigenvalues are found, for ``"spectral"``.
-        torchmetrics_options: torchmetrics' own.
+    Options are those of the function; ``layers`` and ``torchmetrics_options`` as in :class:`LayerMetric`.
     """
 
     least = 2
@@ -81,10 +75,6 @@ class Anisotropy(RowMetric):
         method: Method = "auto",
         **torchmetrics_options: Any,
     ) -> None:
-        super().__init__(layers, **torchmetrics_options)
         check_choice("form", form, get_args(AnisotropyForm))
-        self.form, self.method = form, method
-        self.center, self.unit = form == "spectral", form == "cosine"
-
-    def _of(self, moments: Moments) -> Tensor:
-        return _anisotropy(moments, self.form, self.method)
+        of = partial(_anisotropy, form=form, method=method)
+        super().__init__(layers, of, center=form == "spectral", unit=form == "cosine", **torchmetrics_options)

@@ -51,14 +51,11 @@ class BlockInfluence(MeanOverTexts):
 
     Within a batch the layers must come in the order of ``layers``; the states of the layer before are kept for that
     batch only. The first layer has nothing before it: its value is NaN, always. With all layers listed, the value at
-    layer k is the influence of block k.
-
-    Args:
-        layers: layer numbers that ``update`` will name, in the order in which states arrive.
-        torchmetrics_options: torchmetrics' own.
+    layer k is the influence of block k. ``forward`` is refused; arguments as in :class:`LayerMetric`.
     """
 
     needs_previous = True
+    _compares = "two layers"
 
     def __init__(self, layers: Sequence[int], **torchmetrics_options: Any) -> None:
         super().__init__(layers, **torchmetrics_options)
@@ -83,11 +80,6 @@ class BlockInfluence(MeanOverTexts):
         ):
             total, count = _turns(single_or_better(earlier), single_or_better(later), real)
             self._add(row, total / count, count > 0)
-
-    def compute(self) -> Tensor:
-        """Return one value per layer; NaN for the first."""
-        values = [self._finite(layer, self._value(layer)) for layer in self.layers[1:]]
-        return torch.stack([torch.full_like(self.total[0], torch.nan), *values])
 
     def reset(self) -> None:
         """Forget all texts, and the batch in flight."""

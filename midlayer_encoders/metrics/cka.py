@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics._base.precision import full_precision, lengths, precise, result_dtype, tiny_length
-from midlayer_encoders.metrics._base.sample_metric import PairMetric
+from midlayer_encoders.metrics._base.sample_metric import PairMetric, check_pair
 
 __all__ = ["CKA", "cka", "cka_matrix"]
 
 
 def cka(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tensor:
-    r"""Return the linear centred kernel alignment of two layers' or models' vectors of the same texts.
+    r"""Return the linear centered kernel alignment of two layers' or models' vectors of the same texts.
 
     .. math::
         \frac{\operatorname{HSIC}(K, L)}{\sqrt{\operatorname{HSIC}(K, K) \operatorname{HSIC}(L, L)}}, \qquad
@@ -27,7 +28,7 @@ def cka(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tensor:
 
     Args:
         first: one row per text, shape ``(N, D)``, two texts or more; four for ``unbiased``.
-        second: rows of the same texts, shape ``(N, D')``.
+        second: rows of the same texts, shape ``(N, E)``.
         unbiased: use the unbiased estimate.
 
     Returns:
@@ -39,12 +40,7 @@ def cka(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tensor:
         >>> cka(rows, 3 * rows.flip(1) + 5)
         tensor(1.)
     """
-    least = 4 if unbiased else 2
-    if first.ndim != 2 or second.ndim != 2 or len(first) != len(second) or len(first) < least:
-        raise OptionError(
-            f"`first` and `second` must be (N, D) and (N, D') with N of {least} or more, "
-            f"but got {tuple(first.shape)} and {tuple(second.shape)}."
-        )
+    check_pair(first, second, least=4 if unbiased else 2)
     return cka_matrix(first[None], second[None], unbiased=unbiased)[0, 0]
 
 
@@ -73,14 +69,14 @@ def cka_matrix(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tens
             f"but got {tuple(first.shape)} and {tuple(second.shape)}."
         )
     hsic = _unbiased_hsic if unbiased else _hsic
-    mine, theirs = ([_centred_gram(precise(rows)) for rows in layers] for layers in (first, second))
+    mine, theirs = ([_centered_gram(precise(rows)) for rows in layers] for layers in (first, second))
     own = torch.outer(*(torch.stack([hsic(gram, gram) for gram in grams]) for grams in (mine, theirs)))
     cross = torch.stack([torch.stack([hsic(one, other) for other in theirs]) for one in mine])
     # NaN compares unequal to 0 and stays NaN.
     return torch.where(own == 0, 0.0, cross / own.sqrt()).to(result_dtype(first))
 
 
-def _centred_gram(rows: Tensor) -> Tensor:
+def _centered_gram(rows: Tensor) -> Tensor:
     constant = tiny_length(rows)
     rows = rows - rows.mean(dim=0)
     rows = torch.where((lengths(rows) <= constant).unsqueeze(-1), 0.0, rows)
@@ -107,29 +103,9 @@ def _unbiased_hsic(first: Tensor, second: Tensor) -> Tensor:
 class CKA(PairMetric):
     """:func:`cka` between each layer's vectors and those of the layer before, or of one fixed layer.
 
-    On at most ``max_samples`` texts, drawn by a seeded hash of their index. For two models, call :func:`cka`.
-
-    Args:
-        layers: layer numbers that ``update`` will name.
-        against: ``"previous"``, where the first layer's value is NaN, or a layer number that all are compared with.
-        unbiased: use the unbiased estimate.
-        max_samples: most texts that are kept.
-        seed: which sample is drawn when there are more.
-        torchmetrics_options: torchmetrics' own.
+    For two models, call :func:`cka`. Options are those of the function and of :class:`PairMetric`.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[int],
-        *,
-        against: int | Literal["previous"] = "previous",
-        unbiased: bool = False,
-        max_samples: int = 1000,
-        seed: int = 0,
-        **torchmetrics_options: Any,
-    ) -> None:
-        super().__init__(layers, against=against, max_samples=max_samples, seed=seed, **torchmetrics_options)
-        self.unbiased, self.least = unbiased, 4 if unbiased else 2
-
-    def _between(self, first: Tensor, second: Tensor) -> Tensor:
-        return cka(first, second, unbiased=self.unbiased)
+    def __init__(self, layers: Sequence[int], *, unbiased: bool = False, **options: Any) -> None:
+        super().__init__(layers, partial(cka, unbiased=unbiased), **options)
+        self.least = 4 if unbiased else 2

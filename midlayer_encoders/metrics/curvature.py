@@ -80,12 +80,7 @@ class Curvature(WaitingTokenMetric):
     """Mean over texts of :func:`curvature`, per layer.
 
     Texts without an angle (fewer than ``2 * step + 1`` tokens, or all tokens the same) are left out and counted in
-    ``skipped``.
-
-    Args:
-        layers: layer numbers that ``update`` will name.
-        step: how many tokens a difference spans.
-        torchmetrics_options: torchmetrics' own.
+    ``skipped``. Options are those of the function; ``layers`` and ``torchmetrics_options`` as in :class:`LayerMetric`.
     """
 
     _together: ClassVar[int] = 2**23  # few layers more would take no less time, and angles are in float64

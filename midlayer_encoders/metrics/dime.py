@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics._base.precision import full_precision, precise, result_dtype, unit_rows
-from midlayer_encoders.metrics._base.sample_metric import ViewMetric
+from midlayer_encoders.metrics._base.sample_metric import ViewMetric, check_pair
 from midlayer_encoders.spectra import Method, spectral_entropy
 
 __all__ = ["DiME", "dime"]
@@ -36,7 +37,7 @@ def dime(
 
     Args:
         first: one view of each text, shape ``(N, D)``, two texts or more.
-        second: another view of the same texts, shape ``(N, D')``.
+        second: another view of the same texts, shape ``(N, E)``.
         alpha: order of the entropy, ``> 0``; with ``2`` no eigenvalues are needed.
         permutations: how many random permutations the mean is over.
         seed: of the permutations.
@@ -52,11 +53,7 @@ def dime(
         tensor(0.)
     """
     _check_options(alpha, permutations)
-    if first.ndim != 2 or second.ndim != 2 or len(first) != len(second) or len(first) < 2:
-        raise OptionError(
-            f"`first` and `second` must both be (N, D) with N of 2 or more, "
-            f"but got {tuple(first.shape)} and {tuple(second.shape)}."
-        )
+    check_pair(first, second)
     kernels = _kernel(first, unit), _kernel(second, unit)
     if not torch.isfinite(kernels[0].sum() + kernels[1].sum()):
         return torch.tensor(torch.nan, dtype=result_dtype(first), device=first.device)
@@ -90,18 +87,8 @@ def _check_options(alpha: float, permutations: int) -> None:
 class DiME(ViewMetric):
     """:func:`dime` of views 0 and 1 of each text, per layer.
 
-    On at most ``max_samples`` texts, drawn by a seeded hash of their index. ``permutations + 1`` spectra of that size
-    are found per layer: the most costly of the metrics.
-
-    Args:
-        layers: layer numbers that ``update`` will name.
-        alpha: order of the entropy, ``> 0``.
-        permutations: how many random permutations the mean is over.
-        unit: scale vectors to unit length.
-        method: how eigenvalues are found.
-        max_samples: most texts that are kept.
-        seed: of the permutations, and which sample is drawn when there are more texts.
-        torchmetrics_options: torchmetrics' own.
+    ``permutations + 1`` spectra of the sample's size are found per layer: the most costly of the metrics. Options are
+    those of the function and of :class:`SampleMetric`; ``seed`` is for both.
     """
 
     def __init__(
@@ -110,24 +97,11 @@ class DiME(ViewMetric):
         *,
         alpha: float = 1.0,
         permutations: int = 10,
+        seed: int = 0,
         unit: bool = True,
         method: Method = "auto",
-        max_samples: int = 1000,
-        seed: int = 0,
-        **torchmetrics_options: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(layers, max_samples=max_samples, seed=seed, **torchmetrics_options)
         _check_options(alpha, permutations)
-        self.alpha, self.permutations, self.unit, self.method = alpha, permutations, unit, method
-
-    def _value(self, layer: int) -> Tensor:
-        (first, second), _ = self._sample(layer)
-        return dime(
-            first,
-            second,
-            alpha=self.alpha,
-            permutations=self.permutations,
-            seed=self.seed,
-            unit=self.unit,
-            method=self.method,
-        )
+        of = partial(dime, alpha=alpha, permutations=permutations, seed=seed, unit=unit, method=method)
+        super().__init__(layers, of, seed=seed, **options)

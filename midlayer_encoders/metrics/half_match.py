@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics._base.layer_metric import Kind
 from midlayer_encoders.metrics._base.precision import full_precision, precise, result_dtype, unit_rows
-from midlayer_encoders.metrics._base.sample_metric import NumberedMetric
+from midlayer_encoders.metrics._base.sample_metric import NumberedMetric, check_pair
 from midlayer_encoders.metrics._base.token_metric import check_tokens, parts
 
 __all__ = ["LEAST_TOKENS", "HalfMatch", "half_match", "half_means"]
@@ -43,11 +43,7 @@ def half_match(first: Tensor, second: Tensor, *, center: bool = True) -> Tensor:
         >>> half_match(torch.eye(4), 2 * torch.eye(4)), half_match(torch.ones(3, 2), torch.ones(3, 2))
         (tensor(1.), tensor(0.5000))
     """
-    if first.shape != second.shape or first.ndim != 2 or len(first) < 2:
-        raise OptionError(
-            f"`first` and `second` must both be (N, D) with N of 2 or more, "
-            f"but got {tuple(first.shape)} and {tuple(second.shape)}."
-        )
+    check_pair(first, second, same_width=True)
     sides = [precise(side) for side in (first, second)]
     x, y = (unit_rows(side - side.mean(dim=0) if center else side) for side in sides)
     with full_precision(x.device):
@@ -69,7 +65,7 @@ def half_means(states: Tensor, mask: Tensor) -> Tensor:
 
     Args:
         states: shape ``(B, T, D)``.
-        mask: which tokens are real, shape ``(B, T)``, bool; padding may stand on either side.
+        mask: which tokens are real, shape ``(B, T)``, bool; padding may be on either side.
 
     Example:
         >>> half_means(torch.tensor([[[1.0], [3.0], [5.0], [9.0]]]), torch.ones(1, 4, dtype=torch.bool)).flatten()
@@ -88,32 +84,16 @@ def half_means(states: Tensor, mask: Tensor) -> Tensor:
 class HalfMatch(NumberedMetric):
     """:func:`half_match` of each layer, from the token states of one pass: no augmentation, no second pass.
 
-    Texts of fewer than four tokens are left out. On at most ``max_samples`` texts, drawn by a seeded hash of their
-    index: the value falls with the number of texts, so compare values of equal ``num_samples``.
-
-    Args:
-        layers: layer numbers that ``update`` will name.
-        center: subtract the mean of each side.
-        max_samples: most texts that are kept.
-        seed: which sample is drawn when there are more.
-        torchmetrics_options: torchmetrics' own.
+    Texts of fewer than four tokens are left out. Options are those of the function and of :class:`SampleMetric`. The
+    value falls with the number of texts.
     """
 
     kind: ClassVar[Kind] = "tokens"
     views: int = 2
     counted: ClassVar[str] = f"Different texts of {LEAST_TOKENS} tokens or more"
 
-    def __init__(
-        self,
-        layers: Sequence[int],
-        *,
-        center: bool = True,
-        max_samples: int = 1000,
-        seed: int = 0,
-        **torchmetrics_options: Any,
-    ) -> None:
-        super().__init__(layers, max_samples=max_samples, seed=seed, **torchmetrics_options)
-        self.center = center
+    def __init__(self, layers: Sequence[int], *, center: bool = True, **options: Any) -> None:
+        super().__init__(layers, partial(half_match, center=center), **options)
 
     def update(self, layer: int, states: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:
         """Add one layer's token states of a batch.
@@ -121,20 +101,15 @@ class HalfMatch(NumberedMetric):
         Args:
             layer: one of ``layers``.
             states: shape ``(B, T, D)``.
-            mask: which tokens are real, shape ``(B, T)``, bool; padding may stand on either side.
+            mask: which tokens are real, shape ``(B, T)``, bool; padding may be on either side.
             index: position of each text in the whole list, shape ``(B,)``. Without it texts are numbered as they come,
                 which several processes cannot do.
         """
         check_tokens(states, mask)
-        if index is None:
-            index = self._numbered(layer, len(states))
+        index = self._numbered(layer, len(states), index)
         numbers = states.shape[1] * states.shape[2]
         halves = torch.cat([half_means(*part) for part in parts(states.detach(), mask, numbers)], dim=1)
         long_enough = mask.sum(dim=1) >= LEAST_TOKENS
         kept = index.to(states.device)[long_enough]
         for view, rows in enumerate(halves):
             self._keep(layer, rows[long_enough], kept, view)
-
-    def _value(self, layer: int) -> Tensor:
-        (first, second), _ = self._sample(layer)
-        return half_match(first, second, center=self.center)

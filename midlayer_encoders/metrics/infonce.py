@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.metrics._base.precision import full_precision, precise, result_dtype, unit_rows
-from midlayer_encoders.metrics._base.sample_metric import ViewMetric
+from midlayer_encoders.metrics._base.sample_metric import ViewMetric, check_pair
 
 __all__ = ["InfoNCE", "InfoNCEForm", "infonce"]
 
@@ -49,11 +50,7 @@ def infonce(first: Tensor, second: Tensor, *, temperature: float = 0.1, form: In
         tensor(1.9459)
     """
     _check_options(temperature, form)
-    if first.shape != second.shape or first.ndim != 2 or len(first) < 2:
-        raise OptionError(
-            f"`first` and `second` must both be (N, D) with N of 2 or more, "
-            f"but got {tuple(first.shape)} and {tuple(second.shape)}."
-        )
+    check_pair(first, second, same_width=True)
     x, y = unit_rows(precise(first)), unit_rows(precise(second))
     loss = _simclr(x, y, temperature) if form == "simclr" else _one_way(x, y, temperature)
     return (math.log(len(x)) - loss if form == "bound" else loss).to(result_dtype(first))
@@ -83,32 +80,11 @@ def _check_options(temperature: float, form: str) -> None:
 class InfoNCE(ViewMetric):
     """:func:`infonce` of views 0 and 1 of each text, per layer.
 
-    On at most ``max_samples`` texts, drawn by a seeded hash of their index: the loss grows with the number of texts, so
-    compare values of equal ``num_samples``.
-
-    Args:
-        layers: layer numbers that ``update`` will name.
-        temperature: divides the cosines, ``> 0``.
-        form: ``"simclr"``, ``"one_way"`` or ``"bound"``.
-        max_samples: most texts that are kept.
-        seed: which sample is drawn when there are more.
-        torchmetrics_options: torchmetrics' own.
+    Options are those of the function and of :class:`SampleMetric`. The loss grows with the number of texts.
     """
 
     def __init__(
-        self,
-        layers: Sequence[int],
-        *,
-        temperature: float = 0.1,
-        form: InfoNCEForm = "simclr",
-        max_samples: int = 1000,
-        seed: int = 0,
-        **torchmetrics_options: Any,
+        self, layers: Sequence[int], *, temperature: float = 0.1, form: InfoNCEForm = "simclr", **options: Any
     ) -> None:
-        super().__init__(layers, max_samples=max_samples, seed=seed, **torchmetrics_options)
         _check_options(temperature, form)
-        self.temperature, self.form = temperature, form
-
-    def _value(self, layer: int) -> Tensor:
-        (first, second), _ = self._sample(layer)
-        return infonce(first, second, temperature=self.temperature, form=self.form)
+        super().__init__(layers, partial(infonce, temperature=temperature, form=form), **options)

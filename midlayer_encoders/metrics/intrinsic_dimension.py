@@ -1,8 +1,9 @@
-"""Intrinsic dimension by TwoNN: how many dimensions the texts' neighbourhoods have."""
+"""Intrinsic dimension by TwoNN: how many dimensions the texts' neighborhoods have."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -20,7 +21,7 @@ TwoNNForm: TypeAlias = Literal["fit", "mle"]
 
 
 def intrinsic_dimension(embeddings: Tensor, *, form: TwoNNForm = "fit", discard: float = 0.1) -> Tensor:
-    r"""Return the intrinsic dimension of the texts from the distances to their two nearest neighbours (TwoNN).
+    r"""Return the intrinsic dimension of the texts from the distances to their two nearest neighbors (TwoNN).
 
     With :math:`\mu_i = r_{i2} / r_{i1}` in ascending order and :math:`n` of the :math:`N` ratios kept,
 
@@ -37,11 +38,10 @@ def intrinsic_dimension(embeddings: Tensor, *, form: TwoNNForm = "fit", discard:
         discard: share of the largest ratios that are left out, in ``[0, 1)``.
 
     Returns:
-        Scalar, ``> 0``. NaN where the rows hold
-        NaN or infinity.
+        Scalar, ``> 0``. NaN where the rows hold NaN or infinity.
 
     Raises:
-        TooFewTextsError: fewer than three different rows, or none whose two neighbours differ in distance.
+        TooFewTextsError: fewer than three different rows, or none whose two neighbors differ in distance.
 
     Example:
         >>> intrinsic_dimension(torch.tensor([[0.0], [1.0], [3.0], [7.0]]), form="mle", discard=0.0)
@@ -55,13 +55,13 @@ def intrinsic_dimension(embeddings: Tensor, *, form: TwoNNForm = "fit", discard:
     check_at_least(3, len(points), "Different rows of `embeddings`")
     logs = _log_ratios(points).sort().values
     kept = max(2, int(len(logs) * (1 - discard)))
-    check_at_least(1, int((logs[:kept] > 0).sum()), "Rows whose two nearest neighbours differ in distance")
+    check_at_least(1, int((logs[:kept] > 0).sum()), "Rows whose two nearest neighbors differ in distance")
     return (_fit(logs, kept) if form == "fit" else _likeliest(logs, kept)).to(result_dtype(embeddings))
 
 
 def _log_ratios(points: Tensor) -> Tensor:
-    """Return the logarithm of each point's second over first neighbour distance, shape ``(N,)``."""
-    # Distances by products round off near neighbours far from the origin, so those of a few candidates are taken again.
+    """Return the logarithm of each point's second over first neighbor distance, shape ``(N,)``."""
+    # Distances by products round off near neighbors far from the origin, so those of a few candidates are taken again.
     points = points - points.mean(dim=0)
     rough = torch.cdist(points, points)
     rough.fill_diagonal_(torch.inf)
@@ -89,33 +89,11 @@ def _check_options(form: str, discard: float) -> None:
 class IntrinsicDimension(PooledSampleMetric):
     """:func:`intrinsic_dimension` of one vector per text, per layer.
 
-    On at most ``max_samples`` texts, drawn by a seeded hash of their index: the estimate depends on their number.
-
-    Args:
-        layers: layer numbers that ``update`` will name.
-        form: ``"fit"`` or ``"mle"``.
-        discard: share of the largest ratios that are left out.
-        max_samples: most texts that are kept.
-        seed: which sample is drawn when there are more.
-        torchmetrics_options: torchmetrics' own.
+    Options are those of the function and of :class:`SampleMetric`. The estimate depends on the number of texts.
     """
 
     least = 3
 
-    def __init__(
-        self,
-        layers: Sequence[int],
-        *,
-        form: TwoNNForm = "fit",
-        discard: float = 0.1,
-        max_samples: int = 1000,
-        seed: int = 0,
-        **torchmetrics_options: Any,
-    ) -> None:
-        super().__init__(layers, max_samples=max_samples, seed=seed, **torchmetrics_options)
+    def __init__(self, layers: Sequence[int], *, form: TwoNNForm = "fit", discard: float = 0.1, **options: Any) -> None:
         _check_options(form, discard)
-        self.form, self.discard = form, discard
-
-    def _value(self, layer: int) -> Tensor:
-        (embeddings,), _ = self._sample(layer)
-        return intrinsic_dimension(embeddings, form=self.form, discard=self.discard)
+        super().__init__(layers, partial(intrinsic_dimension, form=form, discard=discard), **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,12 +26,14 @@ def lidar(views: Tensor, *, delta: float = 1e-4, exponential: bool = False, meth
         S_b = \frac{1}{N-1} \sum_i (\mu_i - \mu)(\mu_i - \mu)^\top, \quad
         S_w = \frac{1}{N(V-1)} \sum_{i,v} (x_{iv} - \mu_i)(x_{iv} - \mu_i)^\top + \delta I
 
-    with :math:`\mu_i` the mean of text i's views and :math:`\mu` the mean of those. (Thilak et al., 2024.)
+    with :math:`\mu_i` the mean of text i's views and :math:`\mu` the mean of those. Thilak et al. (2024) define LiDAR
+    as :math:`\exp S_1`, with a small constant added to each share as in RankMe; ``exponential=True`` gives that without
+    the constant, and so does ``make_metrics("exp_lidar", …)``. "Layer by Layer" plots the entropy.
 
     Args:
         views: V views of N texts, shape ``(V, N, D)``, two or more of each.
         delta: added to the within-text scatter, ``> 0``; in the units of the vectors, squared.
-        exponential: return exp of the entropy, between 1 and ``min(N - 1, D)``, as the original paper does.
+        exponential: return exp of the entropy, between 1 and ``min(N - 1, D)``: exp-LiDAR.
         method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
 
     Returns:
@@ -74,17 +77,8 @@ def _check_delta(delta: float) -> None:
 class LiDAR(ViewMetric):
     """:func:`lidar` of all views of each text, per layer.
 
-    On at most ``max_samples`` texts, drawn by a seeded hash of their index; their vectors are kept, ``views`` of each.
-
-    Args:
-        layers: layer numbers that ``update`` will name.
-        views: number of views of each text.
-        delta: added to the within-text scatter.
-        exponential: return exp of the entropy.
-        method: how eigenvalues are found.
-        max_samples: most texts that are kept; half of what the other sample metrics keep, as there are many views.
-        seed: which sample is drawn when there are more.
-        torchmetrics_options: torchmetrics' own.
+    ``views`` is the number of views of each text, 2 or more; the other options are those of the function and of
+    :class:`SampleMetric`. ``max_samples`` is half of what the others keep, as there are many views.
     """
 
     def __init__(
@@ -96,15 +90,14 @@ class LiDAR(ViewMetric):
         exponential: bool = False,
         method: Method = "auto",
         max_samples: int = 500,
-        seed: int = 0,
-        **torchmetrics_options: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(layers, max_samples=max_samples, seed=seed, **torchmetrics_options)
         _check_delta(delta)
         if views < 2:
             raise OptionError(f"`views` must be 2 or more, but got {views}.")
-        self.views, self.delta, self.exponential, self.method = views, delta, exponential, method
+        of = partial(lidar, delta=delta, exponential=exponential, method=method)
+        super().__init__(layers, of, max_samples=max_samples, **options)
+        self.views, self.exponential = views, exponential
 
     def _value(self, layer: int) -> Tensor:
-        views, _ = self._sample(layer)
-        return lidar(views, delta=self.delta, exponential=self.exponential, method=self.method)
+        return self._of(self._sample(layer)[0])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._base.moment_metric import Moments, row_moments
-from midlayer_encoders.metrics._base.precision import result_dtype
+from midlayer_encoders.metrics._base.moment_metric import Moments, of_rows
 from midlayer_encoders.metrics._base.row_metric import RowMetric
 from midlayer_encoders.spectra import Method, eigenvalues
 
@@ -49,12 +49,10 @@ def logdet_entropy(
         tensor(0.6931)
     """
     _check_epsilon(epsilon)
-    return _rate(row_moments(embeddings, center=center, unit=unit), epsilon, method).to(result_dtype(embeddings))
+    return of_rows(embeddings, partial(_rate, epsilon=epsilon, method=method), center=center, unit=unit)
 
 
-def _rate(moments: Moments, epsilon: float, method: Method) -> Tensor:
-    if not torch.isfinite(moments.matrix).all():
-        return moments.matrix.new_tensor(torch.nan)
+def _rate(moments: Moments, *, epsilon: float, method: Method) -> Tensor:
     values = eigenvalues(moments.matrix, method=method)
     return 0.5 * torch.log1p(values * moments.width / (moments.count * epsilon**2)).sum()
 
@@ -67,13 +65,7 @@ def _check_epsilon(epsilon: float) -> None:
 class LogdetEntropy(RowMetric):
     """:func:`logdet_entropy` of all texts, per layer; exact, see :class:`RowMetric` for what is kept.
 
-    Args:
-        layers: layer numbers that ``update`` will name.
-        epsilon: precision of the code.
-        center: subtract the mean of the rows, after ``unit``.
-        unit: scale each row to unit length.
-        method: how eigenvalues are found.
-        torchmetrics_options: torchmetrics' own.
+    Options are those of the function; ``layers`` and ``torchmetrics_options`` as in :class:`LayerMetric`.
     """
 
     def __init__(
@@ -81,15 +73,9 @@ class LogdetEntropy(RowMetric):
         layers: Sequence[int],
         *,
         epsilon: float = 0.5,
-        center: bool = False,
         unit: bool = True,
         method: Method = "auto",
-        **torchmetrics_options: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(layers, **torchmetrics_options)
         _check_epsilon(epsilon)
-        self.epsilon, self.method = epsilon, method
-        self.center, self.unit = center, unit
-
-    def _of(self, moments: Moments) -> Tensor:
-        return _rate(moments, self.epsilon, self.method)
+        super().__init__(layers, partial(_rate, epsilon=epsilon, method=method), unit=unit, **options)

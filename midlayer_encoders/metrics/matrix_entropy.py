@@ -1,8 +1,9 @@
-"""Matrix-based entropy of a set of rows, its normalisations, and the entropy of all tokens of a corpus."""
+"""Matrix-based entropy of a set of rows, its normalizations, and the entropy of all tokens of a corpus."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
@@ -20,7 +21,9 @@ __all__ = [
     "MatrixEntropy",
     "Normalization",
     "check_entropy_options",
+    "entropy_of",
     "entropy_of_gram",
+    "entropy_of_moments",
     "matrix_entropy",
     "normalized_entropy",
 ]
@@ -59,12 +62,21 @@ def matrix_entropy(
         >>> matrix_entropy(torch.eye(4))
         tensor(1.3863)
     """
-    check_entropy_options(alpha, normalization)
+    entropy = entropy_of(alpha, normalization, method)
     mask = all_real(states) if mask is None else mask
     gram, sizes = token_gram(states, mask, center=False, unit=False)
-    count, width = mask.sum(dim=-1), states.shape[-1]
-    entropy = entropy_of_gram(gram, sizes, count, width, alpha=alpha, normalization=normalization, method=method)
-    return entropy.to(result_dtype(states))
+    return entropy(gram, sizes, mask.sum(dim=-1), states.shape[-1]).to(result_dtype(states))
+
+
+def entropy_of(alpha: float, normalization: Normalization, method: Method) -> Callable[..., Tensor]:
+    """Return :func:`entropy_of_gram` with these options, which are checked."""
+    check_entropy_options(alpha, normalization)
+    return partial(entropy_of_gram, alpha=alpha, normalization=normalization, method=method)
+
+
+def entropy_of_moments(moments: Moments, *, entropy: Callable[..., Tensor]) -> Tensor:
+    """Return the entropy of a set of rows, with the options of :func:`entropy_of`."""
+    return entropy(moments.matrix, None, moments.count, moments.width)
 
 
 def entropy_of_gram(
@@ -77,7 +89,7 @@ def entropy_of_gram(
     normalization: Normalization,
     method: Method,
 ) -> Tensor:
-    """Return the normalised entropy of Gram or moment matrices, shape ``(*)``; NaN where a matrix is not finite.
+    """Return the normalized entropy of Gram or moment matrices, shape ``(*)``; NaN where a matrix is not finite.
 
     Args:
         gram: shape ``(*, n, n)``.
@@ -111,7 +123,7 @@ def _scale(count: Tensor, width: int, normalization: Normalization) -> Tensor:
 
 
 def check_entropy_options(alpha: float, normalization: str) -> None:
-    """Raise an :class:`OptionError` for an order or a normalisation that does not exist."""
+    """Raise an :class:`OptionError` for an order or a normalization that does not exist."""
     if not alpha > 0:
         raise OptionError(f"`alpha` must be greater than 0 (1 is the von Neumann entropy), but got {alpha}.")
     check_choice("normalization", normalization, get_args(Normalization))
@@ -120,15 +132,9 @@ def check_entropy_options(alpha: float, normalization: str) -> None:
 class MatrixEntropy(MomentMetric):
     """Matrix entropy, per layer, of the tokens of all texts taken as one set of rows.
 
-    Where :class:`PromptEntropy` looks at one text at a time and :class:`DatasetEntropy` at one vector per text, this
-    looks at every token of the corpus. Keeps one D x D matrix per layer in float64; no token states.
-
-    Args:
-        layers: layer numbers that ``update`` will name.
-        alpha: order of the entropy, ``> 0``.
-        normalization: see :func:`matrix_entropy`; N is the number of tokens of all texts.
-        method: how eigenvalues are found.
-        torchmetrics_options: torchmetrics' own.
+    Where :class:`PromptEntropy` reads one text at a time and :class:`DatasetEntropy` one vector per text, this reads
+    every token of the corpus. Keeps one D x D matrix per layer in float64; no token states. Options are those of
+    :func:`matrix_entropy`, N being the tokens of all texts; the rest as in :class:`LayerMetric`.
 
     Example:
         >>> metric = MatrixEntropy(layers=[0])
@@ -148,24 +154,12 @@ class MatrixEntropy(MomentMetric):
         method: Method = "auto",
         **torchmetrics_options: Any,
     ) -> None:
-        super().__init__(layers, **torchmetrics_options)
-        check_entropy_options(alpha, normalization)
-        self.alpha, self.normalization, self.method = alpha, normalization, method
+        entropy = partial(entropy_of_moments, entropy=entropy_of(alpha, normalization, method))
+        super().__init__(layers, entropy, center=False, unit=False, **torchmetrics_options)
 
     def update(self, layer: int, states: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:  # noqa: ARG002
-        """Add one layer's token states of a batch, ``(B, T, D)``, and their mask ``(B, T)``; ``index`` is not used."""
+        """Add one layer's token states of a batch, ``(B, T, D)``, and their mask ``(B, T)``; ``index`` is ignored."""
         check_tokens(states, mask)
         self._position(layer)
         for some, real in parts(states, mask, states.shape[1] * states.shape[2]):
             self._fold(layer, precise(torch.where(real.unsqueeze(-1), some, 0.0)).flatten(0, 1), real.sum())
-
-    def _of(self, moments: Moments) -> Tensor:
-        return entropy_of_gram(
-            moments.matrix,
-            None,
-            moments.count,
-            moments.width,
-            alpha=self.alpha,
-            normalization=self.normalization,
-            method=self.method,
-        )

@@ -7,8 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from midlayer_encoders.metrics._base.token_metric import TokenMetric
-from midlayer_encoders.metrics.effective_rank import effective_rank, rank_of_tokens
+from midlayer_encoders.metrics._base.gram import token_gram
+from midlayer_encoders.metrics._base.precision import result_dtype
+from midlayer_encoders.metrics._base.token_metric import TokenMetric, all_real
+from midlayer_encoders.metrics.effective_rank import rank_of_gram
 from midlayer_encoders.spectra import Method
 
 __all__ = ["PromptEffectiveRank", "prompt_effective_rank"]
@@ -33,7 +35,7 @@ def prompt_effective_rank(
         states: token states, shape ``(*, T, D)``.
         mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all.
         center: subtract the mean of the text's tokens.
-        unit: scale tokens to unit length, after centring.
+        unit: scale tokens to unit length, after centering.
         method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
 
     Returns:
@@ -45,20 +47,20 @@ def prompt_effective_rank(
         >>> prompt_effective_rank(torch.eye(3)[None].repeat(2, 1, 1))
         tensor([3., 3.])
     """
-    return effective_rank(states, mask=mask, center=center, unit=unit, method=method)
+    mask = all_real(states) if mask is None else mask
+    return _rank(states, mask, center, unit, method).to(result_dtype(states))
+
+
+def _rank(states: Tensor, mask: Tensor, center: bool, unit: bool, method: Method) -> Tensor:
+    # float64 on every device, as in `effective_rank`.
+    return rank_of_gram(*token_gram(states.double(), mask, center=center, unit=unit), method)
 
 
 class PromptEffectiveRank(TokenMetric):
     """Mean over texts of :func:`prompt_effective_rank`, per layer.
 
-    Texts of fewer than two tokens are left out and counted in ``skipped``.
-
-    Args:
-        layers: layer numbers that ``update`` will name.
-        center: subtract the mean of the text's tokens.
-        unit: scale tokens to unit length, after centring.
-        method: how eigenvalues are found.
-        torchmetrics_options: torchmetrics' own.
+    Texts of fewer than two tokens are left out and counted in ``skipped``. Options are those of the function;
+    ``layers`` and ``torchmetrics_options`` as in :class:`LayerMetric`.
     """
 
     def __init__(
@@ -74,5 +76,4 @@ class PromptEffectiveRank(TokenMetric):
         self.center, self.unit, self.method = center, unit, method
 
     def _per_text(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        rank = rank_of_tokens(states, mask, center=self.center, unit=self.unit, method=self.method)
-        return rank, mask.sum(dim=-1) >= 2
+        return _rank(states, mask, self.center, self.unit, self.method), mask.sum(dim=-1) >= 2

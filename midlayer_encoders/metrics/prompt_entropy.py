@@ -12,7 +12,7 @@ from midlayer_encoders.metrics._base.gram import token_gram
 from midlayer_encoders.metrics._base.kernels import kernels_run
 from midlayer_encoders.metrics._base.precision import result_dtype
 from midlayer_encoders.metrics._base.token_metric import WaitingTokenMetric, all_real
-from midlayer_encoders.metrics.matrix_entropy import Normalization, check_entropy_options, entropy_of_gram
+from midlayer_encoders.metrics.matrix_entropy import Normalization, entropy_of
 from midlayer_encoders.spectra import Method
 
 __all__ = ["PromptEntropy", "prompt_entropy"]
@@ -28,16 +28,16 @@ def prompt_entropy(
     unit: bool = True,
     method: Method = "auto",
 ) -> Tensor:
-    r"""Return the matrix entropy of each text's tokens, in nats, after centring them and scaling them to unit length.
+    r"""Return the matrix entropy of each text's tokens, in nats, after centering them and scaling them to unit length.
 
     .. math::
         S_\alpha(\hat Z), \qquad \hat z_t = \frac{z_t - \bar z}{\lVert z_t - \bar z \rVert}
 
-    with :math:`S_\alpha` of :func:`matrix_entropy`. Centring and scaling follow Wei et al. (2024), as the paper does.
+    with :math:`S_\alpha` of :func:`matrix_entropy`. Centering and scaling follow Wei et al. (2024), as the paper does.
 
     Args:
         states: token states, shape ``(*, T, D)``.
-        mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all. Padding may stand anywhere.
+        mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all. Padding may be anywhere.
         alpha: order, ``> 0``.
         normalization: see :func:`matrix_entropy`; N is the number of real tokens.
         center: subtract the mean of the text's tokens.
@@ -45,7 +45,7 @@ def prompt_entropy(
         method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
 
     Returns:
-        Shape ``(*)``, between ``0`` and ``log(min(T - 1, D))`` when raw and centred. ``0`` for fewer than two tokens
+        Shape ``(*)``, between ``0`` and ``log(min(T - 1, D))`` when raw and centered. ``0`` for fewer than two tokens
         and for tokens that are all the same. NaN where the states hold NaN or infinity.
 
     Example:
@@ -53,12 +53,9 @@ def prompt_entropy(
         >>> prompt_entropy(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]))
         tensor(0.6931)
     """
-    check_entropy_options(alpha, normalization)
+    entropy = entropy_of(alpha, normalization, method)
     mask = all_real(states) if mask is None else mask
-    gram, sizes, count = _grams(states, mask, center, unit, alpha)
-    width = states.shape[-1]
-    entropy = entropy_of_gram(gram, sizes, count, width, alpha=alpha, normalization=normalization, method=method)
-    return entropy.to(result_dtype(states))
+    return entropy(*_grams(states, mask, center, unit, alpha), states.shape[-1]).to(result_dtype(states))
 
 
 def _grams(states: Tensor, mask: Tensor, center: bool, unit: bool, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,16 +71,8 @@ def _grams(states: Tensor, mask: Tensor, center: bool, unit: bool, alpha: float)
 class PromptEntropy(WaitingTokenMetric):
     """Mean over texts of :func:`prompt_entropy`, per layer.
 
-    Texts of fewer than two tokens are left out and counted in ``skipped``.
-
-    Args:
-        layers: layer numbers that ``update`` will name.
-        alpha: order of the entropy, ``> 0``.
-        normalization: ``"raw"``, ``"maxEntropy"``, ``"logN"``, ``"logD"`` or ``"logNlogD"``.
-        center: subtract the mean of the text's tokens.
-        unit: scale each token to unit length.
-        method: how eigenvalues are found.
-        torchmetrics_options: torchmetrics' own.
+    Texts of fewer than two tokens are left out and counted in ``skipped``. Options are those of the function;
+    ``layers`` and ``torchmetrics_options`` as in :class:`LayerMetric`.
     """
 
     _together: ClassVar[int] = 2**27  # as much as the spectra's kernels take at a time
@@ -100,9 +89,8 @@ class PromptEntropy(WaitingTokenMetric):
         **torchmetrics_options: Any,
     ) -> None:
         super().__init__(layers, **torchmetrics_options)
-        check_entropy_options(alpha, normalization)
-        self.alpha, self.normalization, self.method = alpha, normalization, method
-        self.center, self.unit = center, unit
+        self._entropy = entropy_of(alpha, normalization, method)
+        self.center, self.unit, self.alpha = center, unit, alpha
 
     def _numbers(self, states: Tensor) -> int:
         tokens, width = states.shape[1:]
@@ -114,13 +102,4 @@ class PromptEntropy(WaitingTokenMetric):
 
     def _settled(self, ingredients: tuple[Tensor, ...], width: int) -> tuple[Tensor, Tensor]:
         gram, sizes, count = ingredients
-        entropy = entropy_of_gram(
-            gram,
-            sizes,
-            count,
-            width,
-            alpha=self.alpha,
-            normalization=self.normalization,
-            method=self.method,
-        )
-        return entropy, count >= 2
+        return self._entropy(gram, sizes, count, width), count >= 2

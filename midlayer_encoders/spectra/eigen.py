@@ -2,7 +2,7 @@
 
 Two methods. ``"exact"`` is LAPACK (or cuSOLVER) in float64, equal sizes together, on the CPU with several threads.
 ``"fast"`` is a set of Triton kernels (:mod:`midlayer_encoders.spectra._triton`) for up to 512 rows on a GPU:
-Householder tridiagonalisation and Sturm bisection in float32, matrices of mixed size side by side.
+Householder tridiagonalization and Sturm bisection in float32, matrices of mixed size side by side.
 
 The bound of ``"fast"``: an entropy is within ``1e-5`` nats of the float64 one of the same matrix in float32, and an
 eigenvalue within ``1e-6`` of the trace. ``benchmarks/results/spectra_h200.md`` holds the errors measured (at most
@@ -47,7 +47,7 @@ def eigenvalues(
         method: ``"exact"``, ``"fast"`` (error under ``1e-6`` of the trace, for ``n <= 512``; larger ones are exact) or
             ``"auto"``, which is fast where there is a GPU with Triton, and exact elsewhere.
         check: whether to wait for the device and raise where the result is NaN; ``False`` leaves NaN there, for a
-            caller that queues many calls and looks at their results once.
+            caller that queues many calls and checks their results once.
 
     Returns:
         Shape ``(*, n)``, float64, descending, at least ``0``, and ``0`` beyond ``sizes``.
@@ -125,6 +125,8 @@ def spectral_entropy(
 def _renyi_entropy(values: Tensor, alpha: float) -> Tensor:
     total = values.sum(-1, keepdim=True)
     p: Tensor = values / total.clamp_min(1e-300)  # All p are 0 where there is nothing.
+    if alpha < 1:  # A low power of an eigenvalue that is only rounding is not small.
+        p = p.masked_fill(values <= values[..., :1] * values.shape[-1] * torch.finfo(values.dtype).eps, 0)
     if alpha == 1:
         shannon: Tensor = torch.special.entr(p).sum(-1)
         return shannon.clamp_min_(0)
@@ -183,7 +185,7 @@ def _flat(matrices: Tensor, sizes: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _refuse_nan(results: Tensor, counts: Tensor, n: int, batch_shape: torch.Size) -> None:
-    """Raise unless all results are finite: the only look at the device, which also brings wrong sizes to light."""
+    """Raise unless all results are finite: the only wait for the device, which also finds wrong sizes."""
     finite = torch.isfinite(results)
     if finite.all():
         return
@@ -193,7 +195,7 @@ def _refuse_nan(results: Tensor, counts: Tensor, n: int, batch_shape: torch.Size
     index = torch.unravel_index((~finite).nonzero()[0, 0].cpu(), batch_shape) if batch_shape else ()
     name = f"`matrices[{', '.join(str(int(i)) for i in index)}]`" if index else "`matrices`"
     raise NotFiniteError(
-        f"{name} must be finite, but holds NaN or infinity, or overflows float32: look at the states it was made from "
+        f"{name} must be finite, but holds NaN or infinity, or overflows float32: check the states it was made from "
         "(float16 ends at 65504, bfloat16 and float32 do not)."
     )
 

@@ -178,7 +178,7 @@ def test_encoders_and_several_models_with_one_name(
         base,
         str(tmp_path / "more" / "base"),
         both,
-        metrics="sink_rate",
+        metrics="first_token_share",
         progress=lambda *_: alive.append(len(made)),
         **OPTIONS,
     )  # type: ignore[arg-type]
@@ -217,7 +217,7 @@ def test_a_model_is_not_compared_with_itself(base: str, tmp_path: Path) -> None:
         compare(base, f"{base}/", **OPTIONS)  # type: ignore[arg-type]
     shutil.copytree(base, tmp_path / "copy")
     with pytest.raises(OptionError, match="local/copy has the very weights and settings of local/base"):
-        compare(base, str(tmp_path / "copy"), metrics="sink_rate", **OPTIONS)  # type: ignore[arg-type]
+        compare(base, str(tmp_path / "copy"), metrics="first_token_share", **OPTIONS)  # type: ignore[arg-type]
 
 
 def test_texts_too_short_for_a_metric_are_said(base: str, tuned: str) -> None:

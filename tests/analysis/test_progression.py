@@ -207,7 +207,7 @@ def test_the_command_prints_and_writes(run: Path, tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("\n".join(TEXTS))
     out = tmp_path / "out"
     command = ["progression", str(run), "--texts", str(tmp_path / "t.txt"), "--out", str(out), "--device", "cpu"]
-    command += ["--metrics", "curvature,sink_rate", "--revisions", "step1,step16"]
+    command += ["--metrics", "curvature,first_token_share", "--revisions", "step1,step16"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "settled within 10 %" in result.output

@@ -13,7 +13,7 @@ from midlayer_encoders.metrics import METRICS, LayerMetric
 OPTIONS: dict[str, dict[str, object]] = {
     "alpha_req": {"first": 1},
     "lidar": {"views": 3},
-    "neighbour_overlap": {"k": 3},
+    "neighbor_overlap": {"k": 3},
 }
 """What suits a small corpus, where the default does not."""
 

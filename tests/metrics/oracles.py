@@ -30,7 +30,7 @@ def entropy_read_aloud(rows: Tensor, alpha: float = 1.0) -> Tensor:
     return torch.tensor(entropy_of_shares([share for share in shares if share > 1e-14], alpha), dtype=torch.float64)
 
 
-def centred_unit(rows: Tensor) -> Tensor:
+def centered_unit(rows: Tensor) -> Tensor:
     """Rows minus their mean, each then at length one."""
     mean = sum(row for row in rows) / len(rows)
     return torch.stack([(row - mean) / (row - mean).norm() for row in rows])

@@ -13,19 +13,19 @@ from tests.metrics.oracles import random_rotation, random_rows
 
 
 def cka_read_aloud(x: Tensor, y: Tensor) -> Tensor:
-    """tr(K H L H) over the root of tr(K H K H) tr(L H L H), with H the centring matrix."""
+    """tr(K H L H) over the root of tr(K H K H) tr(L H L H), with H the centering matrix."""
     n = len(x)
-    centring = torch.eye(n, dtype=torch.float64) - torch.full((n, n), 1 / n, dtype=torch.float64)
+    centering = torch.eye(n, dtype=torch.float64) - torch.full((n, n), 1 / n, dtype=torch.float64)
 
     def hsic(k: Tensor, l: Tensor) -> Tensor:
-        return torch.trace(k @ centring @ l @ centring)
+        return torch.trace(k @ centering @ l @ centering)
 
     k, l = x @ x.T, y @ y.T
     return hsic(k, l) / (hsic(k, k) * hsic(l, l)).sqrt()
 
 
 def feature_cka(x: Tensor, y: Tensor) -> Tensor:
-    """Kornblith et al. (2019), equation in features: |Y'X|^2 / (|X'X| |Y'Y|) of centred columns."""
+    """Kornblith et al. (2019), equation in features: |Y'X|^2 / (|X'X| |Y'Y|) of centered columns."""
     x, y = x - x.mean(dim=0), y - y.mean(dim=0)
     return (y.T @ x).norm() ** 2 / ((x.T @ x).norm() * (y.T @ y).norm())
 

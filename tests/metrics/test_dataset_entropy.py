@@ -20,7 +20,7 @@ def test_function_and_class_match_the_definition(texts: int, width: int, alpha: 
 
 
 @pytest.mark.parametrize(("texts", "width"), [(4, 9), (13, 5)])
-def test_unit_length_comes_before_centring(texts: int, width: int) -> None:
+def test_unit_length_comes_before_centering(texts: int, width: int) -> None:
     some = corpus(texts=texts, width=width)
     rows = torch.stack([row / row.norm() for row in some.pooled[0]])
     torch.testing.assert_close(dataset_entropy(some.pooled[0], unit=True), entropy_read_aloud(rows))

@@ -28,13 +28,13 @@ def test_function_and_class_match_the_definition(texts: int, width: int) -> None
     torch.testing.assert_close(value("effective_rank", some, torch.arange(texts).split(3)), expected)
 
 
-def test_centred_and_unit_rows() -> None:
+def test_centered_and_unit_rows() -> None:
     rows = corpus().pooled[0]
-    centred = rows - rows.mean(dim=0)
-    torch.testing.assert_close(effective_rank(rows, center=True), rank_read_aloud(centred))
+    centered = rows - rows.mean(dim=0)
+    torch.testing.assert_close(effective_rank(rows, center=True), rank_read_aloud(centered))
     unit = torch.stack([row / row.norm() for row in rows])
     torch.testing.assert_close(effective_rank(rows, unit=True), rank_read_aloud(unit))
-    torch.testing.assert_close(value("effective_rank", corpus(), center=True)[0], rank_read_aloud(centred))
+    torch.testing.assert_close(value("effective_rank", corpus(), center=True)[0], rank_read_aloud(centered))
 
 
 def test_known_values() -> None:

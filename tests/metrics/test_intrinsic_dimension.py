@@ -14,7 +14,7 @@ from tests.metrics.oracles import random_rotation, random_rows
 
 
 def log_ratios_read_aloud(rows: Tensor) -> list[float]:
-    """Logarithms of second over first neighbour distance, ascending."""
+    """Logarithms of second over first neighbor distance, ascending."""
     logs = []
     for i, row in enumerate(rows):
         first, second = sorted(float((row - other).norm()) for j, other in enumerate(rows) if j != i)[:2]
@@ -74,7 +74,7 @@ def test_the_same_row_counts_once() -> None:
     torch.testing.assert_close(intrinsic_dimension(torch.cat([rows, rows[:7]])), intrinsic_dimension(rows))
 
 
-def test_near_neighbours_far_from_the_origin_are_told_apart() -> None:
+def test_near_neighbors_far_from_the_origin_are_told_apart() -> None:
     rows = random_rows(50, 3)
     torch.testing.assert_close(intrinsic_dimension(1e-3 * rows + 1e4), intrinsic_dimension(rows), rtol=1e-4, atol=1e-4)
 
@@ -82,7 +82,7 @@ def test_near_neighbours_far_from_the_origin_are_told_apart() -> None:
 def test_too_few_different_rows() -> None:
     with pytest.raises(TooFewTextsError, match="Different rows of `embeddings` must be at least 3, but there are 2"):
         intrinsic_dimension(torch.tensor([[1.0], [1.0], [2.0]]))
-    with pytest.raises(TooFewTextsError, match="two nearest neighbours differ"):
+    with pytest.raises(TooFewTextsError, match="two nearest neighbors differ"):
         intrinsic_dimension(torch.eye(6))
 
 

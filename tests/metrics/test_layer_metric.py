@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pickle
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
 from midlayer_encoders.errors import LayerIndexError, MidlayerError, NotFiniteError, OptionError
-from midlayer_encoders.metrics import METRICS, PAPER_METRICS, TooFewTextsError, make_metrics
+from midlayer_encoders.metrics import METRICS, TooFewTextsError
 from tests.metrics.feeding import corpus, feed, make, value
 
 TOKENS = [name for name, metric in METRICS.items() if metric.kind == "tokens"]
 ROWS = ["dataset_entropy", "effective_rank", "anisotropy", "alpha_req", "logdet_entropy"]
-SAMPLES = ["infonce", "lidar", "dime", "intrinsic_dimension", "cka", "neighbour_overlap", "half_match"]
-FIRST_IS_NAN = ["block_influence", "cka", "neighbour_overlap"]
+SAMPLES = ["infonce", "lidar", "dime", "intrinsic_dimension", "cka", "neighbor_overlap", "half_match"]
+FIRST_IS_NAN = ["block_influence", "cka", "neighbor_overlap"]
+COMPARING = [*FIRST_IS_NAN, "infonce", "lidar", "dime"]
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -70,7 +72,7 @@ def test_half_precision_costs_only_the_rounding_of_its_input(name: str, dtype: t
     half = value(name, texts.to(dtype))
     same = value(name, texts.to(dtype).to(torch.float32))
     torch.testing.assert_close(half, same, rtol=1e-9, atol=1e-9, equal_nan=True)
-    if name not in ("neighbour_overlap", "half_match"):  # counts: one neighbour at a tie moves them by 1 / (N k)
+    if name not in ("neighbor_overlap", "half_match"):  # counts: one neighbor at a tie moves them by 1 / (N k)
         expected = value(name, texts)
         torch.testing.assert_close(half, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
@@ -112,7 +114,7 @@ def test_no_text_is_an_error_not_a_number(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["infonce", "lidar", "dime", "anisotropy", "cka", "neighbour_overlap", "alpha_req", "half_match"]
+    "name", ["infonce", "lidar", "dime", "anisotropy", "cka", "neighbor_overlap", "alpha_req", "half_match"]
 )
 def test_one_text_is_an_error_where_texts_are_compared(name: str) -> None:
     metric = feed(make(name, range(3)), corpus(texts=1), [torch.arange(1)])
@@ -135,7 +137,7 @@ def test_unknown_layer_and_wrong_shapes_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_reset_pickle_and_forward(name: str) -> None:
+def test_reset_and_pickle(name: str) -> None:
     texts = corpus()
     metric = feed(make(name, range(3)), texts, [torch.arange(13)])
     expected = metric.compute()
@@ -145,8 +147,52 @@ def test_reset_pickle_and_forward(name: str) -> None:
     torch.testing.assert_close(
         feed(metric, texts, [torch.arange(13)]).compute(), expected, rtol=0, atol=0, equal_nan=True
     )
-    with pytest.raises(MidlayerError, match="update"):
-        metric(0, texts.states[0], texts.mask)
+
+
+@pytest.mark.parametrize("name", sorted(set(METRICS) - set(COMPARING)))
+def test_forward_adds_the_batch_and_returns_its_value(name: str) -> None:
+    texts = corpus(texts=20)
+    metric, halves = make(name, range(3)), torch.arange(20).split(10)
+    for half in halves:
+        for layer in range(3):
+            given = (texts.states[layer, half], texts.mask[half]) if name in TOKENS else (texts.pooled[layer, half],)
+            found = metric(layer, *given, index=half)
+            assert found.shape == ()
+            torch.testing.assert_close(found, value(name, texts, [half])[layer], rtol=1e-12, atol=1e-12)
+            assert metric._forward_cache is found
+    torch.testing.assert_close(metric.compute(), value(name, texts, halves), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", COMPARING)
+def test_forward_is_refused_where_one_update_has_no_value(name: str) -> None:
+    metric = make(name, range(3))
+    with pytest.raises(MidlayerError, match=r"no value for one update: it compares (two layers|the views) of a batch"):
+        metric(0, torch.ones(2, 2))
+    assert metric.update_count == 0
+    assert "``forward`` is refused" in "".join(str(base.__doc__) for base in type(metric).__mro__)
+
+
+def test_a_batch_that_forward_cannot_measure_is_not_added() -> None:
+    metric = make("anisotropy", [0])
+    with pytest.raises(TooFewTextsError, match="must be at least 2"):
+        metric(0, torch.ones(1, 3))
+    assert metric.update_count == 0
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_plot_draws_the_values_over_the_layers(name: str) -> None:
+    metric = feed(make(name, [2, 5, 9]), corpus(), [torch.arange(13)])
+    figure, axes = metric.plot()
+    again, same_axes = metric.plot([metric.compute(), 2 * metric.compute()], ax=axes)
+    assert same_axes is axes
+    assert again is figure
+    drawn = [torch.tensor(line.get_xydata()) for line in axes.lines]
+    plt.close(figure)
+    expected = metric.compute()
+    for line, factor in zip(drawn, (1, 1, 2), strict=True):
+        assert line[:, 0].tolist() == [2, 5, 9]
+        torch.testing.assert_close(line[:, 1], factor * expected, rtol=0, atol=0, equal_nan=True)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("layer", type(metric).__name__)
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -161,30 +207,3 @@ def test_autocast_around_a_metric_changes_nothing(name: str) -> None:
 def test_layers_must_be_different(layers: list[int]) -> None:
     with pytest.raises(OptionError, match="different layer numbers"):
         make("curvature", layers)
-
-
-def test_make_metrics_knows_all_paper_and_names() -> None:
-    assert list(make_metrics("all", [0, 1])) == list(METRICS)
-    assert tuple(make_metrics("paper", [0, 1])) == PAPER_METRICS
-    assert len(PAPER_METRICS) == 7
-    assert list(make_metrics("lidar", [0])) == ["lidar"]
-    assert make_metrics(["curvature"], [0, 4])["curvature"].layers == (0, 4)
-
-
-@pytest.mark.parametrize("names", ["curvatur", ["lidar", "curvatur"]])
-def test_make_metrics_asks_did_you_mean(names: str | list[str]) -> None:
-    with pytest.raises(OptionError, match="Did you mean 'curvature'"):
-        make_metrics(names, [0])
-
-
-def test_make_metrics_wants_a_name() -> None:
-    with pytest.raises(OptionError, match="but got none"):
-        make_metrics([], [0])
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_name_of_metric_function_and_file_are_one(name: str) -> None:
-    from midlayer_encoders import metrics
-
-    assert METRICS[name].__name__.lower() == name.replace("_", "")
-    assert METRICS[name].__module__ == getattr(metrics, name).__module__ == f"midlayer_encoders.metrics.{name}"

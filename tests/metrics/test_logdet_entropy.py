@@ -28,8 +28,8 @@ def test_function_and_class_match_the_definition(texts: int, width: int, epsilon
     torch.testing.assert_close(value("logdet_entropy", some, torch.arange(texts).split(3), epsilon=epsilon), expected)
     raw = torch.stack([rate_read_aloud(layer, epsilon) for layer in some.pooled])
     torch.testing.assert_close(value("logdet_entropy", some, epsilon=epsilon, unit=False), raw)
-    centred = torch.stack([rate_read_aloud(layer - layer.mean(dim=0), epsilon) for layer in unit])
-    torch.testing.assert_close(value("logdet_entropy", some, epsilon=epsilon, center=True), centred)
+    centered = torch.stack([rate_read_aloud(layer - layer.mean(dim=0), epsilon) for layer in unit])
+    torch.testing.assert_close(value("logdet_entropy", some, epsilon=epsilon, center=True), centered)
 
 
 def test_known_values() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from midlayer_encoders import metrics
 from midlayer_encoders.metrics import METRICS
+from midlayer_encoders.metrics._base.sample_metric import SampleMetric
 from tests.metrics.feeding import OPTIONS, Corpus, corpus, value
 
 TEXTS = corpus(texts=17, layers=3, tokens=9, width=6, views=3, seed=5)
@@ -18,7 +19,7 @@ TEXTS = corpus(texts=17, layers=3, tokens=9, width=6, views=3, seed=5)
 CHANGED: dict[str, dict[str, Any]] = {
     "prompt_entropy": {"alpha": 2.0, "normalization": "logN", "center": False, "unit": False},
     "dataset_entropy": {"alpha": 2.0, "normalization": "maxEntropy", "center": True, "unit": True},
-    "effective_rank": {"center": True, "unit": True},
+    "effective_rank": {"center": True, "unit": True, "epsilon": 0.1},
     "curvature": {"step": 2},
     "infonce": {"temperature": 0.5, "form": "one_way"},
     "lidar": {"views": 2, "delta": 0.5, "exponential": True},
@@ -29,15 +30,15 @@ CHANGED: dict[str, dict[str, Any]] = {
     "intrinsic_dimension": {"form": "mle", "discard": 0.4},
     "alpha_req": {"first": 2, "last": 4, "weighted": False, "center": False},
     "logdet_entropy": {"epsilon": 0.1, "center": True, "unit": False},
-    "sink_rate": {},
+    "first_token_share": {},
     "cka": {"against": 0, "unbiased": True},
     "block_influence": {},
-    "neighbour_overlap": {"against": 0, "k": 5, "distance": "euclidean"},
+    "neighbor_overlap": {"against": 0, "k": 5, "distance": "euclidean"},
     "half_match": {"center": False},
 }
 """A value of each option that is not the default one."""
 
-SAMPLED = [name for name, metric in METRICS.items() if "max_samples" in inspect.signature(metric).parameters]
+SAMPLED = [name for name, metric in METRICS.items() if issubclass(metric, SampleMetric)]
 
 
 def halves(text: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,7 +51,7 @@ def of_one_layer(name: str, texts: Corpus, row: int, **options: Any) -> Tensor:
     function = getattr(metrics, name)
     before = options.pop("against", row - 1)
     match name:
-        case "prompt_entropy" | "curvature" | "prompt_effective_rank" | "sink_rate":
+        case "prompt_entropy" | "curvature" | "prompt_effective_rank" | "first_token_share":
             values = torch.stack([function(text, **options) for text in texts.texts[row]])
             return values[~values.isnan()].mean()
         case "matrix_entropy":
@@ -62,7 +63,7 @@ def of_one_layer(name: str, texts: Corpus, row: int, **options: Any) -> Tensor:
             long_enough = [text for text in texts.texts[row] if len(text) >= 4]
             first, second = zip(*map(halves, long_enough), strict=True)
             return function(torch.stack(first), torch.stack(second), **options)  # type: ignore[no-any-return]
-        case "cka" | "neighbour_overlap":
+        case "cka" | "neighbor_overlap":
             return function(texts.pooled[before], texts.pooled[row], **options)  # type: ignore[no-any-return]
         case "lidar":
             return function(texts.views[row, : options.pop("views")], **options)  # type: ignore[no-any-return]
@@ -74,8 +75,9 @@ def of_one_layer(name: str, texts: Corpus, row: int, **options: Any) -> Tensor:
 @pytest.mark.parametrize("name", METRICS)
 def test_no_option_is_forgotten_here(name: str) -> None:
     """A new option must be added above, or its class could drop it unnoticed."""
-    known = set(inspect.signature(METRICS[name]).parameters) - {"layers", "torchmetrics_options"}
-    assert known == set(CHANGED[name]) | (known & {"method", "max_samples", "seed"})
+    parameters = inspect.signature(getattr(metrics, name)).parameters.values()
+    known = {one.name for one in parameters if one.default is not one.empty} - {"mask", "method"}
+    assert known == set(CHANGED[name]) - {"views", "against"}
 
 
 @pytest.mark.parametrize(("name", "option"), [(name, option) for name in METRICS for option in (None, *CHANGED[name])])
@@ -84,7 +86,7 @@ def test_the_class_gives_what_the_function_gives_with_each_option(name: str, opt
     found = value(name, TEXTS, **options)
     rows = [row for row in range(3) if not found[row].isnan()]
     assert rows == (
-        [1, 2] if name in ("cka", "neighbour_overlap", "block_influence") and "against" not in options else [0, 1, 2]
+        [1, 2] if name in ("cka", "neighbor_overlap", "block_influence") and "against" not in options else [0, 1, 2]
     )
     expected = torch.stack([of_one_layer(name, TEXTS, row, **options).double() for row in rows])
     torch.testing.assert_close(found[rows], expected, rtol=1e-6, atol=1e-9)
@@ -108,7 +110,7 @@ def test_the_seed_draws_another_sample_of_the_size_asked_for(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, one in METRICS.items() if "method" in inspect.signature(one).parameters]
+    "name", [name for name in METRICS if "method" in inspect.signature(getattr(metrics, name)).parameters]
 )
 def test_every_method_gives_the_same_without_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)

@@ -5,7 +5,7 @@ import torch
 
 from midlayer_encoders.metrics import PromptEffectiveRank, prompt_effective_rank
 from tests.metrics.feeding import corpus, value
-from tests.metrics.oracles import centred_unit
+from tests.metrics.oracles import centered_unit
 from tests.metrics.test_effective_rank import rank_read_aloud
 
 
@@ -17,9 +17,9 @@ def test_function_and_class_match_the_definition(width: int) -> None:
     torch.testing.assert_close(value("prompt_effective_rank", texts), expected.mean(dim=1))
 
 
-def test_centred_and_scaled_tokens() -> None:
+def test_centered_and_scaled_tokens() -> None:
     texts = corpus(width=12)
-    expected = [rank_read_aloud(centred_unit(text)) for text in texts.texts[0]]
+    expected = [rank_read_aloud(centered_unit(text)) for text in texts.texts[0]]
     values = value("prompt_effective_rank", texts, center=True, unit=True)
     torch.testing.assert_close(values[0], torch.stack(expected).mean())
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from midlayer_encoders.metrics import Normalization, PromptEntropy, TooFewTextsError, prompt_entropy
 from tests.metrics.feeding import corpus, value
-from tests.metrics.oracles import centred_unit, entropy_read_aloud, random_rotation, random_rows
+from tests.metrics.oracles import centered_unit, entropy_read_aloud, random_rotation, random_rows
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0])
@@ -17,7 +17,7 @@ from tests.metrics.oracles import centred_unit, entropy_read_aloud, random_rotat
 def test_function_and_class_match_the_definition(width: int, alpha: float) -> None:
     texts = corpus(width=width)
     expected = torch.stack(
-        [torch.stack([entropy_read_aloud(centred_unit(text), alpha) for text in layer]) for layer in texts.texts]
+        [torch.stack([entropy_read_aloud(centered_unit(text), alpha) for text in layer]) for layer in texts.texts]
     )
     torch.testing.assert_close(prompt_entropy(texts.states, texts.mask.expand(3, -1, -1), alpha=alpha), expected)
     torch.testing.assert_close(value("prompt_entropy", texts, alpha=alpha), expected.mean(dim=1))
@@ -41,7 +41,7 @@ def test_normalization_counts_each_texts_own_tokens(normalization: Normalization
     for text in texts.texts[0]:
         n, d = math.log(len(text)), math.log(5)
         divisor = {"maxEntropy": min(n, d), "logN": n, "logD": d, "logNlogD": n * d}[normalization]
-        expected.append(entropy_read_aloud(centred_unit(text)) / divisor)
+        expected.append(entropy_read_aloud(centered_unit(text)) / divisor)
     torch.testing.assert_close(
         value("prompt_entropy", texts, normalization=normalization)[0], torch.stack(expected).mean()
     )
@@ -64,7 +64,7 @@ def test_a_massive_first_token_keeps_the_precision() -> None:
     states = random_rows(20, 32)
     states[0] *= 1e4
     torch.testing.assert_close(
-        prompt_entropy(states.float()), entropy_read_aloud(centred_unit(states.float().double())).float()
+        prompt_entropy(states.float()), entropy_read_aloud(centered_unit(states.float().double())).float()
     )
 
 

@@ -58,7 +58,7 @@ def test_a_text_given_twice_counts_once(name: str) -> None:
     assert torch.equal(value(name, texts, twice)[1:], value(name, texts)[1:])
 
 
-@pytest.mark.parametrize("name", ["intrinsic_dimension", "cka", "neighbour_overlap"])
+@pytest.mark.parametrize("name", ["intrinsic_dimension", "cka", "neighbor_overlap"])
 def test_without_index_texts_are_numbered_as_they_come(name: str) -> None:
     texts = corpus()
     metric = make(name, range(3))
@@ -92,7 +92,7 @@ def test_negative_view_and_small_cap_are_refused() -> None:
         make("cka", [0], max_samples=1)
 
 
-@pytest.mark.parametrize("name", ["cka", "neighbour_overlap"])
+@pytest.mark.parametrize("name", ["cka", "neighbor_overlap"])
 def test_pairs_need_the_same_texts(name: str) -> None:
     texts = corpus()
     metric = make(name, [0, 1])

@@ -62,7 +62,8 @@ def test_vectors_are_the_same_from_smaller_batches(whole: LayerEncoder, most: in
 
 
 @pytest.mark.parametrize(
-    "metrics", ["prompt_entropy", "sink_rate", "matrix_entropy", "half_match", "block_influence", ["curvature", "cka"]]
+    "metrics",
+    ["prompt_entropy", "first_token_share", "matrix_entropy", "half_match", "block_influence", ["curvature", "cka"]],
 )
 def test_token_states_are_never_counted_twice(whole: LayerEncoder, metrics: str | list[str]) -> None:
     plenty = measure(whole, TEXTS, metrics=metrics)

@@ -31,9 +31,9 @@ METRICS = {
     "intrinsic_dimension": (11.0, 6.0),
     "alpha_req": (0.9, 0.5),
     "logdet_entropy": (-1250.0, 400.0),
-    "sink_rate": (0.02, 0.9),
+    "first_token_share": (0.02, 0.9),
     "block_influence": (0.6, -0.5),
-    "neighbour_overlap": (0.4, 0.3),
+    "neighbor_overlap": (0.4, 0.3),
 }
 
 

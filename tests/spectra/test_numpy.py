@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from midlayer_encoders import spectra
+from midlayer_encoders.spectra import eigen as spectra
 from midlayer_encoders.spectra import eigenvalues, spectral_entropy
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

@@ -17,17 +17,18 @@ from midlayer_encoders.metrics import (
     TooFewTextsError,
     alpha_req,
     anisotropy,
+    current_name,
     curvature,
     dataset_entropy,
     dime,
     effective_rank,
+    first_token_share,
     infonce,
     intrinsic_dimension,
     lidar,
     logdet_entropy,
     prompt_effective_rank,
     prompt_entropy,
-    sink_rate,
 )
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
@@ -43,7 +44,7 @@ _OF_TOKENS: dict[str, PerText] = {
     "prompt_entropy": prompt_entropy,
     "curvature": curvature,
     "prompt_effective_rank": prompt_effective_rank,
-    "sink_rate": sink_rate,
+    "first_token_share": first_token_share,
 }
 _TWO_TOKENS = ("prompt_entropy", "prompt_effective_rank")  # shorter texts are left out, as their classes do
 _OF_ROWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -102,8 +103,10 @@ def comparable(metrics: str | Sequence[str]) -> tuple[str, ...]:
     """
     groups = {"all": COMPARABLE, "paper": PAPER_METRICS}
     if isinstance(metrics, str):
+        metrics = current_name(metrics)
         check_choice("metrics", metrics, [*groups, *COMPARABLE])
         return groups.get(metrics, (metrics,))
+    metrics = tuple(map(current_name, metrics))
     for name in metrics:
         check_choice("metrics", name, COMPARABLE)
     if not metrics:

@@ -12,7 +12,7 @@ __all__ = ["prepared", "smaller_gram", "token_gram", "tokens_first"]
 
 
 def prepared(states: Tensor, mask: Tensor | None, *, center: bool, unit: bool) -> Tensor:
-    """Return rows in working precision: padding at zero, then centred and scaled to unit length as asked.
+    """Return rows in working precision: padding at zero, then centered and scaled to unit length as asked.
 
     A row that equals the mean but for rounding becomes zero, so that repeated rows do not turn into scaled-up noise.
 
@@ -25,7 +25,7 @@ def prepared(states: Tensor, mask: Tensor | None, *, center: bool, unit: bool) -
     Returns:
         Shape ``(*, N, D)``.
     """
-    rows, mean = _centred(states, mask, center)
+    rows, mean = _centered(states, mask, center)
     if not center and not unit:
         return rows
     return rows * _scale(lengths(rows), lengths(mean), mask, unit).unsqueeze(-1)
@@ -51,16 +51,16 @@ def token_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> tup
 
         return prepared_gram(states, mask, center=center, unit=unit)
     states, mask = tokens_first(states, mask)
-    rows, mean = _centred(states, mask, center)
+    rows, mean = _centered(states, mask, center)
     gram = smaller_gram(rows)
     if center or unit:
-        # The lengths stand on the diagonal, and it is quicker to scale T x T numbers than T x D.
+        # The squared lengths are on the diagonal, and scaling T x T numbers is quicker than T x D.
         scale = _scale(gram.diagonal(dim1=-2, dim2=-1).sqrt(), lengths(mean), mask, unit)
         gram = gram.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2))
     return gram, mask.sum(dim=-1)
 
 
-def _centred(states: Tensor, mask: Tensor | None, center: bool) -> tuple[Tensor, Tensor]:
+def _centered(states: Tensor, mask: Tensor | None, center: bool) -> tuple[Tensor, Tensor]:
     """Return rows in working precision, zero or minus the mean where padded, and what was subtracted, ``(*, 1, D)``."""
     rows = states if mask is None else torch.where(mask.unsqueeze(-1), states, 0.0)
     if not center:
@@ -87,7 +87,7 @@ def smaller_gram(rows: Tensor) -> Tensor:
 
 def tokens_first(states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return states ``(*, T, D)`` with the real tokens of each text in front, in their order, and the mask of that."""
-    # On a CPU it costs nothing to see that they stand there already; a GPU would have to be waited for.
+    # On a CPU checking whether they are there already costs nothing; on a GPU it would wait for the device.
     if mask.device.type == "cpu" and not (mask[..., 1:] & ~mask[..., :-1]).any():
         return states, mask
     order = torch.argsort(~mask, dim=-1, stable=True)

@@ -1,4 +1,4 @@
-"""What every metric class is: told its layers, updated with one layer at a time, one number per layer at the end."""
+"""What every metric class is: updated with one layer at a time, one number per layer at the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias
+from copy import copy
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,10 +17,14 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 
 from midlayer_encoders.errors import LayerIndexError, MidlayerError, NotFiniteError, OptionError
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
 __all__ = ["Kind", "LayerMetric", "TooFewTextsError", "check_at_least", "is_distributed", "joined"]
 
-Kind: TypeAlias = Literal["tokens", "pooled", "views"]
-"""What ``update`` wants: token states and their mask, one vector per text, or one vector per text and view."""
+Kind: TypeAlias = Literal["tokens", "pooled", "views", "attentions"]
+"""What ``update`` expects: token states and their mask, one vector per text, one per text and view, or attentions."""
 
 
 class TooFewTextsError(MidlayerError, ValueError):
@@ -31,15 +36,15 @@ class LayerMetric(Metric):
 
     ``update`` is called once per layer and batch, in any order of batches; ``compute`` returns shape ``(len(layers),)``
     in float64, in the order of ``layers``. States merge across processes by torchmetrics' sync: sums to rounding,
-    samples bit for bit. ``update`` does not wait for a GPU, but where eigenvalues are found; whether a number is finite
-    is checked in ``compute``.
+    samples bit for bit. ``update`` does not wait for a GPU, except to find eigenvalues; whether a number is finite is
+    checked in ``compute``.
 
     Args:
-        layers: layer numbers that ``update`` will name, each once.
+        layers: layer numbers that ``update`` will be called with, each once.
         torchmetrics_options: torchmetrics' own, such as ``process_group`` or ``compute_on_cpu``.
 
     Attributes:
-        kind: what ``update`` wants: ``"tokens"``, ``"pooled"`` or ``"views"``.
+        kind: what ``update`` expects: ``"tokens"``, ``"pooled"``, ``"views"`` or ``"attentions"``.
         needs_previous: whether a layer is compared with the one listed before it, so that the first one's value is NaN.
     """
 
@@ -48,28 +53,80 @@ class LayerMetric(Metric):
     is_differentiable = False
     higher_is_better = None
     full_state_update = False
+    _compares: ClassVar[str] = ""
+    """What a value is made from, of which one update holds only one; empty where one update has a value."""
 
     def __init__(self, layers: Sequence[int], **torchmetrics_options: Any) -> None:
         super().__init__(**torchmetrics_options)
         self.layers = tuple(layers)
         if not self.layers or len(set(self.layers)) != len(self.layers):
             raise OptionError(f"`layers` must be one or more different layer numbers, but got {list(layers)}.")
+        # After one update a MetricCollection takes metrics whose states are close for the same, and from then on
+        # updates only one of them. States that are alike here can mean different things, so none may ever seem equal
+        # to another: NaN is not.
+        self.add_state("not_shared", torch.tensor(torch.nan), dist_reduce_fx="sum")
 
     @abstractmethod
     def _value(self, layer: int) -> Tensor:
         """Return the number of one layer, a scalar, from what was kept of it."""
 
     def compute(self) -> Tensor:
-        """Return one value per layer, shape ``(len(layers),)``, float64."""
-        return self._all_finite(self.layers, self._values())
+        """Return one value per layer, shape ``(len(layers),)``, float64; NaN for the first if ``needs_previous``."""
+        return self._all_finite(self.layers, self._values(self.layers))
 
-    def _values(self) -> Tensor:
-        """Return the numbers of all layers, shape ``(len(layers),)``, float64."""
-        return torch.stack([self._value(layer).double() for layer in self.layers])
+    def _values(self, layers: Sequence[int]) -> Tensor:
+        """Return the numbers of some layers, shape ``(len(layers),)``, float64."""
+        return torch.stack([self._value(layer).double() for layer in layers])
 
-    def forward(self, *_: Any, **__: Any) -> None:
-        """Refuse: one layer of one batch has no value for every layer."""
-        raise MidlayerError(f"Call `{type(self).__name__}.update` for each layer and batch, then `compute` once.")
+    def _has_value(self, layer: int) -> bool:
+        return not self.needs_previous or layer != self.layers[0]
+
+    def forward(self, layer: int, *args: Any, **kwargs: Any) -> Tensor:
+        """Add one layer of a batch as ``update`` does, and return that layer's value on this batch alone.
+
+        torchmetrics returns ``compute`` of the batch here. One call brings one layer, so it is one number: a scalar in
+        float64, of this process alone unless ``dist_sync_on_step``. Metrics that compare layers, or views, of a text
+        have no value on one layer of one view, and raise a :class:`MidlayerError`.
+        """
+        if self._compares:
+            raise MidlayerError(
+                f"{type(self).__name__} has no value for one update: it compares {self._compares} of a batch. "
+                "Call `update` for each of them, then `compute` once."
+            )
+        batch = self._without_texts()
+        batch.update(layer, *args, **kwargs)
+        batch.sync(should_sync=self.dist_sync_on_step)
+        value = batch._all_finite([layer], batch._values([layer]))[0]
+        self.update(layer, *args, **kwargs)
+        self._forward_cache = value  # type: ignore[assignment]  # Lightning logs it
+        return value
+
+    def _without_texts(self) -> LayerMetric:
+        """Return a metric with the same options that has seen no text."""
+        other = copy(self)
+        for name, default in self._defaults.items():
+            if isinstance(default, list):  # `reset` would clear the list that both hold
+                setattr(other, name, [])
+        other.reset()
+        return other
+
+    def plot(
+        self, val: Tensor | Sequence[Tensor] | None = None, ax: Axes | None = None
+    ) -> tuple[Figure | SubFigure, Axes]:
+        """Draw the values over the layers, and return the figure and its axes.
+
+        Args:
+            val: what ``compute`` returned, or several of those, one line each; ``None`` to compute it now.
+            ax: axes to draw in; ``None`` for a new figure.
+        """
+        import matplotlib.pyplot as plt
+
+        axes = plt.subplots()[1] if ax is None else ax
+        val = self.compute() if val is None else val
+        for values in [val] if isinstance(val, Tensor) else val:
+            axes.plot(self.layers, values.tolist(), marker="o")
+        axes.set(xlabel="layer", ylabel=type(self).__name__)
+        return axes.figure, axes
 
     def _position(self, layer: int) -> int:
         if layer not in self.layers:
@@ -77,17 +134,17 @@ class LayerMetric(Metric):
         return self.layers.index(layer)
 
     def _all_finite(self, layers: Sequence[int], values: Tensor) -> Tensor:
-        # One look for all layers, since each one waits for the GPU.
+        # All layers at once, since each check waits for the GPU.
         for layer, value in zip(layers, values.tolist(), strict=True):
-            if not math.isfinite(value):
-                raise NotFiniteError(
-                    f"{type(self).__name__} of layer {layer} is {value}: its states hold NaN or infinity. "
-                    "Check the model's output at that layer; float16 overflows where bfloat16 or float32 do not."
-                )
+            if self._has_value(layer) and not math.isfinite(value):
+                raise self._not_finite(layer, value)
         return values
 
-    def _finite(self, layer: int, value: Tensor) -> Tensor:
-        return self._all_finite([layer], value.double()[None])[0]
+    def _not_finite(self, layer: int, value: float) -> NotFiniteError:
+        return NotFiniteError(
+            f"{type(self).__name__} of layer {layer} is {value}: its states hold NaN or infinity. "
+            "Check the model's output at that layer; float16 overflows where bfloat16 or float32 do not."
+        )
 
     def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         # torchmetrics squeezes a result of one element to a scalar; one layer is still a vector of one.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +11,9 @@ from torch import Tensor
 
 from midlayer_encoders.metrics._base.gram import prepared, smaller_gram
 from midlayer_encoders.metrics._base.layer_metric import LayerMetric, check_at_least, joined
-from midlayer_encoders.metrics._base.precision import full_precision
+from midlayer_encoders.metrics._base.precision import full_precision, result_dtype
 
-__all__ = ["MomentMetric", "Moments", "row_moments"]
+__all__ = ["MomentMetric", "Moments", "of_rows"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Moments:
 
     Attributes:
         matrix: the smaller of ``Z Z'`` and ``Z' Z``, shape ``(n, n)``, of the rows as prepared.
-        total: sum of the rows, shape ``(D,)``, before centring.
+        total: sum of the rows, shape ``(D,)``, before centering.
         count: number of rows N, a scalar.
         width: their dimension D.
     """
@@ -34,38 +33,59 @@ class Moments:
     width: int
 
 
-def row_moments(embeddings: Tensor, *, center: bool, unit: bool) -> Moments:
-    """Return the moments, in float64, of rows ``(N, D)``: scaled to unit length first and centred then, as asked."""
+def of_rows(embeddings: Tensor, of: Callable[[Moments], Tensor], *, center: bool, unit: bool) -> Tensor:
+    """Return the number ``of`` the moments of rows ``(N, D)``, a scalar; NaN where they hold NaN or infinity.
+
+    Rows are scaled to unit length first and centered then, as asked: the order in which rows can be added one by one.
+    """
+    return _of_finite(_row_moments(embeddings, center=center, unit=unit), of).to(result_dtype(embeddings))
+
+
+def _row_moments(embeddings: Tensor, *, center: bool, unit: bool) -> Moments:
     rows = prepared(embeddings.double(), None, center=False, unit=unit)
-    centred = prepared(rows, None, center=True, unit=False) if center else rows
+    centered = prepared(rows, None, center=True, unit=False) if center else rows
     count = torch.tensor(len(rows), device=rows.device)
-    return Moments(smaller_gram(centred), rows.sum(dim=0), count, rows.shape[-1])
+    return Moments(smaller_gram(centered), rows.sum(dim=0), count, rows.shape[-1])
+
+
+def _of_finite(moments: Moments, of: Callable[[Moments], Tensor]) -> Tensor:
+    if not torch.isfinite(moments.matrix).all():
+        return moments.matrix.new_tensor(torch.nan)
+    return of(moments)
 
 
 class MomentMetric(LayerMetric):
     """A number that depends on the moment matrix of all rows, kept as one D x D matrix per layer in float64.
 
+    Args:
+        layers: as in :class:`LayerMetric`.
+        of: the number of a set of rows, a scalar, from their moments.
+        center: subtract the mean of all rows, after ``unit``.
+        unit: scale each row to unit length.
+        torchmetrics_options: as in :class:`LayerMetric`.
+
     Attributes:
-        center: whether the mean of all rows is subtracted.
-        unit: whether each row is scaled to unit length, before that.
         least: number of rows below which there is no value.
     """
 
-    center: bool = False
-    unit: bool = False
     least: int = 1
     count: Tensor
 
-    def __init__(self, layers: Sequence[int], **torchmetrics_options: Any) -> None:
+    def __init__(
+        self,
+        layers: Sequence[int],
+        of: Callable[[Moments], Tensor],
+        *,
+        center: bool = False,
+        unit: bool = False,
+        **torchmetrics_options: Any,
+    ) -> None:
         super().__init__(layers, **torchmetrics_options)
+        self._of, self.center, self.unit = of, center, unit
         self.add_state("count", torch.zeros(len(self.layers), dtype=torch.int64), dist_reduce_fx="sum")
         for layer in self.layers:
             for name in ("rows", "total", "moment"):
                 self.add_state(f"{name}_{layer}", [], dist_reduce_fx="cat")
-
-    @abstractmethod
-    def _of(self, moments: Moments) -> Tensor:
-        """Return the number of a set of rows, a scalar."""
 
     def _fold(self, layer: int, rows: Tensor, count: Tensor | int) -> None:
         """Add prepared rows, shape ``(n, D)``, of which ``count`` are not padding, to the moment matrix."""
@@ -78,10 +98,7 @@ class MomentMetric(LayerMetric):
         self.count[self._position(layer)] += count
 
     def _value(self, layer: int) -> Tensor:
-        moments = self._moments(layer)
-        if not torch.isfinite(moments.matrix).all():
-            return moments.matrix.new_tensor(torch.nan)
-        return self._of(moments)
+        return _of_finite(self._moments(layer), self._of)
 
     def _moments(self, layer: int) -> Moments:
         """Return the moments of all that was added to a layer: rows not yet folded, and the folded ones."""
@@ -90,11 +107,16 @@ class MomentMetric(LayerMetric):
         check_at_least(self.least, int(count), f"Rows given to {type(self).__name__} at layer {layer}")
         if moment is None or total is None or len(moment) == 0:
             assert rows is not None
-            return row_moments(rows, center=self.center, unit=self.unit)
+            return _row_moments(rows, center=self.center, unit=self.unit)
         moment, total = moment.sum(dim=0), total.sum(dim=0)
         if rows is not None and len(rows):
             rest = prepared(rows.double(), None, center=False, unit=self.unit)
             moment, total = moment + rest.mT @ rest, total + rest.sum(dim=0)
-        if self.center:
-            moment = moment - torch.outer(total, total) / count
-        return Moments(moment, total, count, len(total))
+        return Moments(_centered(moment, total, count) if self.center else moment, total, count, len(total))
+
+
+def _centered(moment: Tensor, total: Tensor, count: Tensor) -> Tensor:
+    """Return the moment matrix about the mean; zero where rows differ from it by no more than rounding."""
+    centered = moment - torch.outer(total, total) / count
+    rounding = 32 * count.sqrt() * torch.finfo(moment.dtype).eps * moment.trace()
+    return torch.where(centered.trace() <= rounding, 0.0, centered)

@@ -20,7 +20,7 @@ __all__ = [
 
 
 def single_or_better(states: Tensor) -> Tensor:
-    """Return states in float32, and float64 ones as they are: enough for what looks at one token at a time."""
+    """Return states in float32, and float64 ones as they are: enough for what reads one token at a time."""
     return states.to(result_dtype(states))
 
 

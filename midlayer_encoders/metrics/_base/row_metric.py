@@ -33,7 +33,7 @@ class RowMetric(MomentMetric):
         Args:
             layer: one of ``layers``.
             embeddings: one row per text, shape ``(B, D)``.
-            index: position of each text in the whole list, shape ``(B,)``; taken, but of no consequence here.
+            index: ignored; other metrics of one vector per text need it.
         """
         check_embeddings(embeddings, index)
         self._position(layer)

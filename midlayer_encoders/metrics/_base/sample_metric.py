@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -20,7 +19,7 @@ from midlayer_encoders.metrics._base.layer_metric import (
 )
 from midlayer_encoders.metrics._base.row_metric import check_embeddings, own
 
-__all__ = ["NumberedMetric", "PairMetric", "PooledSampleMetric", "SampleMetric", "ViewMetric", "hashed"]
+__all__ = ["NumberedMetric", "PairMetric", "PooledSampleMetric", "SampleMetric", "ViewMetric", "check_pair", "hashed"]
 
 
 class SampleMetric(LayerMetric):
@@ -28,11 +27,17 @@ class SampleMetric(LayerMetric):
 
     Keeps the vectors of at most ``max_samples`` texts per layer (twice that while they arrive): those whose place in
     the whole list has the smallest seeded hash. So the sample is the same in every order, batch split and sharding, and
-    so, to the bit, is the value. A text given twice counts once.
+    so, to the bit, is the value. A text given twice counts once. Most such values depend on the number of texts, so
+    compare those of equal ``num_samples``.
+
+    Args:
+        layers: as in :class:`LayerMetric`.
+        of: the number of a sample, a scalar, from the vectors of each view, ``(N, D)`` float64.
+        max_samples: most texts that are kept, 2 or more.
+        seed: which sample is drawn when there are more.
+        torchmetrics_options: as in :class:`LayerMetric`.
 
     Attributes:
-        max_samples: most texts that are kept.
-        seed: which sample is drawn when there are more.
         num_samples: texts that the last ``compute`` used; ``None`` before.
         views: number of views of each text that are kept.
         least: number of texts below which there is no value.
@@ -42,14 +47,21 @@ class SampleMetric(LayerMetric):
     views: int = 1
     least: int = 2
     counted: ClassVar[str] = "Different texts"
+    _of: Callable[..., Tensor]
 
     def __init__(
-        self, layers: Sequence[int], *, max_samples: int = 1000, seed: int = 0, **torchmetrics_options: Any
+        self,
+        layers: Sequence[int],
+        of: Callable[..., Tensor],
+        *,
+        max_samples: int = 1000,
+        seed: int = 0,
+        **torchmetrics_options: Any,
     ) -> None:
         super().__init__(layers, **torchmetrics_options)
         if max_samples < 2:
             raise OptionError(f"`max_samples` must be 2 or more, but got {max_samples}.")
-        self.max_samples, self.seed = max_samples, seed
+        self._of, self.max_samples, self.seed = of, max_samples, seed
         self.num_samples: int | None = None
         for layer in self.layers:
             for name in ("rows", "index", "view"):
@@ -83,6 +95,9 @@ class SampleMetric(LayerMetric):
         order = order[hashes <= largest]
         return order[torch.argsort(view[order], stable=True)]
 
+    def _value(self, layer: int) -> Tensor:
+        return self._of(*self._sample(layer)[0])
+
     def _sample(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return a layer's sample ``(V, N, D)`` in float64, and the index of each text, ascending, ``(N,)``."""
         rows, index, view = (joined(getattr(self, f"{name}_{layer}")) for name in ("rows", "index", "view"))
@@ -98,21 +113,23 @@ class SampleMetric(LayerMetric):
             )
         check_at_least(self.least, len(texts), f"{self.counted} for {name} at layer {layer}")
         self.num_samples = len(texts)
-        return self._checked(layer, rows[kept].double()).reshape(self.views, len(texts), -1), texts
-
-    def _checked(self, layer: int, rows: Tensor) -> Tensor:
-        self._finite(layer, rows.sum())
-        return rows
+        rows = rows[kept].double()
+        if not torch.isfinite(rows.sum()):
+            raise self._not_finite(layer, float(rows.sum()))
+        return rows.reshape(self.views, len(texts), -1), texts
 
 
 class NumberedMetric(SampleMetric):
     """A :class:`SampleMetric` that numbers texts as they come where no index is given."""
 
-    def __init__(self, layers: Sequence[int], **options: Any) -> None:
-        super().__init__(layers, **options)
+    def __init__(self, layers: Sequence[int], of: Callable[..., Tensor], **options: Any) -> None:
+        super().__init__(layers, of, **options)
         self._given = dict.fromkeys(self.layers, 0)
 
-    def _numbered(self, layer: int, count: int) -> Tensor:
+    def _numbered(self, layer: int, count: int, index: Tensor | None) -> Tensor:
+        """Return the index, or the next numbers of a layer where there is none."""
+        if index is not None:
+            return index
         if is_distributed():
             raise OptionError("`index` must be given when several processes share the texts, but got None.")
         self._position(layer)
@@ -139,16 +156,15 @@ class PooledSampleMetric(NumberedMetric):
             index: position of each text in the whole list, shape ``(B,)``. Without it texts are numbered as they come,
                 which several processes cannot do.
         """
-        if index is None:
-            index = self._numbered(layer, len(embeddings))
-        self._keep(layer, embeddings, index, view=0)
+        self._keep(layer, embeddings, self._numbered(layer, len(embeddings), index), view=0)
 
 
 class ViewMetric(SampleMetric):
-    """A :class:`SampleMetric` of several views of each text, given one view at a time."""
+    """A :class:`SampleMetric` of several views of each text, given one view at a time; ``forward`` is refused."""
 
     kind: ClassVar[Kind] = "views"
     views: int = 2
+    _compares = "the views"
 
     def update(self, layer: int, embeddings: Tensor, *, view: int, index: Tensor) -> None:
         """Add one layer's vectors of one view of a batch.
@@ -156,8 +172,8 @@ class ViewMetric(SampleMetric):
         Args:
             layer: one of ``layers``.
             embeddings: one row per text, shape ``(B, D)``.
-            view: which view, from 0; those past the last that the metric wants are ignored, so that metrics with
-                different numbers of views can share the passes.
+            view: which view, from 0; those past the metric's last are ignored, so that metrics with different numbers
+                of views can share the passes.
             index: position of each text in the whole list, shape ``(B,)``.
         """
         if view < 0:
@@ -167,49 +183,57 @@ class ViewMetric(SampleMetric):
 
 
 class PairMetric(PooledSampleMetric):
-    """A :class:`PooledSampleMetric` that compares the same texts at two layers.
+    """A :class:`PooledSampleMetric` that compares the same texts at two layers; ``forward`` is refused.
 
     Args:
-        layers: layer numbers that ``update`` will name.
+        layers: as in :class:`LayerMetric`.
+        of: the number of two sets of vectors of the same texts, each ``(N, D)``: a scalar.
         against: ``"previous"`` compares each layer with the one listed before it, and the first has no value: NaN. A
             layer number, one of ``layers``, compares every layer with that one.
-        options: as for :class:`SampleMetric`.
+        options: as in :class:`SampleMetric`.
     """
 
+    _compares = "two layers"
+
     def __init__(
-        self, layers: Sequence[int], *, against: int | Literal["previous"] = "previous", **options: Any
+        self,
+        layers: Sequence[int],
+        of: Callable[[Tensor, Tensor], Tensor],
+        *,
+        against: int | Literal["previous"] = "previous",
+        **options: Any,
     ) -> None:
-        super().__init__(layers, **options)
+        super().__init__(layers, of, **options)
         if against != "previous":
             self._position(against)
         self.against = against
         self.needs_previous = against == "previous"
 
-    @abstractmethod
-    def _between(self, first: Tensor, second: Tensor) -> Tensor:
-        """Return the number of two sets of vectors of the same texts, each ``(N, D)``: a scalar."""
-
     def _value(self, layer: int) -> Tensor:
+        (second,), texts = self._sample(layer)
+        if not self._has_value(layer):
+            return torch.full_like(second[0, 0], torch.nan)
         other = self.layers[self._position(layer) - 1] if self.against == "previous" else self.against
         (first,), their_texts = self._sample(other)
-        (second,), texts = self._sample(layer)
         if not torch.equal(their_texts, texts):
             raise OptionError(
                 f"Layers {other} and {layer} must be updated with the same texts: they have different `index`."
             )
-        return self._between(first, second)
+        return self._of(first, second)
 
-    def compute(self) -> Tensor:
-        """Return one value per layer; NaN for the first when each is compared with the one before."""
-        if not self.needs_previous:
-            return super().compute()
-        values = [self._finite(layer, self._value(layer)) for layer in self.layers[1:]]
-        self._sample(self.layers[0])
-        return torch.stack([torch.tensor(torch.nan, dtype=torch.float64, device=self.device), *values])
+
+def check_pair(first: Tensor, second: Tensor, *, least: int = 2, same_width: bool = False) -> None:
+    """Raise an :class:`OptionError` unless both have one row for each of ``least`` or more texts."""
+    paired = first.ndim == second.ndim == 2 and len(first) == len(second) >= least
+    if not paired or (same_width and first.shape != second.shape):
+        raise OptionError(
+            f"`first` and `second` must be (N, D) and (N, {'D' if same_width else 'E'}) with N of {least} or more, "
+            f"but got {tuple(first.shape)} and {tuple(second.shape)}."
+        )
 
 
 def hashed(index: Tensor, seed: int) -> Tensor:
-    """Return a pseudo-random int64 per index, different for different indices: the finaliser of SplitMix64.
+    """Return a pseudo-random int64 per index, different for different indices: the finalizer of SplitMix64.
 
     Example:
         >>> hashed(torch.tensor([0, 1, 2]), seed=0).argsort()

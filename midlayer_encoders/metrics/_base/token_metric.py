@@ -50,17 +50,15 @@ class MeanOverTexts(LayerMetric):
         self.skipped[row] += len(defined) - count
 
     def _value(self, layer: int) -> Tensor:
-        row = self._position(layer)
-        self._check_count(layer, int(self.count[row]))
-        return self.total[row] / self.count[row]
+        return self._values([layer])[0]
 
-    def _values(self) -> Tensor:
-        for layer, count in zip(self.layers, self.count.tolist(), strict=True):
-            self._check_count(layer, count)
-        return self.total / self.count
-
-    def _check_count(self, layer: int, count: int) -> None:
-        check_at_least(1, count, f"Texts long enough for {type(self).__name__} at layer {layer}")
+    def _values(self, layers: Sequence[int]) -> Tensor:
+        rows = [self._position(layer) for layer in layers]
+        total, count = self.total[rows], self.count[rows]
+        for layer, texts in zip(layers, count.tolist(), strict=True):
+            if self._has_value(layer):
+                check_at_least(1, texts, f"Texts long enough for {type(self).__name__} at layer {layer}")
+        return total / count
 
 
 class TokenMetric(MeanOverTexts):
@@ -80,8 +78,8 @@ class TokenMetric(MeanOverTexts):
         Args:
             layer: one of ``layers``.
             states: shape ``(B, T, D)``.
-            mask: which tokens are real, shape ``(B, T)``, bool; padding may stand on either side.
-            index: position of each text in the whole list, shape ``(B,)``; taken, but of no consequence here.
+            mask: which tokens are real, shape ``(B, T)``, bool; padding may be on either side.
+            index: ignored; other metrics of token states need it.
         """
         check_tokens(states, mask)
         row = self._position(layer)
@@ -160,13 +158,8 @@ class WaitingTokenMetric(TokenMetric):
         self.count = self.count.index_add(0, rows, defined.long())
         self.skipped = self.skipped.index_add(0, rows, (~defined).long())
 
-    def compute(self) -> Tensor:
-        """Return the mean over texts per layer, shape ``(len(layers),)``, float64."""
-        self._settle()
-        return super().compute()
-
     def sync(self, *args: Any, **kwargs: Any) -> None:
-        """Settle what waits, then share the sums with the other processes."""
+        """Settle what waits, then share the sums with the other processes; ``compute`` begins with it, always."""
         self._settle()
         super().sync(*args, **kwargs)
 
@@ -196,7 +189,7 @@ def check_tokens(states: Tensor, mask: Tensor) -> None:
 
 
 def parts(states: Tensor, mask: Tensor, numbers: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield so many texts of a batch at a time that memory stays bounded when each takes so many temporary numbers."""
+    """Yield a batch in parts whose texts, at ``numbers`` temporary numbers each, take a bounded amount of memory."""
     texts = max(1, _ELEMENTS // max(1, numbers))
     yield from zip(torch.split(states, texts), torch.split(mask, texts), strict=True)
 

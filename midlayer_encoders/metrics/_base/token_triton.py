@@ -1,4 +1,4 @@
-"""Token states read once: centred Gram matrices and turning angles of many texts on a GPU, as Triton kernels.
+"""Token states read once: centered Gram matrices and turning angles of many texts on a GPU, as Triton kernels.
 
 The plain way makes a float32 copy of the states, and another for each step, and reads each of them several times: on an
 H200 that takes longer than the eigenvalues. Here the states are read as they are, in the order of the real tokens, and
@@ -89,7 +89,7 @@ def _gram(
     COLS: tl.constexpr,
     CENTER: tl.constexpr,
 ):
-    # One axis, since the others end at 65535; the tiles of a text are neighbours, to share the cache.
+    # One axis, since the others end at 65535; the tiles of a text are neighbors, to share the cache.
     tiles = tl.cdiv(T, ROWS)
     i, j = tl.program_id(0) // tiles % tiles, tl.program_id(0) % tiles
     b = (tl.program_id(0) // (tiles * tiles)).to(tl.int64)
@@ -200,7 +200,7 @@ def _turn(
 
 
 def prepared_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> tuple[Tensor, Tensor]:
-    """Return the Gram matrices of texts' tokens, real ones first, centred and scaled as asked, and their sizes.
+    """Return the Gram matrices of texts' tokens, real ones first, centered and scaled as asked, and their sizes.
 
     Args:
         states: shape ``(B, T, D)``, the last axis contiguous.

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from midlayer_encoders.metrics import SinkRate, sink_rate
+from midlayer_encoders.metrics import FirstTokenShare, first_token_share
 from tests.metrics.feeding import corpus, value
 from tests.metrics.oracles import random_rotation, random_rows
 
@@ -18,28 +18,28 @@ def sink_read_aloud(path: Tensor) -> Tensor:
 def test_function_and_class_match_the_definition() -> None:
     texts = corpus()
     expected = torch.stack([torch.stack([sink_read_aloud(text) for text in layer]) for layer in texts.texts])
-    torch.testing.assert_close(sink_rate(texts.states, texts.mask.expand(3, -1, -1)), expected)
-    torch.testing.assert_close(value("sink_rate", texts), expected.mean(dim=1))
+    torch.testing.assert_close(first_token_share(texts.states, texts.mask.expand(3, -1, -1)), expected)
+    torch.testing.assert_close(value("first_token_share", texts), expected.mean(dim=1))
 
 
 def test_known_values() -> None:
-    assert sink_rate(torch.ones(8, 3)) == pytest.approx(1 / 8)
+    assert first_token_share(torch.ones(8, 3)) == pytest.approx(1 / 8)
     massive = torch.ones(8, 3)
     massive[0] = 1e18
-    assert sink_rate(massive) == 1.0
-    assert sink_rate(torch.ones(1, 3)) == 1.0
-    assert sink_rate(torch.tensor([[0.0], [2.0]])) == 0.0
+    assert first_token_share(massive) == 1.0
+    assert first_token_share(torch.ones(1, 3)) == 1.0
+    assert first_token_share(torch.tensor([[0.0], [2.0]])) == 0.0
 
 
 def test_the_first_real_token_is_the_first() -> None:
     path = random_rows(6, 4)
     mask = torch.tensor([False, False, True, True, True, False])
-    torch.testing.assert_close(sink_rate(path, mask), sink_read_aloud(path[2:5]))
+    torch.testing.assert_close(first_token_share(path, mask), sink_read_aloud(path[2:5]))
 
 
 def test_scale_and_rotation_do_not_matter() -> None:
     path = random_rows(6, 4)
-    torch.testing.assert_close(sink_rate(3 * path @ random_rotation(4)), sink_rate(path))
+    torch.testing.assert_close(first_token_share(3 * path @ random_rotation(4)), first_token_share(path))
 
 
 def test_empty_and_zero_texts_are_skipped_and_counted() -> None:
@@ -47,8 +47,8 @@ def test_empty_and_zero_texts_are_skipped_and_counted() -> None:
     states[1] = 0.0
     mask = torch.ones(3, 4, dtype=torch.bool)
     mask[2] = False
-    assert sink_rate(states, mask).isnan().tolist() == [False, True, True]
-    metric = SinkRate([0])
+    assert first_token_share(states, mask).isnan().tolist() == [False, True, True]
+    metric = FirstTokenShare([0])
     metric.update(0, states, mask)
     assert metric.skipped.tolist() == [2]
     assert metric.compute().tolist() == [0.25]

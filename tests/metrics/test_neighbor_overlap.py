@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics import NeighbourOverlap, neighbour_overlap
+from midlayer_encoders.metrics import NeighborOverlap, neighbor_overlap
 from tests.metrics.feeding import corpus, value
 from tests.metrics.oracles import cosine, random_rotation, random_rows
 
@@ -30,23 +30,23 @@ def test_function_and_class_match_the_definition(k: int, distance: str) -> None:
     options = {"k": k, "distance": distance}
     pairs = [(texts.pooled[0], texts.pooled[1]), (texts.pooled[1], texts.pooled[2])]
     expected = torch.stack([overlap_read_aloud(*pair, **options) for pair in pairs])  # type: ignore[arg-type]
-    values = torch.stack([neighbour_overlap(*pair, **options) for pair in pairs])  # type: ignore[arg-type]
+    values = torch.stack([neighbor_overlap(*pair, **options) for pair in pairs])  # type: ignore[arg-type]
     torch.testing.assert_close(values, expected)
-    by_class = value("neighbour_overlap", texts, torch.arange(20).split(7), **options)
+    by_class = value("neighbor_overlap", texts, torch.arange(20).split(7), **options)
     assert by_class[0].isnan()
     torch.testing.assert_close(by_class[1:], expected)
 
 
 def test_known_values() -> None:
     rows = random_rows(12, 4)
-    assert neighbour_overlap(rows, rows) == 1.0
-    assert neighbour_overlap(rows, random_rows(12, 7, 1), k=11) == 1.0
+    assert neighbor_overlap(rows, rows) == 1.0
+    assert neighbor_overlap(rows, random_rows(12, 7, 1), k=11) == 1.0
     clusters = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
-    assert neighbour_overlap(clusters, clusters[[0, 2, 1, 3]], k=1) == 0.0
+    assert neighbor_overlap(clusters, clusters[[0, 2, 1, 3]], k=1) == 0.0
 
 
 def test_unrelated_vectors_overlap_at_chance() -> None:
-    overlap = neighbour_overlap(random_rows(400, 10), random_rows(400, 10, 1), k=10)
+    overlap = neighbor_overlap(random_rows(400, 10), random_rows(400, 10, 1), k=10)
     assert float(overlap) == pytest.approx(10 / 399, abs=0.01)
 
 
@@ -54,21 +54,21 @@ def test_scale_rotation_and_the_choice_of_distance() -> None:
     first, second = random_rows(15, 4), random_rows(15, 4) + random_rows(15, 4, 1)
     stretched = first * torch.arange(1.0, 16.0)[:, None]
     moved = 3 * first @ random_rotation(4)
-    assert neighbour_overlap(moved, second, k=3) == neighbour_overlap(first, second, k=3)
-    assert neighbour_overlap(stretched, first, k=3) == 1.0
-    assert neighbour_overlap(stretched, first, k=3, distance="euclidean") < 1.0
-    assert neighbour_overlap(first + 50, first, k=3, distance="euclidean") == 1.0
+    assert neighbor_overlap(moved, second, k=3) == neighbor_overlap(first, second, k=3)
+    assert neighbor_overlap(stretched, first, k=3) == 1.0
+    assert neighbor_overlap(stretched, first, k=3, distance="euclidean") < 1.0
+    assert neighbor_overlap(first + 50, first, k=3, distance="euclidean") == 1.0
 
 
 def test_texts_at_the_same_distance_are_taken_in_order() -> None:
     same = torch.ones(8, 3)
-    assert neighbour_overlap(same, same, k=2) == 1.0
+    assert neighbor_overlap(same, same, k=2) == 1.0
 
 
 def test_wrong_input_is_refused() -> None:
-    with pytest.raises(OptionError, match="N greater than `k` = 10"):
-        neighbour_overlap(torch.ones(10, 3), torch.ones(10, 3))
+    with pytest.raises(OptionError, match="N of 11 or more"):
+        neighbor_overlap(torch.ones(10, 3), torch.ones(10, 3))
     with pytest.raises(OptionError, match="`k` must be 1 or more"):
-        NeighbourOverlap([0], k=0)
+        NeighborOverlap([0], k=0)
     with pytest.raises(OptionError, match="Did you mean 'cosine'"):
-        NeighbourOverlap([0], distance="cosin")  # type: ignore[arg-type]
+        NeighborOverlap([0], distance="cosin")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Sink rate: how much of a text's squared norm its first token holds."""
+"""First token share: how much of a text's squared norm its first token holds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 from midlayer_encoders.metrics._base.precision import lengths, result_dtype, single_or_better
 from midlayer_encoders.metrics._base.token_metric import TokenMetric, all_real
 
-__all__ = ["SinkRate", "sink_rate"]
+__all__ = ["FirstTokenShare", "first_token_share"]
 
 
-def sink_rate(states: Tensor, mask: Tensor | None = None) -> Tensor:
+def first_token_share(states: Tensor, mask: Tensor | None = None) -> Tensor:
     r"""Return the first token's share of the squared norm of each text's tokens.
 
     .. math::
@@ -26,7 +26,7 @@ def sink_rate(states: Tensor, mask: Tensor | None = None) -> Tensor:
         or all are zero, and where the states hold NaN or infinity.
 
     Example:
-        >>> sink_rate(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
+        >>> first_token_share(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
         tensor(0.9000)
     """
     first, total = _energies(states, all_real(states) if mask is None else mask)
@@ -45,14 +45,11 @@ def _share(first: Tensor, total: Tensor) -> Tensor:
     return torch.where(total.isinf(), torch.nan, first / total)
 
 
-class SinkRate(TokenMetric):
-    """Mean over texts of :func:`sink_rate`, per layer.
+class FirstTokenShare(TokenMetric):
+    """Mean over texts of :func:`first_token_share`, per layer.
 
-    Texts without a token, or with only zeros, are left out and counted in ``skipped``.
-
-    Args:
-        layers: layer numbers that ``update`` will name.
-        torchmetrics_options: torchmetrics' own.
+    Texts without a token, or with only zeros, are left out and counted in ``skipped``. Arguments as in
+    :class:`LayerMetric`.
     """
 
     def _per_text(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

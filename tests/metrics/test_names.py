@@ -1,0 +1,125 @@
+"""Names of metrics: one for everything, the names of other papers, and those of the last release."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from midlayer_encoders import metrics
+from midlayer_encoders.analysis.comparing.per_text import comparable
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.measuring import make_for_views, num_passes
+from midlayer_encoders.metrics import (
+    ALIASES,
+    METRICS,
+    PAPER_METRICS,
+    EffectiveRank,
+    LiDAR,
+    effective_rank,
+    lidar,
+    make_metrics,
+)
+from tests.metrics.feeding import corpus, feed
+from tests.metrics.oracles import random_rows
+
+RENAMED = {
+    "sink_rate": "first_token_share",
+    "SinkRate": "FirstTokenShare",
+    "neighbour_overlap": "neighbor_overlap",
+    "NeighbourOverlap": "NeighborOverlap",
+}
+
+
+def test_make_metrics_knows_all_paper_and_names() -> None:
+    assert list(make_metrics("all", [0, 1])) == list(METRICS)
+    assert tuple(make_metrics("paper", [0, 1])) == PAPER_METRICS
+    assert len(PAPER_METRICS) == 7
+    assert list(make_metrics("lidar", [0])) == ["lidar"]
+    assert make_metrics(["curvature"], [0, 4])["curvature"].layers == (0, 4)
+
+
+@pytest.mark.parametrize("names", ["curvatur", ["lidar", "curvatur"]])
+def test_make_metrics_asks_did_you_mean(names: str | list[str]) -> None:
+    with pytest.raises(OptionError, match="Did you mean 'curvature'"):
+        make_metrics(names, [0])
+
+
+@pytest.mark.parametrize(("names", "match"), [([], "but got none"), (["all"], "but got 'all'")])
+def test_make_metrics_expects_a_name(names: list[str], match: str) -> None:
+    with pytest.raises(OptionError, match=match):
+        make_metrics(names, [0])
+
+
+@pytest.mark.parametrize("name", [*METRICS, "attention_sink_rate"])
+def test_name_of_metric_function_and_file_are_one(name: str) -> None:
+    one = METRICS.get(name, metrics.AttentionSinkRate)
+    assert one.__name__.lower() == name.replace("_", "")
+    assert one.__module__ == getattr(metrics, name).__module__ == f"midlayer_encoders.metrics.{name}"
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_the_old_name_of_a_class_or_function_still_works(old: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"`{old}` is now `{RENAMED[old]}`") as caught:
+        assert getattr(metrics, old) is getattr(metrics, RENAMED[old])
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_old_names_can_be_imported() -> None:
+    with pytest.warns(DeprecationWarning, match="`SinkRate` is now `FirstTokenShare`"):
+        from midlayer_encoders.metrics import SinkRate  # type: ignore[attr-defined]
+    assert SinkRate is metrics.FirstTokenShare
+    with pytest.raises(ImportError, match="SinkRates"):
+        from midlayer_encoders.metrics import SinkRates  # type: ignore[attr-defined]  # noqa: F401
+
+
+@pytest.mark.parametrize("old", ["sink_rate", "neighbour_overlap"])
+@pytest.mark.parametrize("several", [False, True])
+def test_the_old_name_of_a_metric_still_works(old: str, several: bool) -> None:
+    with pytest.warns(DeprecationWarning, match=f"`{old}` is now `{RENAMED[old]}`") as caught:
+        made = make_metrics([old, "curvature"] if several else old, [0])
+    assert list(made) == [RENAMED[old], "curvature"][: 1 + several]
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize("names", ["sink_rate", ["sink_rate"]])
+def test_models_are_compared_by_an_old_name(names: str | list[str]) -> None:
+    with pytest.warns(DeprecationWarning, match="`sink_rate` is now `first_token_share`"):
+        assert comparable(names) == ("first_token_share",)
+
+
+def rankme_read_aloud(rows: torch.Tensor) -> torch.Tensor:
+    """Equations 1 and 2 of Garrido et al. (2023), with their epsilon."""
+    sigma = torch.linalg.svdvals(rows)
+    share = sigma / sigma.abs().sum() + 1e-7
+    return (-(share * share.log()).sum()).exp()
+
+
+@pytest.mark.parametrize(("n", "d"), [(7, 4), (4, 7)])
+def test_rankme_is_the_effective_rank_with_an_epsilon(n: int, d: int) -> None:
+    rows = random_rows(n, d)
+    rows[:, 0] = rows[:, 1]  # a singular value of zero has a share of epsilon, too
+    expected = rankme_read_aloud(rows)
+    torch.testing.assert_close(effective_rank(rows, epsilon=1e-7), expected, rtol=1e-10, atol=0)
+    assert abs(float(effective_rank(rows) - expected)) > 1e-7
+    padded, mask = torch.cat([rows, torch.full((3, d), torch.nan)]), torch.arange(n + 3) < n
+    torch.testing.assert_close(effective_rank(padded, mask=mask, epsilon=1e-7), expected, rtol=1e-10, atol=0)
+    metric = make_metrics("rankme", [0])["rankme"]
+    assert isinstance(metric, EffectiveRank)
+    metric.update(0, rows)
+    torch.testing.assert_close(metric.compute()[0], expected, rtol=1e-10, atol=0)
+    with pytest.raises(OptionError, match="1e-7 for RankMe"):
+        EffectiveRank([0], epsilon=-1.0)
+
+
+def test_exp_lidar_is_exp_of_lidar_with_as_many_views_as_asked() -> None:
+    texts = corpus(views=3)
+    metric = make_for_views(["exp_lidar", "lidar"], range(3), 3)["exp_lidar"]
+    assert isinstance(metric, LiDAR)
+    expected = torch.stack([lidar(views).exp() for views in texts.views])
+    torch.testing.assert_close(feed(metric, texts, [torch.arange(13)]).compute(), expected)
+    assert num_passes("exp_lidar", views=5) == 6
+
+
+def test_aliases_are_no_metrics_of_their_own() -> None:
+    assert not set(ALIASES) & set(METRICS)
+    assert all(name in METRICS for name, _ in ALIASES.values())
