@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from midlayer_encoders.frame import Series
-from midlayer_encoders.frame.summaries import Curve, Summary, average_baseline
+from midlayer_encoders.frame import Curve, Series, Summary, average_baseline
+from midlayer_encoders.report.page_figures import breakable
 from midlayer_encoders.report.ticks import number
 
-__all__ = ["breakable", "metric_tables", "score_tables"]
+__all__ = ["metric_tables", "score_tables"]
 
 _WIDEST = 8  # columns of results in a table: what a page of paper holds
 _WINNER, _TOP = ' class="winner"', ' class="top"'
@@ -26,16 +25,6 @@ class _Column:
     texts: Mapping[int, str]
     top: int | None = None
     foot: str = ""
-
-
-def breakable(name: str) -> str:
-    """Return a name escaped, with places where a narrow column may break it.
-
-    Example:
-        >>> breakable("TwitterURLCorpus"), breakable("a_b")
-        ('Twitter<wbr>URLCorpus', 'a_<wbr>b')
-    """
-    return "<wbr>".join(escape(part) for part in re.split(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[_/-])", name) if part)
 
 
 def score_tables(
@@ -88,6 +77,8 @@ def _significant(value: float) -> str:
 
 
 def _tables(layers: Sequence[int], columns: Sequence[_Column], *, caption: str, foot: str, winner: int | None) -> str:
+    if not columns:
+        return ""
     count = math.ceil(len(columns) / _WIDEST)
     size = math.ceil(len(columns) / count)
     parts = [columns[start : start + size] for start in range(0, len(columns), size)]

@@ -7,16 +7,18 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.paper.renyi_orders import order_entropies
 from midlayer_encoders.paper.theorems import STATEMENTS, check_theorems
-from midlayer_encoders.report.experiment_figures import panels_figure, rule_figure, theorem_figure
+from midlayer_encoders.report.charts import Line
 from midlayer_encoders.report.experiments import (
-    Panel,
-    Trace,
     along_panels,
+    curves_panel,
     metric_depth_panels,
     order_panels,
+    panels_figure,
     prompt_panels,
+    rule_figure,
     score_panels,
     subblock_panels,
+    theorem_figure,
 )
 from midlayer_encoders.report.experiments_page import Finding, experiments_html
 from tests.report.made_frames import rows_frame
@@ -30,7 +32,8 @@ def test_scores_by_depth_average_the_layers_that_have_every_task() -> None:
     rows = [("m", "main", k, k / 2, "score", "a", "s", v) for k, v in enumerate([0.1, 0.3, 0.2])]
     rows += [("m", "main", k, k / 2, "score", "b", "s", v) for k, v in enumerate([0.3, 0.5])]  # not the last layer
     (panel,) = score_panels(rows_frame(rows))
-    assert panel.traces == (Trace("m (2 tasks)", (0.0, 50.0), (pytest.approx(20), pytest.approx(40))),)
+    (line,) = panel.lines
+    assert (line.label, line.x, line.y) == ("m (2 tasks)", (0.0, 50.0), (pytest.approx(20), pytest.approx(40)))
     with pytest.raises(OptionError, match="rows of kind 'score'"):
         score_panels(rows_frame([]))
 
@@ -40,9 +43,9 @@ def test_models_of_different_depth_share_an_axis_of_depth() -> None:
         (m, "main", k, k / n, "metric", "t", "lidar", float(k)) for m, n in (("a", 2), ("b", 4)) for k in range(n + 1)
     ]
     (panel,) = metric_depth_panels(rows_frame(rows))
-    assert [trace.x[-1] for trace in panel.traces] == [100, 100]
+    assert [line.x[-1] for line in panel.lines] == [1, 1]
     (alone,) = metric_depth_panels(rows_frame(rows[:3]))
-    assert (alone.x_label, alone.traces[0].x) == ("layer", (0, 1, 2))
+    assert (alone.x.label, alone.lines[0].x) == ("layer", (0, 1, 2))
 
 
 def test_along_leaves_out_positions_that_few_texts_reach() -> None:
@@ -54,9 +57,9 @@ def test_along_leaves_out_positions_that_few_texts_reach() -> None:
     ]
     panels = along_panels(extra_frame(rows, **extra))
     assert [panel.title for panel in panels][:2] == ["layer 1, 25 % of the depth", "layer 2, 50 % of the depth"]
-    assert panels[0].traces[0].label == "m"
-    assert panels[0].traces[0].x == (4, 8, 12)
-    assert panels[0].traces[0].band[0] == (3.5, 4.5)
+    assert panels[0].lines[0].label == "m"
+    assert panels[0].lines[0].x == (4, 8, 12)
+    assert panels[0].lines[0].band[0] == (3.5, 4.5)
 
 
 def test_prompts_and_sites_are_curves_of_their_own() -> None:
@@ -68,14 +71,14 @@ def test_prompts_and_sites_are_curves_of_their_own() -> None:
         for k in range(3)
     ]
     panels = prompt_panels(extra_frame(rows, **extra))
-    assert [trace.label for trace in panels[0].traces] == ["2 tokens", "8 tokens"]
-    assert [trace.label for trace in panels[1].traces] == ["p = 2", "p = 8"]
+    assert [line.label for line in panels[0].lines] == ["2 tokens", "8 tokens"]
+    assert [line.label for line in panels[1].lines] == ["p = 2", "p = 8"]
     assert all(panel.ordered for panel in panels)
     sites = [
         ("m", "main", k, k / 2, "metric", "t", "x", 1.0, site) for site in ("residual_in", "mlp_in") for k in (1, 2)
     ]
     (panel,) = subblock_panels(extra_frame(sites, site=pl.String()))
-    assert [trace.label for trace in panel.traces] == ["mlp in"]
+    assert [line.label for line in panel.lines] == ["mlp in"]
 
 
 def test_figures_draw_what_the_panels_hold() -> None:
@@ -83,7 +86,8 @@ def test_figures_draw_what_the_panels_hold() -> None:
     figure = panels_figure(panels, title="orders")
     assert [len(axes.lines) for axes in figure.axes] == [2, 2]
     assert len(figure.legends) == 1
-    other = panels_figure([panels[0], Panel("one", "layer", (Trace("x", (0, 1), (0.0, 1.0), ((0, 1), (0, 2))),))])
+    banded = Line((0, 1), (0.0, 1.0), "x", band=((0, 1), (0, 2)))
+    other = panels_figure([panels[0], curves_panel("one", "layer", [banded])])
     assert not other.legends
     assert other.axes[1].collections  # the band
     with pytest.raises(OptionError, match="`panels` must hold curves"):
@@ -97,10 +101,9 @@ def test_figures_draw_what_the_panels_hold() -> None:
     assert texts[:2] == ["holds in 0 of 100", "holds in 100 of 100"]
 
 
-def test_the_page_escapes_what_it_is_given_and_colours_ordered_curves() -> None:
-    panel = Panel(
-        "<b>", "layer", (Trace("p = 0 & 1", (0, 1), (0.0, 1.0)), Trace("p = 1", (0, 1), (0.0, 2.0))), ordered=True
-    )
+def test_the_page_escapes_what_it_is_given_and_colors_ordered_curves() -> None:
+    lines = [Line((0, 1), (0.0, 1.0), "p = 0 & 1"), Line((0, 1), (0.0, 2.0), "p = 1")]
+    panel = curves_panel("<b>", "layer", lines, ordered=True)
     found = Finding("fig6", "<i>", "claims <x>", ("came <y>",), (panel,), (("rule", "m<"), ("last", "1.0")))
     page = experiments_html([found], title="T<", how={"seed": "<0>"}, notes=["fig5 was left out: <z>"])
     for tag in ("<b>", "<i>", "<x>", "<y>", "<z>", "<0>", "m<<"):
