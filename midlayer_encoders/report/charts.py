@@ -25,7 +25,7 @@ class Line:
         y: of each x; one that is not finite breaks the curve.
         label: in the key; empty for none.
         style: number of its color and dashes.
-        tips: a text for each point, shown when it is pointed at.
+        tips: a text for each point, shown when it is pointed at; empty for its label and values.
         band: lower and upper end of the interval at each x, drawn as a shade; empty for none.
     """
 
@@ -195,6 +195,13 @@ class Panel:
     def key(self) -> dict[str, Line | Dots | Level]:
         """What has a label, by it."""
         return {part.label: part for part in self.parts if isinstance(part, Line | Dots | Level) and part.label}
+
+    def tips(self, part: Line | Dots) -> tuple[str, ...]:
+        """Return the text of each point."""
+        if part.tips:
+            return part.tips
+        name = f"{part.label or self.title}, {self.x.label}"
+        return tuple(f"{name} {x:g}: {y:.4g}" for x, y in zip(part.x, part.y, strict=True))
 
 
 @dataclass(frozen=True)

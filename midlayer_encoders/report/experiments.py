@@ -74,16 +74,10 @@ def panels_chart(panels: Sequence[Panel], *, title: str = "") -> Chart:
 
 def curves_panel(title: str, x_label: str, lines: Sequence[Line], *, ordered: bool = False) -> Panel:
     """Return curves over an axis from 0; ``ordered`` where they are steps of one amount."""
-    styled = tuple(
-        replace(
-            line, style=place, tips=tuple(f"{line.label}, {x:g}: {y:.4g}" for x, y in zip(line.x, line.y, strict=True))
-        )
-        for place, line in enumerate(lines)
-    )
-    across = layer_axis(math.ceil(max((x for line in lines for x in line.x), default=1)))
-    label = f"{title} by {x_label}"
-    ordered_count = len(lines) if ordered else 0
-    return Panel(title, replace(across, label=x_label), value_axis(styled), styled, label, ordered=ordered_count)
+    parts = tuple(replace(line, style=place) for place, line in enumerate(lines))
+    end = math.ceil(max((x for line in lines for x in line.x), default=1))
+    across = replace(layer_axis(end), label=x_label)
+    return Panel(title, across, value_axis(parts), parts, f"{title} by {x_label}", ordered=ordered * len(parts))
 
 
 def _styled(panel: Panel, labels: Sequence[str]) -> Panel:
@@ -162,10 +156,7 @@ def prompt_panels(frame: pl.DataFrame) -> list[Panel]:
     panels = []
     for (model, condition), part in frame.group_by("model", "condition", maintain_order=True):
         word = "{:g} tokens" if condition == "length" else "p = {:g}"
-        lines = [
-            Line(tuple(rows["layer"]), tuple(rows["value"]), word.format(amount))
-            for (amount,), rows in part.sort("amount", "layer").group_by("amount", maintain_order=True)
-        ]
+        lines = _lines(part.sort("amount", "layer"), "amount", "layer", word)
         title = _CONDITIONS.get(str(condition), str(condition)) + (f" ({model})" if several else "")
         panels.append(curves_panel(title, "layer", lines, ordered=True))
     return panels
@@ -178,10 +169,7 @@ def order_panels(frame: pl.DataFrame) -> list[Panel]:
         curves_panel(
             titles[str(name)],
             "exponent β of the spectrum",
-            [
-                Line(tuple(rows["beta"]), tuple(rows["value"]), f"α = {alpha:g}")
-                for (alpha,), rows in part.sort("alpha", "beta").group_by("alpha", maintain_order=True)
-            ],
+            _lines(part.sort("alpha", "beta"), "alpha", "beta", "α = {:g}"),
             ordered=True,
         )
         for (name,), part in frame.group_by("name", maintain_order=True)
@@ -194,17 +182,12 @@ def subblock_panels(frame: pl.DataFrame) -> list[Panel]:
     ``residual_in`` is not drawn: it is ``residual_out`` of the layer before.
     """
     several = frame["model"].n_unique() > 1
+    shown = frame.filter(pl.col("site") != "residual_in").with_columns(pl.col("site").str.replace_all("_", " "))
     return [
         curves_panel(
-            str(name) + (f" ({model})" if several else ""),
-            "layer",
-            [
-                Line(tuple(rows["layer"]), tuple(rows["value"]), str(site).replace("_", " "))
-                for (site,), rows in part.sort("layer").group_by("site", maintain_order=True)
-                if site != "residual_in"
-            ],
+            f"{name} ({model})" if several else str(name), "layer", _lines(part.sort("layer"), "site", "layer")
         )
-        for (model, name), part in frame.group_by("model", "name", maintain_order=True)
+        for (model, name), part in shown.group_by("model", "name", maintain_order=True)
     ]
 
 
@@ -268,6 +251,12 @@ def rule_figure(frame: pl.DataFrame) -> Figure:
 def theorem_figure(frame: pl.DataFrame, statements: Mapping[str, str]) -> Figure:
     """Return the figure of :func:`theorem_panels`."""
     return panels_figure(theorem_panels(frame, statements))
+
+
+def _lines(rows: pl.DataFrame, by: str, x: str, word: str = "{}") -> list[Line]:
+    """Return a curve for each value of a column, which is its label in the form of ``word``."""
+    groups = rows.group_by(by, maintain_order=True)
+    return [Line(tuple(part[x]), tuple(part["value"]), word.format(key)) for (key,), part in groups]
 
 
 def _model_label(frame: pl.DataFrame, model: object, revision: object) -> str:

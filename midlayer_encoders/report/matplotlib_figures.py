@@ -12,7 +12,6 @@ from midlayer_encoders.report.style import LIGHT, MISSING, SERIES, dashes_of, or
 from midlayer_encoders.report.ticks import layer_ticks
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
@@ -27,7 +26,8 @@ def draw(chart: Chart) -> Figure:
     """Return the figure of a chart.
 
     Example:
-        >>> from midlayer_encoders.report.charts import layer_axis, value_axis
+        >>> from midlayer_encoders.report.axes import layer_axis
+        >>> from midlayer_encoders.report.charts import value_axis
         >>> line = Line((0, 1), (1.0, 2.0))
         >>> figure = draw(Chart((Panel("a line", layer_axis(1), value_axis([line]), (line,)),)))
         >>> figure.axes[0].get_title(loc="left"), figure.axes[0].lines[0].get_ydata().tolist()
@@ -87,7 +87,7 @@ def _draw_part(axes: Axes, part: Part, ordered: int, *, words: bool) -> None:
         case Line():
             _draw_line(axes, part, ordered)
         case Dots():
-            _draw_points(axes, part, ordered)
+            _draw_dots(axes, part, ordered)
         case Mark():
             _draw_mark(axes, part, words=words)
         case Level():
@@ -134,7 +134,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def _draw_points(axes: Axes, points: Dots, ordered: int) -> None:
+def _draw_dots(axes: Axes, points: Dots, ordered: int) -> None:
     color = _color(points.style, ordered)
     if points.spans:
         low, high = zip(*points.spans, strict=True)
@@ -263,17 +263,19 @@ def _draw_keys(figure: Figure, chart: Chart, places: list[Axes]) -> None:
             if panel.key:  # beside the panel, never over a curve
                 axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
         return
-    handles: dict[str, Artist] = {}
-    for axes in places:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
+    found = [pair for axes in places for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in reversed(found)}  # of each label the first
     if handles:
-        labels = [label for label in chart.key if label in handles]
-        columns = _key_columns(chart, figure.get_figwidth())
-        found = [handles[label] for label in labels]
         figure.legend(
-            found, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=8,
-            title=chart.title or None, title_fontsize=11, alignment="left",
-        )  # fmt: skip
+            [handles[label] for label in chart.key],
+            list(chart.key),
+            loc="outside upper left",
+            ncols=_key_columns(chart, figure.get_figwidth()),
+            frameon=False,
+            fontsize=8,
+            title=chart.title or None,
+            title_fontsize=11,
+            alignment="left",
+        )
     elif chart.title:
         figure.suptitle(chart.title, fontsize=11, x=0.01, ha="left")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report.axes import layer_axis
-from midlayer_encoders.report.charts import Chart, Dots, Level, Line, Panel, Part, layer_tips, value_axis
+from midlayer_encoders.report.charts import Chart, Dots, Level, Line, Panel, Part, value_axis
 from midlayer_encoders.report.matplotlib_figures import draw
 
 if TYPE_CHECKING:
@@ -48,10 +48,9 @@ def probes_chart(
     for place, (label, table) in enumerate(tables.items()):
         layers, accuracy = tuple(table["layer"]), tuple(100 * table["accuracy"])
         band = tuple(zip(100 * table["low"], 100 * table["high"], strict=True))
-        parts.append(Line(layers, accuracy, label, place, layer_tips(label, layers, accuracy), band))
+        parts.append(Line(layers, accuracy, label, place, band=band))
         best = table["validation" if "validation" in table.columns else "accuracy"].arg_max() or 0
-        tip = f"{label}, best layer {layers[best]}: {accuracy[best]:.4g}"
-        parts.append(Dots((layers[best],), (accuracy[best],), style=place, tips=(tip,)))
+        parts.append(Dots((layers[best],), (accuracy[best],), style=place))
     if chance is not None:
         words = f"guessing ({chance:.0%})"
         parts.append(Level(100 * chance, words, words))

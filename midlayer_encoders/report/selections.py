@@ -9,7 +9,7 @@ import polars as pl
 
 from midlayer_encoders.frame import check_frame
 from midlayer_encoders.report.axes import layer_axis, named_axis
-from midlayer_encoders.report.charts import Chart, Dots, Line, Mark, Panel, Part, Rule, Word, layer_tips, value_axis
+from midlayer_encoders.report.charts import Chart, Dots, Line, Mark, Panel, Part, Rule, Word, value_axis
 from midlayer_encoders.report.matplotlib_figures import draw
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def selection_chart(
     panels = [_choices(choices, layer, rule, num_layers)]
     for kind, name, dataset in sorted(names, key=lambda row: row[0] != "score"):
         rows = frame.filter(kind=kind, name=name, dataset=dataset).sort("layer")
-        line = Line(tuple(rows["layer"]), tuple(rows["value"]), tips=layer_tips(name, rows["layer"], rows["value"]))
+        line = Line(tuple(rows["layer"]), tuple(rows["value"]))
         title = f"{name}: {dataset}" if kind == "score" else name
         panels.append(Panel(title, layer_axis(num_layers), value_axis([line]), (Rule(layer, "chosen"), line)))
     return Chart(tuple(panels), head=True)

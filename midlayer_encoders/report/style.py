@@ -41,19 +41,20 @@ def dashes_of(style: int) -> str:
     return DASHES[style // len(SERIES) % len(DASHES)]
 
 
-def ordered_colors(count: int, *, dark: bool = False) -> list[str]:
+@cache
+def ordered_colors(count: int, *, dark: bool = False) -> tuple[str, ...]:
     """Return ``count`` colors in order, early to late; all of them show on white, or on a ``dark`` ground.
 
     Example:
         >>> ordered_colors(2)
-        ['#440154', '#d2e21b']
+        ('#440154', '#d2e21b')
     """
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
     low, high = (0.3, 1.0) if dark else (0.0, 0.92)
     places = [low + (high - low) * place / max(count - 1, 1) for place in range(count)]
-    return [to_hex(colormaps["viridis"](place)) for place in places]
+    return tuple(to_hex(colormaps["viridis"](place)) for place in places)
 
 
 def ordered_rules(count: int) -> str:

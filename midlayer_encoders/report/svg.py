@@ -60,7 +60,8 @@ def panel_svg(panel: Panel, size: Size) -> str:
     """Return an SVG of a panel.
 
     Example:
-        >>> from midlayer_encoders.report.charts import layer_axis, value_axis
+        >>> from midlayer_encoders.report.axes import layer_axis
+        >>> from midlayer_encoders.report.charts import value_axis
         >>> line = Line((0, 1), (1.0, 2.0), tips=("layer 0: 1", "layer 1: 2"))
         >>> text = panel_svg(Panel("a line", layer_axis(1), value_axis([line]), (line,)), PANEL)
         >>> text.startswith('<svg class="chart" viewBox="0 0 220 124" role="img" aria-label="a line">')
@@ -157,7 +158,7 @@ class _Canvas:
             case Line():
                 return self._line(part)
             case Dots():
-                return self._points(part)
+                return self._dots(part)
             case Mark():
                 return self._mark(part)
             case Level():
@@ -177,7 +178,7 @@ class _Canvas:
 
     def _line(self, line: Line) -> str:
         path, dots, pen = [], [], "M"
-        for x, y, tip in zip(line.x, line.y, line.tips, strict=True):
+        for x, y, tip in zip(line.x, line.y, self.panel.tips(line), strict=True):
             if not math.isfinite(y):
                 pen = "M"
                 continue
@@ -199,22 +200,22 @@ class _Canvas:
         corners = [f"{x} {high}" for x, _, high in known] + [f"{x} {low}" for x, low, _ in reversed(known)]
         return f'<path class="band" d="M{"L".join(corners)}Z"/>'
 
-    def _points(self, points: Dots) -> str:
-        places = [(self.x(x), self.y(y)) for x, y in zip(points.x, points.y, strict=True)]
+    def _dots(self, dots: Dots) -> str:
+        places = [(self.x(x), self.y(y)) for x, y in zip(dots.x, dots.y, strict=True)]
         spans = "".join(
             f"M{self.x(low)} {y}H{self.x(high)}"
-            for (_, y), (low, high) in zip(places, points.spans, strict=bool(points.spans))
+            for (_, y), (low, high) in zip(places, dots.spans, strict=bool(dots.spans))
         )
-        if points.kind == "tick":  # one path for thousands
+        if dots.kind == "tick":  # one path for thousands
             spans += "".join(f"M{x} {y - 6:.1f}v12" for x, y in places)
             shapes = ""
         else:
-            radius = {"disc": 4, "ring": 5, "dot": 2}[points.kind]
+            radius = {"disc": 4, "ring": 5, "dot": 2}[dots.kind]
             shapes = "".join(
-                f'<circle class="{points.kind}" cx="{x}" cy="{y}" r="{radius}">{_title(tip)}</circle>'
-                for (x, y), tip in zip(places, points.tips, strict=True)
+                f'<circle class="{dots.kind}" cx="{x}" cy="{y}" r="{radius}">{_title(tip)}</circle>'
+                for (x, y), tip in zip(places, self.panel.tips(dots), strict=True)
             )
-        return f'<g class="dots {self._style(points.style)}">{f"""<path d="{spans}"/>""" if spans else ""}{shapes}</g>'
+        return f'<g class="dots {self._style(dots.style)}">{f"""<path d="{spans}"/>""" if spans else ""}{shapes}</g>'
 
     def _mark(self, mark: Mark) -> str:
         x, y, r = self.x(mark.x), self.y(mark.y), 6 if self.size.words else 4

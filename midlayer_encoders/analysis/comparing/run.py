@@ -26,9 +26,9 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.report import plot_metrics
-from midlayer_encoders.report.page import write_page
 from midlayer_encoders.report.comparisons import plot_differences, plot_similarity
 from midlayer_encoders.report.comparisons_page import comparisons_html, comparisons_words
+from midlayer_encoders.report.page import write_page
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.views.texts import augment
 
