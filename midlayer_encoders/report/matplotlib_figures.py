@@ -120,7 +120,7 @@ def _draw_line(axes: Axes, line: Line, ordered: int) -> None:
         color=color,
         linestyle=(0, tuple(float(part) for part in dashes.split())) if dashes else "-",
         linewidth=1.6,
-        marker="o",
+        marker="o" if len(line.x) <= 99 else "",  # a dot for each of a thousand points is a thick line
         markersize=2.5,
         label=line.label or None,
     )

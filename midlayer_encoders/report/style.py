@@ -47,7 +47,7 @@ def ordered_colors(count: int, *, dark: bool = False) -> tuple[str, ...]:
 
     Example:
         >>> ordered_colors(2)
-        ('#440154', '#d2e21b')
+        ('#440154', '#cae11f')
     """
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
