@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from midlayer_encoders.report.ticks import layer_ticks
+from midlayer_encoders.frame.steps import thinned
 
-__all__ = ["DEPTH", "Axis", "layer_axis", "layer_places", "named_axis", "place_axis"]
+__all__ = ["DEPTH", "Axis", "layer_axis", "named_axis", "place_axis"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Axis:
         high: its other end.
         ticks: places and their texts; empty where the renderer is to choose round numbers, as many as fit.
         whole: whether round numbers are layers: whole, from 0.
-        log: whether it is logarithmic.
+        log: whether it is logarithmic; such an axis has its ticks given.
     """
 
     label: str
@@ -52,17 +52,12 @@ def named_axis(names: Sequence[str]) -> Axis:
     return Axis("", len(names) - 0.5, -0.5, ticks=tuple(enumerate(names)))
 
 
-def place_axis(label: str, count: int, names: Mapping[int, str]) -> Axis:
-    """Return an axis of ``count`` places, some of which have a name."""
-    return Axis(label, -0.5, count - 0.5, ticks=tuple(names.items()))
-
-
-def layer_places(layers: Sequence[int], most: int = 6) -> dict[int, str]:
-    """Return the places in ``layers`` that get a tick, with its text.
+def place_axis(label: str, names: Sequence[object], most: int = 6) -> Axis:
+    """Return an axis with a place for each name, ``most`` of which have it written: evenly spaced, the last among them.
 
     Example:
-        >>> layer_places([0, 4, 8, 12])
-        {0: '0', 1: '4', 2: '8', 3: '12'}
+        >>> place_axis("layer", [0, 4, 8, 12], most=2).ticks
+        ((0, '0'), (3, '12'))
     """
-    shown = layer_ticks(layers[-1], most)
-    return {place: str(layer) for place, layer in enumerate(layers) if layer in shown}
+    ticks = tuple((place, str(names[place])) for place in thinned(len(names), most))
+    return Axis(label, -0.5, len(names) - 0.5, ticks)

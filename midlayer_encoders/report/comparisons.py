@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.report.axes import DEPTH, layer_axis, layer_places, place_axis
-from midlayer_encoders.report.charts import Cells, Chart, Level, Line, Panel, Scale, value_axis
+from midlayer_encoders.report.axes import DEPTH, layer_axis, place_axis
+from midlayer_encoders.report.charts import Cells, Chart, Level, Line, Panel, Part, Scale, value_axis
 from midlayer_encoders.report.matplotlib_figures import draw
 
 if TYPE_CHECKING:
@@ -30,14 +30,8 @@ _PAIR = {"base": pl.String(), "model": pl.String(), "base_layer": pl.Int64(), "l
 
 DIFFERENCES = pl.Schema(
     _PAIR
-    | {
-        "depth": pl.Float64(),
-        "dataset": pl.String(),
-        "name": pl.String(),
-        "difference": pl.Float64(),
-        "low": pl.Float64(),
-        "high": pl.Float64(),
-    }
+    | {"depth": pl.Float64(), "dataset": pl.String(), "name": pl.String()}
+    | {column: pl.Float64() for column in ("difference", "low", "high")}
 )
 """A row for each model, metric and pair of equally deep layers: the model minus the base, and its interval."""
 
@@ -91,7 +85,7 @@ def differences_chart(differences: pl.DataFrame) -> Chart:
     panels = []
     for (name,), rows in differences.group_by("name", maintain_order=True):
         lines = [_line(rows.filter(pl.col("model") == model), along, place) for place, model in enumerate(models)]
-        parts = (Level(0.0, "no difference"), *lines)
+        parts: tuple[Part, ...] = (Level(0.0, "no difference"), *lines)
         panels.append(Panel(str(name), across, value_axis(parts), parts, f"{name}: difference by layer"))
     return Chart(tuple(panels))
 
@@ -125,8 +119,8 @@ def _map(model: str, rows: pl.DataFrame) -> Panel:
     )
     return Panel(
         model,
-        place_axis(f"layer of {base}", len(theirs), layer_places(theirs)),
-        place_axis("layer", len(layers), layer_places(layers)),
+        place_axis(f"layer of {base}", theirs),
+        place_axis("layer", layers),
         (Cells(values, tips, Scale(0.0, 1.0, ("0", "1"), "CKA"), peaks=tuple(_largest(row) for row in values)),),
         label=f"CKA of the layers of {model} and {base}",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 
 import polars as pl
 
@@ -11,7 +10,7 @@ from midlayer_encoders.frame import Series
 from midlayer_encoders.report.axes import DEPTH
 from midlayer_encoders.report.comparisons import differences_chart, same_depth, similarity_chart
 from midlayer_encoders.report.metrics import broken_words, metrics_chart
-from midlayer_encoders.report.page import document, facts, section, soft
+from midlayer_encoders.report.page import document, facts, large, section, soft
 from midlayer_encoders.report.page_figures import figure_html
 from midlayer_encoders.report.tables import metric_tables
 
@@ -48,8 +47,7 @@ def comparisons_html(
         section("The numbers", _tables(differences)),
         section("How it was measured", facts({"Base": base, "Compared": ", ".join(models), **how})),
     ]
-    verdicts = comparisons_words(differences, similarity)
-    lead = "".join(f'<p class="verdict">{escape(said)}</p>' for said in verdicts)
+    lead = "".join(large(words) for words in comparisons_words(differences, similarity))
     return document(f"{' and '.join(models)} against {base}", lead, sections, notes=notes)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
@@ -48,13 +48,12 @@ def correlations_chart(frame: pl.DataFrame, statistics: Sequence[str]) -> Chart:
     models = frame.select("model", "revision").unique(maintain_order=True).rows()
     panels = []
     for statistic in statistics:
-        parts: list[Part] = [Rule(0)]
-        for place, (model, revision) in enumerate(models):
-            rows = frame.filter(statistic=statistic, model=model, revision=revision)
-            label = _label(model, revision, models) if len(models) > 1 else ""
-            parts += _model_parts(rows, metrics, place, len(models), label)
+        mine = frame.filter(statistic=statistic)
+        groups = {
+            _label(model, revision, models): mine.filter(model=model, revision=revision) for model, revision in models
+        }
         across = Axis("", 0 if statistic == "dcor" else -1, 1)
-        panels.append(Panel(_TITLES[statistic], across, named_axis(metrics), tuple(parts)))
+        panels.append(Panel(_TITLES[statistic], across, named_axis(metrics), _parts(groups, metrics)))
     height = 1.0 + len(metrics) * (0.22 + 0.2 * len(models))
     return Chart(tuple(panels), columns=len(panels), size=(1.6 / len(panels) + 3.1, height))
 
@@ -77,38 +76,39 @@ def correlation_panels(
     names = rows["metric"].unique(maintain_order=True).to_list()
     panels = []
     for (model,), mine in rows.group_by("model", maintain_order=True):
-        parts: list[Part] = [Rule(0)]
-        for place, statistic in enumerate(statistics):
-            offset = 0.22 * (place - (len(statistics) - 1) / 2)
-            parts.append(_averages(mine.filter(pl.col("statistic") == statistic), names, offset, place, statistic))
+        groups = {statistic: mine.filter(statistic=statistic) for statistic in statistics}
         across = Axis("correlation with the mean score", -1, 1)
-        panels.append(Panel(str(model), across, named_axis([name.replace("_", " ") for name in names]), tuple(parts)))
+        up = named_axis([name.replace("_", " ") for name in names])
+        panels.append(Panel(str(model), across, up, _parts(groups, names)))
     return panels
 
 
-def _model_parts(rows: pl.DataFrame, metrics: Sequence[str], place: int, count: int, label: str) -> list[Part]:
-    """Return single tasks behind, the averages before them, and a word where an average is undefined."""
-    offset = (place - (count - 1) / 2) * 0.7 / count
-    known, average = pl.col("value").is_not_null(), pl.col("task") == "average"
-    single = rows.filter(known, ~average)
-    tips = tuple(f"{task}: {value:.3f}" for task, value in single.select("task", "value").iter_rows())
-    y = tuple(metrics.index(metric) + offset for metric in single["metric"])
-    undefined = rows.filter(~known, average)["metric"]
-    return [
-        Dots(tuple(single["value"]), y, "dot", style=place, tips=tips),
-        _averages(rows.filter(known, average), metrics, offset, place, label),
-        *(Word(0, metrics.index(metric) + offset, "undefined", centered=True) for metric in undefined),
-    ]
+def _parts(groups: Mapping[str, pl.DataFrame], metrics: Sequence[str]) -> tuple[Part, ...]:
+    """Return for each group single tasks behind, averages before them, and a word where an average is undefined."""
+    parts: list[Part] = [Rule(0)]
+    for place, (label, rows) in enumerate(groups.items()):
+        offset = (place - (len(groups) - 1) / 2) * 0.7 / len(groups)
+        known, average = pl.col("value").is_not_null(), pl.col("task") == "average"
+        undefined = rows.filter(~known, average)["metric"]
+        parts += [
+            _dots(rows.filter(known, ~average), metrics, offset, "dot", "", place),
+            _dots(rows.filter(known, average), metrics, offset, "disc", label if len(groups) > 1 else "", place),
+            *(Word(0, metrics.index(metric) + offset, "undefined", centered=True) for metric in undefined),
+        ]
+    return tuple(parts)
 
 
-def _averages(rows: pl.DataFrame, metrics: Sequence[str], offset: float, place: int, label: str) -> Dots:
-    ends = rows.select(pl.col("low", "high").fill_null(pl.col("value"))).rows()
+def _dots(
+    rows: pl.DataFrame, metrics: Sequence[str], offset: float, kind: Literal["disc", "dot"], label: str, place: int
+) -> Dots:
+    """Return a dot for each row, with the interval of those that are large."""
+    ends = tuple(rows.select(pl.col("low", "high").fill_null(pl.col("value"))).rows())
     tips = tuple(
-        f"{label or metric}, {metric}: {value:.3f} ({low:.3f} to {high:.3f})"
-        for metric, value, (low, high) in zip(rows["metric"], rows["value"], ends, strict=True)
+        f"{metric}, {task}: {value:.3f} ({low:.3f} to {high:.3f})"
+        for metric, task, value, (low, high) in zip(rows["metric"], rows["task"], rows["value"], ends, strict=True)
     )
     y = tuple(metrics.index(metric) + offset for metric in rows["metric"])
-    return Dots(tuple(rows["value"]), y, "disc", label, place, tips, tuple(ends))
+    return Dots(tuple(rows["value"]), y, kind, label, place, tips, ends if kind == "disc" else ())
 
 
 def _label(model: str, revision: str, models: Sequence[tuple[str, ...]]) -> str:

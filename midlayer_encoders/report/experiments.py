@@ -233,7 +233,9 @@ def theorem_panels(frame: pl.DataFrame, statements: Mapping[str, str]) -> list[P
             ratios = tuple(rows.filter(pl.col("holds") == holds)["ratio"])
             parts.append(Dots(ratios, (row,) * len(ratios), "tick", style=style))
         parts.append(Word(1.3 * high, row, f"holds in {rows['holds'].sum()} of {len(rows)}"))
-    across = Axis("left side / right side of each draw", low / 1.3, 1.3 * high, log=True)
+    powers = range(math.ceil(math.log10(low / 1.3)), math.floor(math.log10(1.3 * high)) + 1)
+    ticks = tuple((10.0**power, f"{10.0**power:g}") for power in powers)
+    across = Axis("left side / right side of each draw", low / 1.3, 1.3 * high, ticks, log=True)
     names = named_axis([f"{name}:\n{text}" for name, text in statements.items()])
     return [Panel("", across, names, tuple(parts), "left over right side of each statement")]
 

@@ -8,8 +8,9 @@ from html import escape
 
 from midlayer_encoders.report.charts import Panel
 from midlayer_encoders.report.experiments import panels_chart
-from midlayer_encoders.report.page import document, facts, section, sentences, soft
+from midlayer_encoders.report.page import document, facts, large, section, sentences, soft
 from midlayer_encoders.report.page_figures import figure_html
+from midlayer_encoders.report.tables import plain_table
 
 __all__ = ["Finding", "experiments_html"]
 
@@ -55,8 +56,8 @@ def experiments_html(
     links = "".join(
         f'<li><a href="#{escape(one.name)}">{escape(one.name)}: {escape(one.title)}</a></li>' for one in findings
     )
-    count = f"{len(findings)} experiment{'' if len(findings) == 1 else 's'} of the paper."
-    lead = f'<p class="verdict">{count}</p>{sentences(notes)}<ul class="contents">{links}</ul>'
+    count = large(f"{len(findings)} experiment{'' if len(findings) == 1 else 's'} of the paper.")
+    lead = f'{count}{sentences(notes)}<ul class="contents">{links}</ul>'
     sections = [f'<div id="{escape(one.name)}">{_section(one)}</div>' for one in findings]
     ordered = [panel.ordered for one in findings for panel in one.panels]
     return document(title, lead, [*sections, section("How it was measured", facts(how))], ordered=ordered)
@@ -64,20 +65,5 @@ def experiments_html(
 
 def _section(one: Finding) -> str:
     drawn = figure_html(panels_chart(one.panels)) if one.panels else ""
-    body = soft(f"The paper: {one.claim}") + sentences(one.words) + drawn + _table(one)
+    body = soft(f"The paper: {one.claim}") + sentences(one.words) + drawn + plain_table(one.table, label=one.title)
     return section(f"{one.name}: {one.title}", body)
-
-
-def _table(one: Finding) -> str:
-    if not one.table:
-        return ""
-    heads, *rows = one.table
-    head = "".join(f'<th scope="col">{escape(word)}</th>' for word in heads)
-    body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
-        for first, *cells in rows
-    )
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(one.title)}"><table><thead><tr>{head}</tr>'
-        f"</thead><tbody>{body}</tbody></table></div>"
-    )

@@ -209,7 +209,8 @@ def _frame(axes: Axes, panel: Panel) -> None:
     if not cells:
         axes.grid(axis="x" if named else "y", color=LIGHT["rule"], linewidth=0.6)
     if panel.x.log:
-        axes.set_xscale("log", base=2 if panel.x.ticks else 10)
+        axes.set_xscale("log")
+        axes.minorticks_off()
     margin = 0 if cells or panel.x.log else 0.03 * (panel.x.high - panel.x.low)  # for the dots at the ends
     axes.set_xlim(panel.x.low - margin, panel.x.high + margin)
     axes.set_ylim(panel.y.low, panel.y.high)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from midlayer_encoders.report.style import ordered_rules, page_css
 
-__all__ = ["document", "facts", "section", "sentences", "soft", "write_page"]
+__all__ = ["document", "facts", "large", "section", "sentences", "soft", "write_page"]
 
 
 def write_page(text: str, path: str | Path) -> Path:
@@ -60,6 +60,11 @@ def facts(known: Mapping[str, str]) -> str:
 def sentences(said: Sequence[str]) -> str:
     """Return a paragraph for each sentence."""
     return "".join(f"<p>{escape(sentence)}</p>" for sentence in said)
+
+
+def large(text: str) -> str:
+    """Return a paragraph of what came out, in larger letters."""
+    return f'<p class="verdict">{escape(text)}</p>'
 
 
 def soft(text: str) -> str:

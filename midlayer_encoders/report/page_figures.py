@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from midlayer_encoders.report.charts import Chart, Dots, Level, Line, Panel
-from midlayer_encoders.report.svg import ALONE, MAP, PANEL, PHONE, WIDE, panel_svg, rows_size, scale_svg, strip_svg
+from midlayer_encoders.report.svg import ALONE, MAP, PANEL, PHONE, SMALL, WIDE, Size, panel_svg, rows_size
+from midlayer_encoders.report.svg_cells import scale_svg, strip_svg
 
 __all__ = ["breakable", "figure_html", "strips_html", "wide_html"]
 
@@ -24,8 +25,7 @@ def breakable(name: str) -> str:
 
 def wide_html(panel: Panel, caption: str) -> str:
     """Return a panel with words at its marks, as wide as the page, and a narrow one for phones."""
-    drawn = f'<div class="wide">{panel_svg(panel, WIDE)}</div><div class="narrow">{panel_svg(panel, PHONE)}</div>'
-    return f"<figure>{drawn}<figcaption>{escape(caption)}</figcaption></figure>"
+    return f"<figure>{_by_width(panel, WIDE, PHONE)}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 def figure_html(chart: Chart) -> str:
@@ -34,11 +34,11 @@ def figure_html(chart: Chart) -> str:
     scale = scale_svg(chart.scale) if chart.scale else ""
     stacks = [chart.panels[start : start + chart.stack] for start in range(0, len(chart.panels), chart.stack)]
     figures = [_figure(stack, chart) for stack in stacks]
-    if len(figures) == 1 and not chart.panels[0].y.named and not chart.panels[0].cells:
+    if _alone(chart):
         return key + figures[0]
-    # Three in a row where four would leave one alone in the last; rows with names need more room.
+    # Three in a row where four would leave one alone in the last; rows with names take the room they need.
     named = any(panel.y.named for panel in chart.panels)
-    columns = 2 if named else 3 if len(figures) in (1, 2, 3, 5, 6, 9) else 4
+    columns = 3 if len(figures) in (1, 2, 3, 5, 6, 9) else 4
     names = "panels rows" if named else "panels"
     return f'{key}{scale}<div class="{names}" style="--columns:{columns}">{"".join(figures)}</div>'
 
@@ -62,17 +62,30 @@ def strips_html(panel: Panel) -> str:
 
 
 def _figure(stack: Sequence[Panel], chart: Chart) -> str:
-    first = stack[0]
-    alone = len(chart.panels) == 1
-    drawn = []
-    for panel in stack:
-        size = rows_size(panel) if panel.y.named else MAP if panel.cells else ALONE if alone else PANEL
-        heading = "" if panel is first else f"<figcaption>{escape(panel.title)}</figcaption>"
-        drawn.append(heading + panel_svg(panel, size))
+    first, *below = stack
+    drawn = _by_width(first, ALONE, SMALL) if _alone(chart) else _picture(first)
+    drawn += "".join(f"<figcaption>{escape(panel.title)}</figcaption>{_picture(panel)}" for panel in below)
     words = " ".join(_unbroken(word) for word in _words(first, chart))
     key = "" if chart.shared_key else _key(first.key)
     caption = f"<figcaption><h3>{breakable(first.title)}</h3>{words}</figcaption>"
-    return f"<figure{_order(first)}>{caption}{''.join(drawn)}{key}</figure>"
+    return f"<figure{_order(first)}>{caption}{drawn}{key}</figure>"
+
+
+def _alone(chart: Chart) -> bool:
+    """Return whether a chart is one panel of curves, which has the page's width to itself."""
+    first = chart.panels[0]
+    return len(chart.panels) == 1 and not first.y.named and first.cells is None
+
+
+def _by_width(panel: Panel, wide: Size, narrow: Size) -> str:
+    return f'<div class="wide">{panel_svg(panel, wide)}</div><div class="narrow">{panel_svg(panel, narrow)}</div>'
+
+
+def _picture(panel: Panel) -> str:
+    if panel.y.named:  # the letters of names do not grow with the page
+        size = rows_size(panel)
+        return f'<div style="max-width:{size.width}px">{panel_svg(panel, size)}</div>'
+    return panel_svg(panel, MAP if panel.cells else PANEL)
 
 
 def _words(panel: Panel, chart: Chart) -> list[str]:

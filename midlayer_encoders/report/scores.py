@@ -91,11 +91,8 @@ def losses_panel(found: Summary) -> Panel:
         peaks=tuple(layers.index(curve.best_layer) for curve in rows),
         apart=len(rows) > len(found.tasks),
     )
-    step = -(-len(layers) // 9)
-    across = place_axis("layer", len(layers), {k: str(layers[k]) for k in range(0, len(layers), step)})
-    return Panel(
-        "points below each task's best layer (ringed)", across, named_axis([curve.name for curve in rows]), (cells,)
-    )
+    title, names = "points below each task's best layer (ringed)", [curve.name for curve in rows]
+    return Panel(title, place_axis("layer", layers, 9), named_axis(names), (cells,))
 
 
 def _scored(frame: pl.DataFrame, what: str) -> Summary:

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from midlayer_encoders.frame.steps import History, histories, layer_changes, settled, step_word, thinned
-from midlayer_encoders.report.axes import Axis, layer_axis, layer_places, place_axis
+from midlayer_encoders.report.axes import Axis, layer_axis, place_axis
 from midlayer_encoders.report.charts import Bars, Cells, Chart, Line, Panel, Scale, layer_tips, value_axis
 from midlayer_encoders.report.matplotlib_figures import draw
 
@@ -129,8 +129,8 @@ def _heat_panel(one: History) -> Panel:
     )
     return Panel(
         one.title,
-        place_axis("step", len(one.steps), {k: step_word(one.steps[k]) for k in thinned(len(one.steps), 5)}),
-        place_axis("layer", len(one.layers), layer_places(one.layers)),
+        place_axis("step", [step_word(step) for step in one.steps], 5),
+        place_axis("layer", one.layers),
         (Cells(values, tips, Scale(low, high, (f"{low:.4g}", f"{high:.4g}"))),),
         label=f"{one.title} by layer and step",
     )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from html import escape
 
 import polars as pl
 
 from midlayer_encoders.frame import Series, check_frame, number_of_layers
 from midlayer_encoders.frame.steps import History, histories, layer_changes, settled, step_word, thinned
 from midlayer_encoders.report.metrics import broken_words
-from midlayer_encoders.report.page import document, facts, section, soft
+from midlayer_encoders.report.page import document, facts, large, section, soft
 from midlayer_encoders.report.page_figures import figure_html
 from midlayer_encoders.report.steps import change_chart, curves_chart, heat_chart, mean_changes
 from midlayer_encoders.report.tables import metric_tables
@@ -54,7 +53,7 @@ def steps_html(
         section("How it was measured", facts({"Model": model, "Steps": ", ".join(map(str, steps)), **how})),
     ]
     lead = soft(f"{model}, {len(steps)} steps from {steps[0]} to {steps[-1]}")
-    lead += f'<p class="verdict">{escape(" ".join(steps_words(frame, within=within)))}</p>'
+    lead += large(" ".join(steps_words(frame, within=within)))
     return document(title, lead, sections, notes=notes, ordered=[len(drawn[0].steps)])
 
 

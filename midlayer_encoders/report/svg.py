@@ -9,11 +9,12 @@ from html import escape
 from itertools import pairwise
 
 from midlayer_encoders.report.axes import Axis
-from midlayer_encoders.report.charts import Bars, Cells, Dots, Level, Line, Mark, Panel, Part, Rule, Scale, Word
+from midlayer_encoders.report.charts import Bars, Cells, Dots, Level, Line, Mark, Panel, Part, Rule, Word
 from midlayer_encoders.report.style import STYLES
+from midlayer_encoders.report.svg_cells import cell_shape, peaks_last, tip_title
 from midlayer_encoders.report.ticks import layer_ticks, value_ticks
 
-__all__ = ["ALONE", "MAP", "PANEL", "PHONE", "WIDE", "Size", "panel_svg", "rows_size", "scale_svg", "strip_svg"]
+__all__ = ["ALONE", "MAP", "PANEL", "PHONE", "SMALL", "WIDE", "Size", "panel_svg", "rows_size"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ WIDE = Size(780, 320, 44, 112, 30, (16, 6), words=True)
 PHONE = Size(343, 260, 36, 68, 30, (7, 5), words=True)
 PANEL = Size(220, 124, 42, 10, 8, (5, 3))
 ALONE = Size(780, 300, 44, 20, 10, (11, 6))
+SMALL = Size(343, 220, 44, 20, 10, (7, 5))
 MAP = Size(220, 150, 30, 12, 0, (6, 6))
 _BOTTOM = 24
 
@@ -52,8 +54,7 @@ def rows_size(panel: Panel) -> Size:
     names = max(len(line) for _, text in panel.y.ticks for line in text.split("\n"))
     beside = max((len(part.text) for part in panel.parts if isinstance(part, Word) and not part.centered), default=0)
     left, right = 12 + 6 * names, 14 + 6 * beside
-    tall = 28 if any("\n" in text for _, text in panel.y.ticks) else 20
-    return Size(left + right + 190, tall * len(panel.y.ticks) + _BOTTOM + 6, left, right, 6, (5, 3))
+    return Size(left + right + 190, 26 * len(panel.y.ticks) + _BOTTOM + 6, left, right, 6, (5, 3))
 
 
 def panel_svg(panel: Panel, size: Size) -> str:
@@ -71,49 +72,6 @@ def panel_svg(panel: Panel, size: Size) -> str:
     body = canvas.axes() + canvas.gain() + "".join(canvas.part(part) for part in panel.parts)
     view = f'viewBox="0 0 {size.width} {size.height}"'
     return f'<svg class="chart" {view} role="img" aria-label="{escape(panel.label or panel.title)}">{body}</svg>'
-
-
-def strip_svg(cells: Cells, row: int, *, label: str) -> str:
-    """Return one row of a map as a strip that is as wide as the page gives it."""
-    shapes = [_cell(cells, row, column, (column, 0, 1, 1)) for column in range(len(cells.values[row]))]
-    view = f'viewBox="0 0 {len(cells.values[row])} 1" preserveAspectRatio="none"'
-    return f'<svg class="strip" {view} role="img" aria-label="{escape(label)}">{_peaks_last(shapes)}</svg>'
-
-
-def scale_svg(scale: Scale) -> str:
-    """Return the key to a map: its colors between the words of their ends."""
-    steps = [scale.low + (scale.high - scale.low) * step / 9 for step in range(10)]
-    cells = "".join(
-        f'<rect x="{k}" width="1.02" height="1" fill-opacity="{_opacity(scale, value)}"/>'
-        for k, value in enumerate(steps)
-    )
-    key = f'<svg class="strip" viewBox="0 0 10 1" preserveAspectRatio="none" aria-hidden="true">{cells}</svg>'
-    low, high = scale.ends
-    return f'<div class="scale"><span>{escape(low)}</span>{key}<span>{escape(high)}</span></div>'
-
-
-def _opacity(scale: Scale, value: float) -> float:
-    return round(0.06 + 0.94 * scale.strength(value), 2)
-
-
-def _title(text: str) -> str:
-    return f"<title>{escape(text)}</title>"
-
-
-def _cell(cells: Cells, row: int, column: int, place: tuple[float, float, float, float]) -> str:
-    """Return one cell at ``x, y, width, height``; one without a finite value is a stroke from corner to corner."""
-    (x, y, wide, tall), value = place, cells.values[row][column]
-    tip = _title(cells.tips[row][column])
-    if not math.isfinite(value):
-        return f'<path class="gap" d="M{x:g} {y + tall:g}L{x + wide:g} {y:g}">{tip}</path>'
-    peak = 'class="peak" ' if cells.peaks and cells.peaks[row] == column else ""
-    shape = f'x="{x:g}" y="{y:g}" width="{wide:g}" height="{tall:g}" fill-opacity="{_opacity(cells.scale, value)}"'
-    return f"<rect {peak}{shape}>{tip}</rect>"
-
-
-def _peaks_last(cells: Sequence[str]) -> str:
-    """Return cells with those that are outlined at the end, so that no neighbor covers an outline."""
-    return "".join(sorted(cells, key=lambda cell: 'class="peak"' in cell))
 
 
 @dataclass(frozen=True)
@@ -183,7 +141,7 @@ class _Canvas:
                 pen = "M"
                 continue
             path.append(f"{pen}{self.x(x)} {self.y(y)}")
-            dots.append(f'<circle cx="{self.x(x)}" cy="{self.y(y)}" r="2">{_title(tip)}</circle>')
+            dots.append(f'<circle cx="{self.x(x)}" cy="{self.y(y)}" r="2">{tip_title(tip)}</circle>')
             pen = "L"
         shapes = f'{self._band(line)}<path d="{"".join(path)}"/>{"".join(dots)}'
         return f'<g class="line {self._style(line.style)}">{shapes}</g>'
@@ -212,14 +170,14 @@ class _Canvas:
         else:
             radius = {"disc": 4, "ring": 5, "dot": 2}[dots.kind]
             shapes = "".join(
-                f'<circle class="{dots.kind}" cx="{x}" cy="{y}" r="{radius}">{_title(tip)}</circle>'
+                f'<circle class="{dots.kind}" cx="{x}" cy="{y}" r="{radius}">{tip_title(tip)}</circle>'
                 for (x, y), tip in zip(places, self.panel.tips(dots), strict=True)
             )
         return f'<g class="dots {self._style(dots.style)}">{f"""<path d="{spans}"/>""" if spans else ""}{shapes}</g>'
 
     def _mark(self, mark: Mark) -> str:
         x, y, r = self.x(mark.x), self.y(mark.y), 6 if self.size.words else 4
-        tip = _title(mark.text)
+        tip = tip_title(mark.text)
         if mark.kind == "best":
             shape = f'<circle class="best" cx="{x}" cy="{y}" r="{r}">{tip}</circle>'
             place = f'x="{min(max(x, self.size.left + 40), self.x(self.panel.x.high) - 30)}" y="{y - 12}"'
@@ -245,7 +203,7 @@ class _Canvas:
 
     def _level(self, level: Level) -> str:
         y, start, end = self.y(level.value), self.x(self.panel.x.low), self.x(self.panel.x.high)
-        shape = f'<path class="level" d="M{start} {y}H{end}">{_title(level.text)}</path>'
+        shape = f'<path class="level" d="M{start} {y}H{end}">{tip_title(level.text)}</path>'
         if not self.size.words:
             return shape
         x, y = self._clearest(y, 7.5 * len(level.text))
@@ -281,18 +239,18 @@ class _Canvas:
         shapes = []
         for x, top, tip in zip(bars.x, bars.tops, bars.tips, strict=True):
             corners = f"M{self.x(x - 0.4)} {self.y(bars.base)}V{self.y(top)}H{self.x(x + 0.4)}V{self.y(bars.base)}Z"
-            shapes.append(f'<path class="bar" d="{corners}">{_title(tip)}</path>')
+            shapes.append(f'<path class="bar" d="{corners}">{tip_title(tip)}</path>')
         return "".join(shapes)
 
     def _cells(self, cells: Cells) -> str:
         columns = [self.x(column - 0.5) for column in range(len(cells.values[0]) + 1)]
         rows = [sorted((self.y(row - 0.5), self.y(row + 0.5))) for row in range(len(cells.values))]
         shapes = [
-            _cell(cells, row, column, (left, top, right - left, bottom - top))
+            cell_shape(cells, row, column, (left, top, right - left, bottom - top))
             for row, (top, bottom) in enumerate(rows)
             for column, (left, right) in enumerate(pairwise(columns))
         ]
-        return f'<g class="strip" shape-rendering="crispEdges">{_peaks_last(shapes)}</g>'
+        return f'<g class="strip" shape-rendering="crispEdges">{peaks_last(shapes)}</g>'
 
 
 def _share(axis: Axis, value: float) -> float:

@@ -10,7 +10,7 @@ import polars as pl
 
 from midlayer_encoders.frame import Summary, check_frame, check_one_model, metric_series, summary
 from midlayer_encoders.report.metrics import broken_words, metrics_chart
-from midlayer_encoders.report.page import document, facts, section, soft, write_page
+from midlayer_encoders.report.page import document, facts, large, section, soft, write_page
 from midlayer_encoders.report.page_figures import figure_html, strips_html, wide_html
 from midlayer_encoders.report.scores import average_panel, losses_panel, tasks_chart
 from midlayer_encoders.report.tables import metric_tables, score_tables
@@ -86,27 +86,18 @@ def report_html(
     frame = check_frame(frame)
     model, revision = check_one_model(frame)
     found, metrics = summary(frame), metric_series(frame)
-    known = {task.name: baselines[task.name] for task in found.tasks if task.name in (baselines or {})}
-    lead = (
-        soft(f"{model} at revision {revision}")
-        + f'<p class="verdict">{escape(verdict(found, metrics))}</p>'
-        + tiles(found, parameters or {}, seconds or {})
-    )
+    known = {task: score for task, score in (baselines or {}).items() if task in {one.name for one in found.tasks}}
+    parameters, seconds = parameters or {}, seconds or {}
+    lead = soft(f"{model} at revision {revision}") + large(verdict(found, metrics)) + tiles(found, parameters, seconds)
+    numbers = score_tables(found, parameters=parameters, seconds=seconds, baselines=known, baseline_name=baseline_name)
     sections = [
         section("Use this layer", _export(export or {})),
         *_score_sections(found, known, baseline_name),
         section("Metrics by depth", _metrics(frame, found) if metrics else ""),
-        section(
-            "The numbers",
-            score_tables(
-                found, parameters=parameters or {}, seconds=seconds or {}, baselines=known, baseline_name=baseline_name
-            )
-            + metric_tables(metrics),
-        ),
+        section("The numbers", numbers + metric_tables(metrics)),
         section("How it was measured", facts({"Model": model, "Revision": revision, **how})),
     ]
-    words = [*baseline_words(found, known, baseline_name), *found.remarks, *notes]
-    return document(title, lead, sections, notes=words)
+    return document(title, lead, sections, notes=[*baseline_words(found, known, baseline_name), *found.remarks, *notes])
 
 
 def _score_sections(found: Summary, baselines: Mapping[str, float], baseline_name: str) -> list[str]:

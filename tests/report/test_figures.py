@@ -24,7 +24,7 @@ def test_a_panel_for_each_metric_with_its_values(names: tuple[str, ...]) -> None
         assert list(axes.get_xticks()) == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_series_have_colours_and_a_key() -> None:
+def test_series_have_colors_and_a_key() -> None:
     figure = plot_metrics(metrics_frame(6, names=["lidar"], datasets=[f"texts {k}" for k in range(7)]))
     lines = figure.axes[0].lines
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 7
