@@ -146,7 +146,7 @@ _CONDITIONS = {
     "repetition": "repetition: tokens become one token of the text",
     "resampling": "resampling: tokens become others of the text",
     "randomness": "randomness: tokens become any of the vocabulary",
-    "length": "length: the first so many tokens, nats",
+    "length": "length: the first n tokens, nats",
 }
 
 
@@ -225,19 +225,21 @@ def theorem_panels(frame: pl.DataFrame, statements: Mapping[str, str]) -> list[P
     """
     sides = frame.pivot("name", index=["statement", "draw", "holds"], values="value")
     sides = sides.with_columns(ratio=pl.col("left") / pl.col("right"))
-    low, high = max(min(sides["ratio"]), 1e-9), max(sides["ratio"])
+    # The axis is logarithmic: a side that is zero or below has no place on it, but counts in the words.
+    placed = sides.filter(pl.col("ratio") > 0, pl.col("ratio").is_finite())
+    low, high = min(placed["ratio"]), max(placed["ratio"])
     parts: list[Part] = [Rule(1)]
     for row, statement in enumerate(statements):
         rows = sides.filter(pl.col("statement") == statement)
         for style, holds in enumerate((True, False)):
-            ratios = tuple(rows.filter(pl.col("holds") == holds)["ratio"])
+            ratios = tuple(placed.filter(statement=statement, holds=holds)["ratio"])
             parts.append(Dots(ratios, (row,) * len(ratios), "tick", style=style))
         parts.append(Word(1.3 * high, row, f"holds in {rows['holds'].sum()} of {len(rows)}"))
     powers = range(math.ceil(math.log10(low / 1.3)), math.floor(math.log10(1.3 * high)) + 1)
     ticks = tuple((10.0**power, f"{10.0**power:g}") for power in powers)
     across = Axis("left side / right side of each draw", low / 1.3, 1.3 * high, ticks, log=True)
     names = named_axis([f"{name}:\n{text}" for name, text in statements.items()])
-    return [Panel("", across, names, tuple(parts), "left over right side of each statement")]
+    return [Panel("left over right side of each statement", across, names, tuple(parts))]
 
 
 def correlation_figure(frame: pl.DataFrame, *, statistics: Sequence[str] = ("spearman", "kendall", "dcor")) -> Figure:

@@ -259,24 +259,22 @@ def _key_columns(chart: Chart, width: float) -> int:
 
 
 def _draw_keys(figure: Figure, chart: Chart, places: list[Axes]) -> None:
+    """Draw one key above all panels, with the title of the whole, or one beside each, never over a curve."""
+    if chart.title and not (chart.shared_key and chart.key):
+        figure.suptitle(chart.title, fontsize=11, x=0.01, ha="left")
     if not chart.shared_key:
-        for axes, panel in zip(places, chart.panels, strict=True):
-            if panel.key:  # beside the panel, never over a curve
-                axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-        return
-    found = [pair for axes in places for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
-    handles = {label: handle for handle, label in reversed(found)}  # of each label the first
-    if handles:
-        figure.legend(
+        for axes in (axes for axes, panel in zip(places, chart.panels, strict=True) if panel.key):
+            axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    elif chart.key:
+        found = [pair for axes in places for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+        handles = {label: handle for handle, label in reversed(found)}  # of each label the first
+        legend = figure.legend(
             [handles[label] for label in chart.key],
             list(chart.key),
             loc="outside upper left",
             ncols=_key_columns(chart, figure.get_figwidth()),
             frameon=False,
             fontsize=8,
-            title=chart.title or None,
-            title_fontsize=11,
-            alignment="left",
         )
-    elif chart.title:
-        figure.suptitle(chart.title, fontsize=11, x=0.01, ha="left")
+        legend.set_title(chart.title, prop={"size": 11})
+        legend.set_alignment("left")

@@ -16,9 +16,11 @@ from midlayer_encoders.report.experiments import (
     panels_figure,
     prompt_panels,
     rule_figure,
+    rule_panels,
     score_panels,
     subblock_panels,
     theorem_figure,
+    theorem_panels,
 )
 from midlayer_encoders.report.experiments_page import Finding, experiments_html
 from tests.report.made_frames import rows_frame
@@ -112,3 +114,28 @@ def test_the_page_escapes_what_it_is_given_and_colors_ordered_curves() -> None:
     assert 'class="ordered-2"' in page
     assert "p = 0 &amp; 1" in page
     assert "<td>1.0</td>" in page
+
+
+def test_a_side_below_zero_is_counted_but_has_no_place_on_the_logarithmic_axis() -> None:
+    sides = {0: (2.0, 1.0, False), 1: (0.5, 1.0, True), 2: (-3.0, 1.0, True), 3: (1.0, 0.0, False)}
+    rows = [
+        {"statement": "s", "draw": draw, "holds": holds, "name": name, "value": value}
+        for draw, (left, right, holds) in sides.items()
+        for name, value in (("left", left), ("right", right))
+    ]
+    (panel,) = theorem_panels(pl.DataFrame(rows), {"s": "left <= right"})
+    (axes,) = panels_figure([panel]).axes
+    assert [line.get_xdata().tolist() for line in axes.lines if line.get_marker() == "|"] == [[0.5], [2.0]]
+    assert [text.get_text() for text in axes.texts] == ["holds in 2 of 4"]
+    page = experiments_html([Finding("theorems", "t", "c", ("w",), (panel,))], title="T", how={})
+    assert page.count("v12") == 2
+    assert "holds in 2 of 4" in page
+
+
+def test_rules_are_on_the_page_with_their_distance_from_the_last_layer() -> None:
+    scores = (("best", 0.6), ("last", 0.4), ("min-dime", 0.3))
+    rules = rule_panels(rows_frame([("m", "main", 1, 0.5, "score", "a", rule, v) for rule, v in scores]))
+    page = experiments_html([Finding("table2", "t", "c", ("w",), tuple(rules))], title="T", how={})
+    for text in ("best: 60.0", "last: 40.0", "min-dime: 30.0", "the line is the last layer"):
+        assert text in page
+    assert rules[0].parts[0].spans == ((40, pytest.approx(60)), (40, 40), (pytest.approx(30), 40))  # type: ignore[union-attr]
