@@ -17,7 +17,7 @@ from midlayer_encoders.report.matplotlib_figures import draw
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["broken_words", "metrics_chart", "plot_metrics", "several_depths", "write_metrics_figure"]
+__all__ = ["broken_words", "metrics_chart", "plot_metrics", "write_metrics_figure"]
 
 
 def plot_metrics(frame: pl.DataFrame) -> Figure:
@@ -50,7 +50,8 @@ def metrics_chart(frame: pl.DataFrame, *, chosen: int | None = None) -> Chart:
     if not metrics:
         raise OptionError("`frame` must have rows of kind 'metric' to plot metrics, but got none.")
     labels = list(dict.fromkeys(series.label for many in metrics.values() for series in many))
-    relative = several_depths(frame)
+    depths = {number_of_layers(part) for _, part in frame.group_by("model", "revision")} - {0}
+    relative = len(depths) > 1
     panels = []
     for name, many in metrics.items():
         lines = [
@@ -64,15 +65,9 @@ def metrics_chart(frame: pl.DataFrame, *, chosen: int | None = None) -> Chart:
             for series in many
         ]
         parts: tuple[Part, ...] = (*([Rule(chosen, "chosen")] if chosen is not None else []), *lines)
-        across = DEPTH if relative else layer_axis(number_of_layers(frame))
+        across = DEPTH if relative else layer_axis(max(depths, default=0))
         panels.append(Panel(name, across, value_axis(lines), parts, f"{name} by layer"))
     return Chart(tuple(panels))
-
-
-def several_depths(frame: pl.DataFrame) -> bool:
-    """Return whether the models of a frame differ in their number of layers."""
-    depths = {number_of_layers(part) for _, part in frame.group_by("model", "revision")} - {0}
-    return len(depths) > 1
 
 
 def broken_words(chart: Chart, why: str = "Not finite at some layers") -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from midlayer_encoders.frame import spans
 from midlayer_encoders.frame.steps import History, histories, layer_changes, settled, step_word, thinned
 from midlayer_encoders.report.axes import Axis, layer_axis, place_axis
 from midlayer_encoders.report.charts import Bars, Cells, Chart, Line, Panel, Scale, layer_tips, value_axis
@@ -166,20 +167,9 @@ def _settled_panel(one: History, ends: pl.DataFrame, within: float) -> Panel:
 def _first_and_last(ends: pl.DataFrame) -> str:
     if ends.is_empty():
         return "nothing was finite"
-    early, late = min(ends["step"]), max(ends["step"])
-    return "; ".join(
-        f"{word} settled: {_ranges(ends.filter(pl.col('step') == step)['layer'].to_list())} at step {step_word(step)}"
-        for word, step in (("first", early), ("last", late))
-    )
-
-
-def _ranges(layers: Sequence[int]) -> str:
-    """Return layers as ranges: ``0–2, 24``."""
-    runs: list[list[int]] = []
-    for layer in sorted(layers):
-        if runs and runs[-1][-1] == layer - 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    words = [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    return f"layer{'s' if len(layers) > 1 else ''} {', '.join(words[:4])}{', …' if len(words) > 4 else ''}"
+    words = []
+    for word, step in (("first", min(ends["step"])), ("last", max(ends["step"]))):
+        layers = tuple(ends.filter(pl.col("step") == step)["layer"].sort())
+        some = "layers" if len(layers) > 1 else "layer"
+        words.append(f"{word} settled: {some} {spans(layers)} at step {step_word(step)}")
+    return "; ".join(words)

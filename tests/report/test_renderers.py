@@ -149,6 +149,16 @@ def test_maps_have_the_same_cells_in_both(name: str) -> None:
                     strength = (axes.images[0].norm(shown[row, column])).clip(0, 1)
                     strength = 1 - strength if cells.scale.falling else strength
                     assert float(by_tip[tip].attrib["fill-opacity"]) == pytest.approx(0.06 + 0.94 * strength, abs=0.006)
+        dark = 3 - axes.images[0].to_rgba(shown)[..., :3].sum(axis=-1)
+        known = [
+            (float(by_tip[tip].attrib["fill-opacity"]), dark[row, column])
+            for row, tips in enumerate(cells.tips)
+            for column, tip in enumerate(tips)
+            if by_tip[tip].tag == "rect"
+        ]
+        strongest, faintest = max(known), min(known)
+        assert strongest[0] > faintest[0] + 0.5
+        assert strongest[1] > faintest[1] + 1  # the strong color is the dark one
         peaks = {cells.tips[row][column] for row, column in enumerate(cells.peaks)}
         assert {tip for tip, one in by_tip.items() if one.get("class") == "peak"} == peaks
         rings = axes.collections[0].get_offsets().tolist() if cells.peaks else []
@@ -191,6 +201,11 @@ def test_points_marks_bars_and_levels_are_in_the_same_places() -> None:
     assert len(groups) == 4
     for group, shown in zip(groups[:3], drawn[:3], strict=True):
         read.same(read.points(group), list(zip(shown.get_xdata(), shown.get_ydata(), strict=True)))
+    spans = groups[0][0].attrib["d"].split("M")[1:]
+    (bars,) = axes.collections
+    ends = [[read.x(one.split()[0]), read.x(one.split("H")[1])] for one in spans]
+    assert ends == [[read.near(x, panel.x) for x, _ in segment] for segment in bars.get_segments()]
+    assert [[x for x, _ in segment] for segment in bars.get_segments()] == [[-0.2, 0.4], [0.5, 1.5]]
     ticks = groups[3][0].attrib["d"].split("M")[1:]
     read.same(
         [(read.x(one.split()[0]), read.y(float(one.split()[1].split("v")[0]) + 6)) for one in ticks],
