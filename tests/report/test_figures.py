@@ -89,6 +89,13 @@ def test_the_heat_map_holds_points_below_each_best() -> None:
     ]
 
 
+def test_colors_end_where_nine_in_ten_losses_are_within() -> None:
+    rows = [("m", "r", k, k / 10, "score", "A", "f1", 0.6 - k / 100) for k in range(11)]
+    assert plot_heatmap(rows_frame(rows)).axes[0].images[0].get_clim() == (0, pytest.approx(9))
+    close = [("m", "r", k, k / 10, "score", "A", "f1", 0.6 - k / 10_000) for k in range(11)]
+    assert plot_heatmap(rows_frame(close)).axes[0].images[0].get_clim() == (0, 1)  # less than a point is noise
+
+
 def test_the_figure_of_the_metrics_is_a_picture(tmp_path: Path) -> None:
     where = write_metrics_figure(metrics_frame(6, names=["lidar", "dime"]), tmp_path / "new" / "metrics.png")
     with Image.open(where) as image:
