@@ -134,8 +134,10 @@ def test_a_side_below_zero_is_counted_but_has_no_place_on_the_logarithmic_axis()
 
 def test_rules_are_on_the_page_with_their_distance_from_the_last_layer() -> None:
     scores = (("best", 0.6), ("last", 0.4), ("min-dime", 0.3))
-    rules = rule_panels(rows_frame([("m", "main", 1, 0.5, "score", "a", rule, v) for rule, v in scores]))
+    away = {"a": -0.2, "b": -0.1, "c": 0.3}  # from the mean, which is not the median
+    rows = [("m", "main", 1, 0.5, "score", task, rule, v + by) for task, by in away.items() for rule, v in scores]
+    rules = rule_panels(rows_frame(rows))
     page = experiments_html([Finding("table2", "t", "c", ("w",), tuple(rules))], title="T", how={})
     for text in ("best: 60.0", "last: 40.0", "min-dime: 30.0", "the line is the last layer"):
         assert text in page
-    assert rules[0].parts[0].spans == ((40, pytest.approx(60)), (40, 40), (pytest.approx(30), 40))  # type: ignore[union-attr]
+    assert rules[0].parts[0].spans == tuple(pytest.approx(ends) for ends in ((40, 60), (40, 40), (30, 40)))  # type: ignore[union-attr]
