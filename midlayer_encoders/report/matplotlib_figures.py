@@ -268,13 +268,14 @@ def _draw_keys(figure: Figure, chart: Chart, places: list[Axes]) -> None:
     elif chart.key:
         found = [pair for axes in places for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
         handles = {label: handle for handle, label in reversed(found)}  # of each label the first
-        legend = figure.legend(
+        figure.legend(
             [handles[label] for label in chart.key],
             list(chart.key),
             loc="outside upper left",
             ncols=_key_columns(chart, figure.get_figwidth()),
             frameon=False,
             fontsize=8,
+            title=chart.title or None,
+            title_fontsize=11,
+            alignment="left",
         )
-        legend.set_title(chart.title, prop={"size": 11})
-        legend.set_alignment("left")
