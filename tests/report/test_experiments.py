@@ -7,12 +7,13 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.paper.renyi_orders import order_entropies
 from midlayer_encoders.paper.theorems import STATEMENTS, check_theorems
-from midlayer_encoders.report.charts import Line
+from midlayer_encoders.report.charts import Line, Panel
 from midlayer_encoders.report.experiments import (
     along_panels,
     curves_panel,
     metric_depth_panels,
     order_panels,
+    panels_chart,
     panels_figure,
     prompt_panels,
     rule_figure,
@@ -141,3 +142,16 @@ def test_rules_are_on_the_page_with_their_distance_from_the_last_layer() -> None
     for text in ("best: 60.0", "last: 40.0", "min-dime: 30.0", "the line is the last layer"):
         assert text in page
     assert rules[0].parts[0].spans == tuple(pytest.approx(ends) for ends in ((40, 60), (40, 40), (30, 40)))  # type: ignore[union-attr]
+
+
+def test_a_label_has_one_style_in_all_panels_and_none_alone_has_a_key() -> None:
+    def panel(title: str, *labels: str) -> Panel:
+        return curves_panel(title, "layer", [Line((0, 1), (0.0, 1.0), label) for label in labels])
+
+    chart = panels_chart([panel("one", "a", "b"), panel("two", "b", "c")])
+    assert [[(line.label, line.style) for line in one.lines] for one in chart.panels] == [
+        [("a", 0), ("b", 1)],
+        [("b", 1), ("c", 2)],
+    ]
+    assert list(chart.key) == ["a", "b", "c"]
+    assert not panels_chart([panel("one", "a"), panel("two", "a")]).key
