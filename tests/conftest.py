@@ -10,8 +10,6 @@ import pytest
 # Before any hub client is imported: the tests run without a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# dcor, an oracle, compiles for seconds when it is imported, and its compiler has aborted a test worker.
-os.environ.setdefault("NUMBA_DISABLE_JIT", "1")
 
 
 @pytest.fixture(scope="session")
