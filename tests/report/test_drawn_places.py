@@ -13,8 +13,8 @@ from midlayer_encoders.report import report_html
 from midlayer_encoders.report.cells import cell_map
 from midlayer_encoders.report.experiments import Panel, Trace
 from midlayer_encoders.report.experiments_page import Finding, experiments_html
-from midlayer_encoders.report.pairs import DIFFERENCES, SIMILARITY, plot_differences, plot_similarity
-from midlayer_encoders.report.pairs_page import pairs_html
+from midlayer_encoders.report.comparisons import DIFFERENCES, SIMILARITY, plot_differences, plot_similarity
+from midlayer_encoders.report.comparisons_page import comparisons_html
 from midlayer_encoders.report.probes import plot_probes
 from midlayer_encoders.report.selections import plot_selection
 from midlayer_encoders.report.steps import plot_steps_change, plot_steps_heat
@@ -162,7 +162,7 @@ def test_differences_and_similarities_are_drawn_where_they_are() -> None:
         assert values.tolist() == cka.T.tolist()  # its own layers upward, the base's to the right
         rings = axes.collections[0].get_offsets().tolist()
         assert rings == [[int(cka[:, k].argmax()), k] for k in range(3)]
-    page = pairs_html(metrics_frame(4, names=["lidar"], model="a"), differences, similarity, how={})
+    page = comparisons_html(metrics_frame(4, names=["lidar"], model="a"), differences, similarity, how={})
     (drawn,) = pictures(page, "CKA of the layers of b and a")
     tips = [cell.findtext("title") for cell in drawn.iter("rect")]
     assert "layer 2 and layer 0 of a: 0.950" in tips
