@@ -180,7 +180,7 @@ def test_metrics_are_in_the_table_and_the_figure_by_texts() -> None:
     for layer, row in enumerate(rows):
         assert row[0] == str(layer)
         assert row[1:] == [
-            f"{values[name, texts, layer]:.4g}".replace("-", "−") if (name, texts, layer) in values else "–"
+            f"{values[name, texts, layer]:#.4g}".replace("-", "−") if (name, texts, layer) in values else "–"
             for name, texts in order
         ]
     for axes in plot_metrics(frame).axes:
