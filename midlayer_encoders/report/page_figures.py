@@ -40,7 +40,8 @@ def figure_html(chart: Chart) -> str:
     named = any(panel.y.named for panel in chart.panels)
     columns = 3 if len(figures) in (1, 2, 3, 5, 6, 9) else 4
     names = "panels rows" if named else "panels"
-    return f'{key}{scale}<div class="{names}" style="--columns:{columns}">{"".join(figures)}</div>'
+    parts = 2 * chart.stack + (not chart.shared_key)  # what a figure holds: captions, pictures, a key
+    return f'{key}{scale}<div class="{names}" style="--columns:{columns};--parts:{parts}">{"".join(figures)}</div>'
 
 
 def strips_html(panel: Panel) -> str:
@@ -82,9 +83,10 @@ def _by_width(panel: Panel, wide: Size, narrow: Size) -> str:
 
 
 def _picture(panel: Panel) -> str:
-    if panel.y.named:  # the letters of names do not grow with the page
+    if panel.y.named:  # the letters of names do not grow with the page, nor shrink until they cannot be read
         size = rows_size(panel)
-        return f'<div style="max-width:{size.width}px">{panel_svg(panel, size)}</div>'
+        least = f'<div style="min-width:{0.8 * size.width:.0f}px">{panel_svg(panel, size)}</div>'
+        return f'<div class="sideways" style="max-width:{size.width}px">{least}</div>'
     return panel_svg(panel, MAP if panel.cells else PANEL)
 
 

@@ -27,7 +27,8 @@ def scale_svg(scale: Scale) -> str:
     )
     key = f'<svg class="strip" viewBox="0 0 10 1" preserveAspectRatio="none" aria-hidden="true">{cells}</svg>'
     low, high = scale.ends
-    return f'<div class="scale"><span>{escape(low)}</span>{key}<span>{escape(high)}</span></div>'
+    first = f"{scale.label} {low}" if scale.label else low
+    return f'<div class="scale"><span>{escape(first)}</span>{key}<span>{escape(high)}</span></div>'
 
 
 def _opacity(scale: Scale, value: float) -> float:

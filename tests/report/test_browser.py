@@ -14,6 +14,10 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.report import report_html
+from midlayer_encoders.report.axes import Axis, named_axis
+from midlayer_encoders.report.charts import Dots, Line, Panel
+from midlayer_encoders.report.experiments import curves_panel
+from midlayer_encoders.report.experiments_page import Finding, experiments_html
 from tests.report.made_frames import full_frame, metrics_frame, scores_frame
 
 WIDTHS = (375, 1100)
@@ -26,10 +30,20 @@ const seen = [];
 window.addEventListener("load", () => {
   for (const frame of document.querySelectorAll("iframe")) {
     const page = frame.contentDocument, root = page.documentElement;
+    // How far apart the tops of the pictures are that stand in one row, each row begun by the figure at the left.
+    const apart = [...page.querySelectorAll(".panels")].flatMap(panels => {
+      const rows = [], left = panels.getBoundingClientRect().left;
+      for (const one of panels.querySelectorAll("figure")) {
+        if (one.getBoundingClientRect().left < left + 1) rows.push([]);
+        rows.at(-1).push(one.querySelector(".chart").getBoundingClientRect().top);
+      }
+      return rows.map(tops => Math.max(...tops) - Math.min(...tops));
+    });
     const shown = name => [...page.querySelectorAll(name)].some(one => one.getBoundingClientRect().width > 0);
     seen.push({
       name: frame.name, width: root.clientWidth, content: root.scrollWidth, height: root.scrollHeight,
       ground: getComputedStyle(page.body).backgroundColor, wide: shown(".wide"), narrow: shown(".narrow"),
+      apart: Math.max(0, ...apart), rows: apart.length,
       smallest: Math.min(...[...page.querySelectorAll("text")].map(one => one.getBoundingClientRect().height).filter(h => h)),
     });
   }
@@ -88,3 +102,25 @@ def test_pages_fit_a_phone_and_a_desk_in_both_themes(tmp_path: Path, dark: bool)
         assert (page["narrow"], page["wide"]) == ((True, False) if width < 500 else (False, True))
         assert page["smallest"] >= 9, f"{name}: letters {page['smallest']} pixels high"
         assert page["ground"] == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
+
+
+def test_pictures_of_a_row_are_level_and_long_names_of_rows_stay_legible(tmp_path: Path) -> None:
+    """Titles and keys of different length beside each other; a picture too wide for a phone scrolls in its own box."""
+    panels = tuple(
+        curves_panel(
+            "a title that goes on " * words,
+            "layer",
+            [Line((0, 1), (0.0, float(k)), f"amount {10**k}") for k in range(curves)],
+            ordered=True,
+        )
+        for words, curves in ((1, 9), (4, 2), (2, 4))
+    )
+    names = named_axis([f"a statement with a long name, number {k}" for k in range(5)])
+    rows = Panel("statements", Axis("", 0, 1), names, (Dots((0.5,), (0,)),))
+    findings = [Finding("a", "Curves", "x", (), panels), Finding("b", "Rows", "x", (), (rows,))]
+    seen, _ = looked_at({"page": experiments_html(findings, title="T", how={})}, tmp_path, dark=False)
+    for name, page in seen.items():
+        assert page["content"] <= int(name.split()[-1])
+        assert page["rows"] == (3 if "375" in name else 2)
+        assert page["apart"] < 1, f"{name}: pictures of one row {page['apart']} pixels apart"
+        assert page["smallest"] >= 9, f"{name}: letters {page['smallest']} pixels high"

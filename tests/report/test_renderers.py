@@ -253,6 +253,7 @@ def test_keys_and_scales_are_in_both() -> None:
     maps = similarity_chart(similarity())
     assert [axes.get_ylabel() for axes in draw(maps).axes] == ["layer", "CKA"]
     assert figure_html(maps).count('class="scale"') == 1
+    assert '<div class="scale"><span>CKA 0</span>' in figure_html(maps)
     own = heat_chart(histories(history()))
     assert len(draw(own).axes) == 4
     assert figure_html(own).count("(faint) to") == 2
