@@ -115,7 +115,7 @@ def test_pictures_of_a_row_are_level_and_long_names_of_rows_stay_legible(tmp_pat
         )
         for words, curves in ((1, 9), (4, 2), (2, 4))
     )
-    names = named_axis([f"a statement with a long name, number {k}" for k in range(5)])
+    names = named_axis([f"a statement whose name is as long as a formula in words, number {k}" for k in range(5)])
     rows = Panel("statements", Axis("", 0, 1), names, (Dots((0.5,), (0,)),))
     findings = [Finding("a", "Curves", "x", (), panels), Finding("b", "Rows", "x", (), (rows,))]
     seen, _ = looked_at({"page": experiments_html(findings, title="T", how={})}, tmp_path, dark=False)

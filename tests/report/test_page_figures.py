@@ -28,7 +28,7 @@ def test_a_lone_panel_is_wide_and_has_a_narrow_one_for_phones() -> None:
 @pytest.mark.parametrize(("count", "columns"), [(2, 3), (4, 4), (5, 3), (7, 4), (9, 3)])
 def test_no_panel_is_left_alone_in_the_last_row(count: int, columns: int) -> None:
     text = figure_html(Chart((curve(),) * count))
-    assert f'style="--columns:{columns}"' in text
+    assert f'style="--columns:{columns};' in text
     assert widths(text) == ["220"] * count
 
 
