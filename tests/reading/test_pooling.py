@@ -52,7 +52,9 @@ def test_a_text_without_tokens_is_zero_and_padding_is_not_read(pooling: Pooling)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
     states = torch.ones(1, 5000, 1, dtype=dtype)
-    assert pool(states, torch.ones(1, 5000, dtype=torch.bool)).item() == 1.0
+    pooled = pool(states, torch.ones(1, 5000, dtype=torch.bool))
+    assert pooled.dtype == torch.float32
+    assert pooled.item() == 1.0
 
 
 def test_a_wrong_name_is_refused() -> None:
