@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Pooling
+from midlayer_encoders.encoder.compat import PlainOnDisk
 from midlayer_encoders.encoder.inputs import (
     check_lengths,
     media_taken,
@@ -24,6 +24,7 @@ from midlayer_encoders.encoder.inputs import (
 )
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.errors import CutError
+from midlayer_encoders.models import compat
 from midlayer_encoders.models.load import has_automatic_class
 from midlayer_encoders.models.padding import suffers_from_padding
 
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 _BOOKKEEPING = {"modality", "task", "prompt_length", "token_embeddings", "sentence_embedding"}
 
 
-class MultimodalEncoder(SentenceTransformer):
+class MultimodalEncoder(PlainOnDisk):
     """What a ``LayerEncoder`` knows of images and sound: reading them, their masks, mteb, and what a folder can hold.
 
     Attributes:
@@ -109,9 +110,7 @@ class MultimodalEncoder(SentenceTransformer):
                 )
         if suffers_from_padding(model):  # the extractor's scaling needs the mask, the model does not
             kwargs["processing_kwargs"] = {"audio": {"return_attention_mask": True}}
-        return without_needless_mask(
-            model, with_fixed_order(model, SentenceTransformer.preprocess(self, read, **kwargs))
-        )
+        return without_needless_mask(model, with_fixed_order(model, PlainOnDisk.preprocess(self, read, **kwargs)))
 
     def model_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
         """Return the features of a batch that the model itself takes, on its device."""
@@ -168,7 +167,7 @@ class MultimodalEncoder(SentenceTransformer):
                 "leave out those after the sound's end, since it knows masks of the states' own length only: its "
                 "vectors would be others. Use this encoder itself, or pooling='cls'."
             )
-        if suffers_from_padding(model) or hasattr(model, "_get_feature_vector_attention_mask"):
+        if suffers_from_padding(model) or compat.has_mask_of_states(model):
             logger.warning(
                 "A plain folder pools the padding of shorter sounds in a batch: encode with batch_size=1 there."
             )

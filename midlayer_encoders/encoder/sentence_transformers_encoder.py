@@ -10,12 +10,10 @@ import inspect
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Unpack, cast
 
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from midlayer_encoders._types import EncoderSpec, Layer, Medium, Norm, Pooling
@@ -28,6 +26,7 @@ from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, m
 from midlayer_encoders.encoder.spec import CardData, base_name, model_card, weights_digest
 from midlayer_encoders.errors import NotFiniteError, OptionError
 from midlayer_encoders.media import InputError
+from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.selection import Selection, select
@@ -185,18 +184,11 @@ class LayerEncoder(MultimodalEncoder):
         first: Any = self[0]
         return first.anatomy if isinstance(first, MemoryModule) else find_anatomy(first.model)
 
-    def _create_model_card(self, path: str, *_: Any, **__: Any) -> None:
-        """Write our own card: the generated one names this class and guesses the lineage."""
+    def model_card_text(self) -> str:
+        """Return the README of the folder that ``save_pretrained`` writes."""
         parameters = sum(parameter.numel() for parameter in self.parameters())
         trained = "generated_from_trainer" in self.model_card_data.tags
-        Path(path, "README.md").write_text(
-            model_card(self.spec, parameters=parameters, trained=trained, media=self.media), encoding="utf8"
-        )
-
-    @classmethod
-    def _load_with_module_classes(cls, *args: Any, **kwargs: Any) -> Any:
-        """Load a checkpoint as what it is on disk, a plain SentenceTransformer, when the trainer asks for it."""
-        return SentenceTransformer._load_with_module_classes(*args, **kwargs)
+        return model_card(self.spec, parameters=parameters, trained=trained, media=self.media)
 
     # --- encoding ---------------------------------------------------------------------------------------------------
 
@@ -286,20 +278,13 @@ class LayerEncoder(MultimodalEncoder):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a worker process needs, without the hooks that transformers puts back at its next pass."""
-        for module in self.modules():
-            for key, hook in list(module._forward_hooks.items()):
-                if getattr(hook, "__module__", "") == "transformers.utils.output_capturing":
-                    del module._forward_hooks[key]
-            if getattr(module, "_output_capturing_hooks_installed", False):
-                module._output_capturing_hooks_installed = False  # type: ignore[assignment]
+        compat.drop_recording_hooks(self)
         return self.__dict__.copy()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        model: Any = self[0].model
-        if hasattr(model, "config"):
-            with torch.device("meta"):
-                type(model)(model.config)  # a class learns which outputs it can record when its first model is made
+        if hasattr(self.transformer, "config"):
+            compat.register_recordable_outputs(self.transformer)
 
 
 LayerEncoder.__init__.__signature__ = with_options(inspect.signature(LayerEncoder.__init__))  # type: ignore[attr-defined]
