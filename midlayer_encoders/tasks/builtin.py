@@ -6,16 +6,13 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.tasks.data import TaskData, TaskType
 from midlayer_encoders.tasks.docstrings import SHELVES, Entry, entries, versions
 
-if TYPE_CHECKING:
-    from mteb.abstasks import AbsTask
-
-__all__ = ["BUILTIN_TASKS", "STS_GRADES", "builtin_data", "builtin_tasks"]
+__all__ = ["BUILTIN_TASKS", "STS_GRADES", "builtin_data"]
 
 BUILTIN_TASKS: dict[str, TaskType] = {
     "DocstringLibraryClassification": "Classification",
@@ -40,11 +37,6 @@ Pool: TypeAlias = tuple[tuple[Entry, ...], ...]
 
 _PER_SHELF = 20
 _CANDIDATES = 10
-
-
-def builtin_tasks() -> list[AbsTask]:
-    """Return the five built-in tasks, fresh objects over one shared pool of about 950 short texts."""
-    return [builtin_data(label).make() for label in BUILTIN_TASKS]
 
 
 @cache
