@@ -1,4 +1,4 @@
-"""What images and sounds need on their way through an encoder: reading, a fixed order of patches, masks, lengths."""
+"""What images and audio need on their way through an encoder: reading, a fixed order of patches, masks, lengths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from midlayer_encoders.media import InputError, check_taken, medium_of, read_image, read_sound
+from midlayer_encoders.media import InputError, check_taken, medium_of, read_audio, read_image
 from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.reading.pooling import real_tokens
 
@@ -42,7 +42,7 @@ def media_taken(modalities: Sequence[Any]) -> list[str]:
 
 
 def sampling_rate(processor: Any) -> int | None:
-    """Return the samples a second that a processor was made for, ``None`` where it prepares no sound."""
+    """Return the samples a second that a processor was made for, ``None`` where it prepares no audio."""
     rate = getattr(getattr(processor, "feature_extractor", processor), "sampling_rate", None)
     return int(rate) if rate is not None else None
 
@@ -55,10 +55,10 @@ def both_media(item: Any) -> bool:
 def read_inputs(
     items: Sequence[Any], taken: Sequence[str], *, model: str, rate: int | None, max_pixels: int
 ) -> list[Any]:
-    """Return the inputs of a batch in the forms that processors take: texts, RGB images, sounds at the model's rate.
+    """Return the inputs of a batch in the forms that processors take: texts, RGB images, waveforms at the model's rate.
 
     Args:
-        items: as :func:`~midlayer_encoders.media.read_image` and :func:`~midlayer_encoders.media.read_sound` take
+        items: as :func:`~midlayer_encoders.media.read_image` and :func:`~midlayer_encoders.media.read_audio` take
             them, each perhaps under the name of its medium, as ``{"image": …}``.
         taken: the media that the model takes.
         model: its name, for errors.
@@ -84,7 +84,7 @@ def _read(item: Any, taken: Sequence[str], model: str, rate: int | None, max_pix
     check_taken(medium, taken, given, model=model)
     if medium == "image":
         return read_image(given, max_pixels=max_pixels)
-    return given if medium == "text" else read_sound(given, rate=rate)
+    return given if medium == "text" else read_audio(given, rate=rate)
 
 
 def least_samples(config: Any) -> int:
@@ -105,19 +105,20 @@ def least_samples(config: Any) -> int:
     return least
 
 
-def check_lengths(sounds: Sequence[Any], items: Sequence[Any], model: nn.Module, processor: Any) -> bool:
-    """Raise where a sound is too short for a model to make one state; return whether one is cut off at its end."""
+def check_lengths(waveforms: Sequence[Any], items: Sequence[Any], model: nn.Module, processor: Any) -> bool:
+    """Raise where a waveform is too short for a model to make one state; return whether one is truncated."""
     least = least_samples(model.config)
-    for sound, item in zip(sounds, items, strict=True):
-        if (length := len(sound["array"])) < least:
-            error = InputError(
-                f"A sound must have at least {least} samples ({1000 * least / sound['sampling_rate']:.0f} ms), of "
-                f"which {type(model).__name__} makes one state, but has {length}."
+    lengths = [len(waveform["array"]) for waveform in waveforms]
+    for waveform, item, length in zip(waveforms, items, lengths, strict=True):
+        if length < least:
+            shortest = f"{least} samples ({1000 * least / waveform['sampling_rate']:.0f} ms)"
+            raise InputError(
+                f"A waveform must have at least {shortest}, of which {type(model).__name__} makes one state, but has "
+                f"{length}.",
+                item=item,
             )
-            error.item = item
-            raise error
     longest = getattr(getattr(processor, "feature_extractor", processor), "n_samples", None)
-    return longest is not None and any(len(sound["array"]) > longest for sound in sounds)
+    return longest is not None and max(lengths) > longest
 
 
 # --- in the forward pass --------------------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ def with_token_mask(model: nn.Module, features: dict[str, Any]) -> dict[str, Any
 
 
 def pass_by_length(forward: Callable[[dict[str, Any]], dict[str, Any]], features: dict[str, Any]) -> dict[str, Any]:
-    """Return what ``forward`` makes of a batch of sounds, passed in parts of one length each, without padding."""
+    """Return what ``forward`` makes of a batch of waveforms, passed in parts of one length each, without padding."""
     if "attention_mask" not in features:
         return forward(features)
     lengths = features["attention_mask"].sum(dim=1)
@@ -175,7 +176,7 @@ def _joined(parts: Sequence[tuple[Tensor, dict[str, Any]]], name: str) -> Tensor
 
 
 def probe_input(taken: Sequence[str], rate: int | None) -> Any:
-    """Return a small input of a medium that the model takes, to look at its states with: of sound 100 ms."""
+    """Return a small input of a medium that the model takes, to look at its states with: 100 ms of audio."""
     if "text" in taken:
         return "a b c"
     if "image" in taken:

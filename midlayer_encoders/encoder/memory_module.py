@@ -68,7 +68,7 @@ class MemoryModule(InputModule):
         options = {"return_tensors": "pt", **_CALLS[self.medium]}
         if self.medium == "audio":
             options["sampling_rate"] = given[0]["sampling_rate"]
-            given = [sound["array"] for sound in given]
+            given = [waveform["array"] for waveform in given]
         return self.processor(given, **options)
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A SentenceTransformer that takes images and sounds as people have them, and pools the real states of each."""
+"""A SentenceTransformer that takes images and audio as people have them, and pools the real states of each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BOOKKEEPING = {"modality", "task", "prompt_length", "token_embeddings", "senten
 
 
 class MultimodalEncoder(PlainOnDisk):
-    """What a ``LayerEncoder`` knows of images and sound: reading them, their masks, mteb, and what a folder can hold.
+    """What a ``LayerEncoder`` knows of images and audio: reading them, their masks, mteb, and what a folder can hold.
 
     Attributes:
         name: of the model, for errors.
@@ -73,14 +73,14 @@ class MultimodalEncoder(PlainOnDisk):
 
     @property
     def sampling_rate(self) -> int | None:
-        """Samples a second that its model of sound was made for; sounds at another rate are resampled."""
+        """Samples a second that its audio model was made for; waveforms at another rate are resampled."""
         return sampling_rate(self.processor) if "audio" in self.media else None
 
     def for_mteb(self) -> Any:
         """Return this encoder as mteb should see it: with the media that it takes.
 
         ``mteb.evaluate`` takes a text encoder as it is, but any local SentenceTransformer for one of text alone, and
-        refuses to run tasks of images or sound on it.
+        refuses to run tasks of images or audio on it.
         """
         from mteb.models import SentenceTransformerEncoderWrapper
 
@@ -91,7 +91,7 @@ class MultimodalEncoder(PlainOnDisk):
     # --- inputs ------------------------------------------------------------------------------------------------------
 
     def is_singular_input(self, inputs: Any) -> bool:  # type: ignore[override]
-        """Return whether this is one input, not several; a sound as ``(array, rate)`` is one."""
+        """Return whether this is one input, not several; a waveform as ``(array, rate)`` is one."""
         if isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[1], int | np.integer):
             return True
         return bool(super().is_singular_input(inputs))
@@ -102,8 +102,8 @@ class MultimodalEncoder(PlainOnDisk):
         )  # fmt: skip
         model: Any = self[0].model
         if "audio" in self.media and hasattr(model, "config"):
-            cut_off = check_lengths(read, inputs, model, self.processor)
-            if cut_off and not self._truncation_warned:
+            truncated = check_lengths(read, inputs, model, self.processor)
+            if truncated and not self._truncation_warned:
                 self._truncation_warned = True
                 logger.warning(
                     "Audio is longer than the window of %s and is truncated; this is warned once.", self.name
@@ -121,7 +121,7 @@ class MultimodalEncoder(PlainOnDisk):
         return {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in features.items()}
 
     def _forward_media(self, features: dict[str, Any]) -> dict[str, Any]:
-        """Run the modules on images or sounds: pooling is told which states are real."""
+        """Run the modules on images or audio: pooling knows which states are real."""
         first: Any = self[0]
         model = first.model
 
@@ -164,12 +164,12 @@ class MultimodalEncoder(PlainOnDisk):
         if getattr(model, "main_input_name", "") == "input_features" and self.pooling != "cls":
             raise CutError(
                 f"The states of {type(model).__name__} fill a fixed window, and the pooling of a plain folder cannot "
-                "leave out those after the sound's end, since it knows masks of the states' own length only: its "
+                "leave out those after the waveform's end, since it knows masks of the states' own length only: its "
                 "vectors would be others. Use this encoder itself, or pooling='cls'."
             )
         if suffers_from_padding(model) or compat.has_mask_of_states(model):
             logger.warning(
-                "A plain folder pools the padding of shorter sounds in a batch: encode with batch_size=1 there."
+                "A plain folder pools the padding of shorter waveforms in a batch: encode with batch_size=1 there."
             )
         if not has_automatic_class(model.config):
             raise CutError(

@@ -122,7 +122,7 @@ def result_revision(spec: EncoderSpec) -> str:
 _EXAMPLES = {
     "text": 'embeddings = model.encode(["a text", "another text"])',
     "image": 'images = model.encode(["a photo.jpg", PIL.Image.open("another.png")])',
-    "audio": 'sounds = model.encode([{"array": samples, "sampling_rate": 16000}], batch_size=1)',
+    "audio": 'waveforms = model.encode([{"array": samples, "sampling_rate": 16000}], batch_size=1)',
 }
 
 

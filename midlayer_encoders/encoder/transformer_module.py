@@ -64,7 +64,7 @@ def _processor_options(
     options = {key: value for key, value in source.items() if value is not None}
     medium = _MEDIA.get(str(loaded.main_input_name))
     if medium == "audio":
-        # Many models of sound have no tokenizer, and transformers looks for one unless it is told what to make.
+        # Many audio models have no tokenizer, and transformers looks for one unless it is told what to make.
         options["config"] = _extracting(config, model, options)
     elif medium is None and getattr(config, "model_type", "") != "imagegpt":
         if not hasattr(config, "type_vocab_size"):  # GPT2 would embed the token types

@@ -1,4 +1,4 @@
-"""What reading images and reading sounds share: the error, arrays out of tensors, an input in few words."""
+"""What reading images and reading audio share: the error, arrays out of tensors, an input in few words."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ __all__ = ["InputError", "as_array", "shown"]
 
 
 class InputError(MidlayerError, ValueError):
-    """An image or a sound that cannot be read, or a medium that the model does not take.
+    """An image or audio that cannot be read, or a medium that the model does not take.
 
     Attributes:
         item: the input as it was given, where it was one of several.
     """
 
-    item: Any = None
+    def __init__(self, message: str, *, item: Any = None) -> None:
+        super().__init__(message)
+        self.item = item
 
 
 def as_array(source: Any) -> npt.NDArray[Any]:
@@ -30,7 +32,7 @@ def as_array(source: Any) -> npt.NDArray[Any]:
         source = source.detach().cpu().numpy()
     if not isinstance(source, np.ndarray):
         raise InputError(
-            "`inputs` must be PIL images, paths, arrays or tensors, or for sound (array, rate), "
+            "`inputs` must be PIL images, paths, arrays or tensors, or for audio (array, rate), "
             f"but got a {type(source).__name__}: {shown(source)}."
         )
     return source

@@ -22,7 +22,7 @@ __all__ = ["is_pil", "read_image"]
 def read_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Image:
     """Return an image in RGB.
 
-    Greyscale becomes three equal channels, palettes their colours, 16 bits eight; what is transparent is laid on white.
+    Grayscale becomes three equal channels, palettes their colors, 16 bits eight; what is transparent is laid on white.
     A photograph read from a file is turned as its EXIF says. Of an animation the first frame counts.
 
     Args:
@@ -126,6 +126,6 @@ def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     if not (math.isfinite(low) and math.isfinite(high)) or low < 0 or high > most:
         raise InputError(
             f"An image as an array must hold {'integers from 0 to 255' if whole else 'floats from 0 to 1'}, but its "
-            f"values go from {low:g} to {high:g}. Scale it, and undo any normalisation: the model's processor does it."
+            f"values go from {low:g} to {high:g}. Scale it, and undo any normalization: the model's processor does it."
         )
     return np.asarray(array if whole else np.round(array.astype(np.float64) * 255)).astype(np.uint8)

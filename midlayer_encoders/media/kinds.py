@@ -10,7 +10,7 @@ from typing import Any, Literal
 from midlayer_encoders._types import MAX_PIXELS, Medium
 from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.media._arrays import InputError, shown
-from midlayer_encoders.media.audio import read_sound
+from midlayer_encoders.media.audio import read_audio
 from midlayer_encoders.media.images import is_pil, read_image
 
 __all__ = ["check_taken", "media_files", "medium_of"]
@@ -19,7 +19,7 @@ _SUFFIXES: dict[str, tuple[str, ...]] = {
     "image": (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp"),
     "audio": (".wav", ".flac", ".ogg", ".mp3"),
 }
-_WORDS = {"text": "a text", "image": "an image", "audio": "a sound"}
+_WORDS = {"text": "a text", "image": "an image", "audio": "a waveform"}
 
 _log = logging.getLogger(__name__)
 
@@ -27,9 +27,9 @@ _log = logging.getLogger(__name__)
 def medium_of(item: Any, taken: Sequence[str]) -> Medium:
     """Return what an input is, for a model that takes these media.
 
-    A string is a text where the model takes texts, unless it is the path of an image or sound file that the model also
-    takes; where it takes none, it is a path. An array of three axes is an image; of two, a greyscale image for a model
-    of images and sound of several channels for one of sound.
+    A string is a text where the model takes texts, unless it is the path of an image or audio file that the model also
+    takes; where it takes none, it is a path. An array of three axes is an image; of two, a grayscale image for a model
+    of images and audio of several channels for one of audio.
 
     Example:
         >>> medium_of("a text", ["text", "image"]), medium_of("a.png", ["image"]), medium_of(([0.0], 16000), ["audio"])
@@ -63,7 +63,7 @@ def check_taken(medium: Medium, taken: Sequence[str], item: Any, *, model: str) 
 def media_files(
     folder: Path | str, medium: Literal["image", "audio"], *, bad: str = "refuse", max_pixels: int = MAX_PIXELS
 ) -> list[Path]:
-    """Return the image or sound files of a folder and those below it, in the order of their paths.
+    """Return the image or audio files of a folder and those below it, in the order of their paths.
 
     Args:
         folder: where they are.
@@ -89,7 +89,7 @@ def media_files(
 
 def _readable(path: Path, medium: str, bad: str, max_pixels: int) -> bool:
     try:
-        _ = read_image(path, max_pixels=max_pixels) if medium == "image" else read_sound(path)
+        _ = read_image(path, max_pixels=max_pixels) if medium == "image" else read_audio(path)
     except InputError as reason:
         if bad == "refuse":
             raise

@@ -219,7 +219,7 @@ def _embeddings(model: nn.Module) -> str | None:
     try:
         wanted = model.get_input_embeddings()  # type: ignore[operator]
     except (AttributeError, NotImplementedError, TypeError):
-        names = ("embeddings", "feature_projection")  # the latter in models of sound
+        names = ("embeddings", "feature_projection")  # the latter in audio models
         wanted = next((module for name, module in model.named_modules() if name.endswith(names)), None)
     return next((name for name, module in model.named_modules() if module is wanted), None)
 

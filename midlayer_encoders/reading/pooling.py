@@ -50,7 +50,7 @@ def pool(states: Tensor, mask: Tensor, pooling: Pooling = "mean") -> Tensor:
 def real_tokens(real: Tensor | None, states: Tensor, *, model: nn.Module | None = None) -> Tensor:
     """Return which states are of real tokens, bool, shape ``(B, T)``; all of them where the inputs do not say.
 
-    Models of sound convolve their samples or spectra down to fewer states than the mask of their inputs has entries.
+    Audio models convolve their samples or spectra down to fewer states than the mask of their inputs has entries.
     Those that say how (Wav2Vec2, HuBERT, WavLM) are asked; Whisper's states are every second one of its spectra.
 
     Args:

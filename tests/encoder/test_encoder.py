@@ -121,7 +121,7 @@ def test_exported_folders_load_where_this_package_is_not_installed(tiny_folder: 
     from PIL import Image
 
     (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
-    images = [Image.new("RGB", (20, 20), colour) for colour in ("red", "navy")]
+    images = [Image.new("RGB", (20, 20), color) for color in ("red", "navy")]
     expected = {}
     for name in ("Llama", "GPTNeoX", "GPT2", "BERT", "Mamba", "ViT"):
         for norm in NORMS:
