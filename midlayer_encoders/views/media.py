@@ -111,7 +111,7 @@ def image_view(image: Image, *, seed: int = 0, view: int = 0) -> Image:
 
 
 def audio_view(waveform: Waveform, *, seed: int = 0, view: int = 0) -> Waveform:
-    """Return a waveform of the same length: shifted by up to a tenth of it, its level changed by up to 6 dB, with noise.
+    """Return a waveform of the same length, shifted by up to a tenth of it, up to 6 dB louder or softer, with noise.
 
     What moves in at an end is silence; the noise lies 10 to 30 dB below the waveform.
 

@@ -16,7 +16,7 @@ from midlayer_encoders.demo.vision import Digits, read_digits, train_digit_model
 from midlayer_encoders.errors import ModelNotFoundError
 from midlayer_encoders.measuring import measure
 from midlayer_encoders.models.hub import built_in_model
-from tests.cli_calls import run
+from tests.cli.calls import run
 
 
 def some(digits: Digits, each: int) -> Digits:
