@@ -19,6 +19,7 @@ __all__ = [
     "check_lengths",
     "least_samples",
     "media_taken",
+    "moved",
     "pass_by_length",
     "probe_input",
     "read_inputs",
@@ -43,8 +44,12 @@ def media_taken(modalities: Sequence[Any]) -> list[str]:
 
 def sampling_rate(processor: Any) -> int | None:
     """Return the samples a second that a processor was made for, ``None`` where it prepares no audio."""
-    rate = getattr(getattr(processor, "feature_extractor", processor), "sampling_rate", None)
+    rate = getattr(_extractor(processor), "sampling_rate", None)
     return int(rate) if rate is not None else None
+
+
+def _extractor(processor: Any) -> Any:
+    return getattr(processor, "feature_extractor", processor)
 
 
 def both_media(item: Any) -> bool:
@@ -117,7 +122,7 @@ def check_lengths(waveforms: Sequence[Any], items: Sequence[Any], model: nn.Modu
                 f"{length}.",
                 item=item,
             )
-    longest = getattr(getattr(processor, "feature_extractor", processor), "n_samples", None)
+    longest = getattr(_extractor(processor), "n_samples", None)
     return longest is not None and max(lengths) > longest
 
 
@@ -142,6 +147,10 @@ def without_needless_mask(model: nn.Module, features: dict[str, Any]) -> dict[st
     mask = features.get("attention_mask")
     if mask is None or not suffers_from_padding(model) or not bool(mask.all()):
         return features
+    return _without_mask(features)
+
+
+def _without_mask(features: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in features.items() if key != "attention_mask"}
 
 
@@ -149,6 +158,11 @@ def with_token_mask(model: nn.Module, features: dict[str, Any]) -> dict[str, Any
     """Return features whose mask is of the states, as pooling wants it, not of the samples or spectra."""
     states = features["token_embeddings"]
     return {**features, "attention_mask": real_tokens(features.get("attention_mask"), states, model=model).long()}
+
+
+def moved(features: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return features with their tensors on a device."""
+    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in features.items()}
 
 
 def pass_by_length(forward: Callable[[dict[str, Any]], dict[str, Any]], features: dict[str, Any]) -> dict[str, Any]:
@@ -159,8 +173,8 @@ def pass_by_length(forward: Callable[[dict[str, Any]], dict[str, Any]], features
     parts: list[tuple[Tensor, dict[str, Any]]] = []
     for length in lengths.unique().tolist():
         rows = (lengths == length).nonzero().flatten()
-        kept = {key: value for key, value in features.items() if key != "attention_mask"}
-        cropped = {key: value[rows, :length] if isinstance(value, Tensor) else value for key, value in kept.items()}
+        kept = _without_mask(features).items()
+        cropped = {key: value[rows, :length] if isinstance(value, Tensor) else value for key, value in kept}
         parts.append((rows, forward(cropped)))
     return {**features, **{name: _joined(parts, name) for name in ("token_embeddings", "attention_mask")}}
 

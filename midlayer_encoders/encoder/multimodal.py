@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from midlayer_encoders.encoder.compat import PlainOnDisk
 from midlayer_encoders.encoder.inputs import (
     check_lengths,
     media_taken,
+    moved,
     pass_by_length,
     read_inputs,
     sampling_rate,
@@ -114,11 +115,8 @@ class MultimodalEncoder(PlainOnDisk):
 
     def model_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
         """Return the features of a batch that the model itself takes, on its device."""
-        features = self._moved(self.preprocess(inputs, prompt=prompt))
+        features = moved(self.preprocess(inputs, prompt=prompt), self.device)
         return {key: value for key, value in features.items() if isinstance(value, Tensor) and key not in _BOOKKEEPING}
-
-    def _moved(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in features.items()}
 
     def _forward_media(self, features: dict[str, Any]) -> dict[str, Any]:
         """Run the modules on images or audio: pooling knows which states are real."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from midlayer_encoders._types import EncoderSpec, Layer, Medium, Norm, Pooling
 from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, centering
 from midlayer_encoders.encoder.checks import check_states, turn_mask_off
-from midlayer_encoders.encoder.inputs import both_media, probe_input
+from midlayer_encoders.encoder.inputs import both_media, moved, probe_input
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.multimodal import MultimodalEncoder
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, with_options
@@ -131,7 +131,8 @@ class LayerEncoder(MultimodalEncoder):
             if options.bidirectional:
                 turn_mask_off(self[0], cut, self.name)
             if not isinstance(self[0], MemoryModule):
-                check_states(self[0], cut, self._moved(self.preprocess([probe_input(self.media, self.sampling_rate)])))
+                features = self.preprocess([probe_input(self.media, self.sampling_rate)])
+                check_states(self[0], cut, moved(features, self.device))
         if options.center is not None:
             self._center_on(options.center)
 
@@ -262,13 +263,10 @@ class LayerEncoder(MultimodalEncoder):
 
     def _check_finite(self, inputs: Sequence[Any], embeddings: Any, single: bool) -> None:
         rows = [embeddings] if single else embeddings
-        if isinstance(rows, np.ndarray | Tensor) and bool(
-            rows.isfinite().all() if isinstance(rows, Tensor) else np.isfinite(rows).all()
-        ):
+        if isinstance(rows, np.ndarray | Tensor) and torch.as_tensor(rows).isfinite().all():
             return
         for text, row in zip(inputs, rows, strict=True):
-            values = row if isinstance(row, np.ndarray | Tensor) else None
-            if values is not None and not bool(torch.isfinite(torch.as_tensor(values)).all()):
+            if isinstance(row, np.ndarray | Tensor) and not torch.as_tensor(row).isfinite().all():
                 raise NotFiniteError(
                     f"Layer {self.layer} of {self.name} gives NaN or infinity for {str(text)[:80]!r} "
                     f"in {self.dtype}. Load it with dtype='float32', or check the weights."

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from midlayer_encoders.errors import MidlayerError
 
-__all__ = ["InputError", "as_array", "shown"]
+__all__ = ["InputError", "as_array", "check_file", "damaged", "shown"]
 
 
 class InputError(MidlayerError, ValueError):
@@ -24,6 +24,19 @@ class InputError(MidlayerError, ValueError):
     def __init__(self, message: str, *, item: Any = None) -> None:
         super().__init__(message)
         self.item = item
+
+
+def check_file(path: Path, kinds: str) -> None:
+    """Raise an :class:`InputError` unless there is a file at ``path``."""
+    if not path.is_file():
+        raise InputError(
+            f"`inputs` must be {kinds}, but there is no file {str(path)!r}. A text is for a model of text."
+        )
+
+
+def damaged(path: Path, kind: str, reason: Exception) -> InputError:
+    """Return the error for a file that cannot be read."""
+    return InputError(f"{path} cannot be read as {kind}: {reason}. It may be damaged: replace or remove it.")
 
 
 def as_array(source: Any) -> npt.NDArray[Any]:

@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from midlayer_encoders.media._arrays import InputError, as_array, shown
+from midlayer_encoders.media._arrays import InputError, as_array, check_file, damaged, shown
 
 __all__ = ["Waveform", "audio_lengths", "read_audio"]
 
@@ -78,11 +78,7 @@ def _waveform(source: Any) -> tuple[npt.NDArray[Any], Any, str]:
 
 
 def _open_audio(path: Path) -> tuple[npt.NDArray[Any], int]:
-    if not path.is_file():
-        raise InputError(
-            f"`inputs` must be waveforms or paths of audio files, but there is no file {str(path)!r}. "
-            "A text is for a model of text."
-        )
+    check_file(path, "waveforms or paths of audio files")
     try:
         if path.suffix.lower() == ".wav":
             from scipy.io import wavfile
@@ -90,21 +86,15 @@ def _open_audio(path: Path) -> tuple[npt.NDArray[Any], int]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", wavfile.WavFileWarning)  # chunks beside the samples
                 rate, samples = wavfile.read(path)
-            return samples, int(rate)
-        soundfile = importlib.import_module("soundfile")
+        else:
+            samples, rate = importlib.import_module("soundfile").read(path, dtype="float32")
     except ImportError:
         raise InputError(
             f"{path} cannot be read: {path.suffix or 'a file without a suffix'} needs the soundfile package. "
             "Install it (pip install soundfile), or convert the file to WAV."
         ) from None
-    except (ValueError, EOFError, OSError) as reason:
-        raise InputError(
-            f"{path} cannot be read as audio: {reason}. It may be damaged: replace or remove it."
-        ) from reason
-    try:
-        samples, rate = soundfile.read(path, dtype="float32")
-    except RuntimeError as reason:
-        raise InputError(f"{path} cannot be read as audio: {reason}") from reason
+    except (ValueError, EOFError, OSError, RuntimeError) as reason:  # the last is soundfile's
+        raise damaged(path, "audio", reason) from reason
     return samples, int(rate)
 
 

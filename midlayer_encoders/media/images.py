@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from midlayer_encoders._types import MAX_PIXELS
-from midlayer_encoders.media._arrays import InputError, as_array
+from midlayer_encoders.media._arrays import InputError, as_array, check_file, damaged
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -54,11 +54,7 @@ def _open_image(path: Path, max_pixels: int) -> Image:
     from PIL import Image as Pillow
     from PIL import ImageOps
 
-    if not path.is_file():
-        raise InputError(
-            f"`inputs` must be images or paths of images, but there is no file {str(path)!r}. "
-            "A text is for a model of text."
-        )
+    check_file(path, "images or paths of images")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)  # the limit is ours
@@ -73,9 +69,7 @@ def _open_image(path: Path, max_pixels: int) -> Image:
             "Make it smaller, or raise `PIL.Image.MAX_IMAGE_PIXELS` as well as `max_pixels`."
         ) from reason
     except (OSError, SyntaxError, ValueError) as reason:  # what Pillow's many readers raise on a damaged file
-        raise InputError(
-            f"{path} cannot be read as an image: {reason}. It may be damaged: replace or remove it."
-        ) from reason
+        raise damaged(path, "an image", reason) from reason
 
 
 def _check_pixels(size: tuple[int, int], max_pixels: int, name: str) -> None:

@@ -15,7 +15,7 @@ from midlayer_encoders.media.images import is_pil, read_image
 
 __all__ = ["check_taken", "media_files", "medium_of"]
 
-_SUFFIXES: dict[str, tuple[str, ...]] = {
+_SUFFIXES: dict[Medium, tuple[str, ...]] = {
     "image": (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp"),
     "audio": (".wav", ".flac", ".ogg", ".mp3"),
 }
@@ -36,12 +36,14 @@ def medium_of(item: Any, taken: Sequence[str]) -> Medium:
         ('text', 'image', 'audio')
     """
     if isinstance(item, str | Path):
+        written: Medium = next(
+            (kind for kind, suffixes in _SUFFIXES.items() if str(item).lower().endswith(suffixes)), "text"
+        )
         if isinstance(item, str) and "text" in taken:
-            found = [kind for kind, suffixes in _SUFFIXES.items() if item.lower().endswith(suffixes)]
-            return found[0] if found and found[0] in taken and Path(item).is_file() else "text"  # type: ignore[return-value]
+            return written if written in taken and Path(item).is_file() else "text"
         if "image" in taken or "audio" in taken:
             return "image" if "image" in taken else "audio"
-        return next((kind for kind, suffixes in _SUFFIXES.items() if str(item).lower().endswith(suffixes)), "text")  # type: ignore[misc]
+        return written
     if is_pil(item):
         return "image"
     if isinstance(item, Mapping | tuple) or hasattr(item, "get_all_samples"):

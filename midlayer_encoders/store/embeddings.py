@@ -300,8 +300,8 @@ class EmbeddingStore:
         shard = Shard(self.key, self.layers, len(keys), self.dim, self.dtype, ())
         if not self.folder.exists():
             raise StoreError(f"The store in {self.folder} was removed while it was in use: run again.")
-        shard = write_shard(self.folder / name, shard, b"".join(keys), rows)
-        self._index.add(name, shard, b"".join(keys))
+        shard = write_shard(self.folder / name, shard, keys, rows)
+        self._index.add(name, shard, keys)
         self._checked[name].update(self.layers)
 
     def merge(self, *, least: int = 2) -> None:

@@ -258,21 +258,12 @@ def _mteb_sources(name: str) -> Sequence[TaskSource]:
         if name in tasks:
             return [MtebSource.of(mteb.get_task(name))]
         if benchmark_name in benchmarks:
-            members = [
-                task
-                for task in benchmarks[benchmark_name].tasks
-                if name != "paper" or task.metadata.name in PAPER_TASKS
-            ]
-            return [MtebSource.of(task) for task in members]
+            members = map(MtebSource.of, benchmarks[benchmark_name].tasks)
+            return [source for source in members if name != "paper" or source.name in PAPER_TASKS]
     if Path(name).exists():
         return _sources(Path(name))
-    known = {word.lower(): word for word in ("paper", "builtin", *BUILTIN_TASKS, *benchmarks, *tasks)}
+    known = ("paper", "builtin", *BUILTIN_TASKS, *benchmarks, *sorted(tasks))
     raise OptionError(
         f"`tasks` must be 'paper', 'builtin', the name of an mteb task or benchmark, or a path to your own data, "
-        f"but got {name!r}.{_in_their_case(did_you_mean(name, known), known)}"
+        f"but got {name!r}.{did_you_mean(name, known)}"
     )
-
-
-def _in_their_case(hint: str, known: dict[str, str]) -> str:
-    """A hint found among lower-case words, with the word as it is written."""
-    return next((hint.replace(repr(low), repr(word)) for low, word in known.items() if repr(low) in hint), hint)
