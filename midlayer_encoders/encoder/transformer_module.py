@@ -64,22 +64,17 @@ def _processor_options(
     options = {key: value for key, value in source.items() if value is not None}
     medium = _MEDIA.get(str(loaded.main_input_name))
     if medium == "audio":
-        # Many audio models have no tokenizer, and transformers looks for one unless it is told what to make.
-        options["config"] = _extracting(config, model, options)
+        # Many audio models have no tokenizer, and transformers looks for one unless the config names the class to make.
+        from transformers import AutoFeatureExtractor
+
+        config.processor_class = type(AutoFeatureExtractor.from_pretrained(model, **options)).__name__
+        options["config"] = config
     elif medium is None and getattr(config, "model_type", "") != "imagegpt":
         if not hasattr(config, "type_vocab_size"):  # GPT2 would embed the token types
             options["model_input_names"] = ["input_ids", "attention_mask"]
         if max_length is not None:
             options["model_max_length"] = _checked_length(max_length, config, model)
     return options
-
-
-def _extracting(config: Any, model: str, options: Mapping[str, Any]) -> Any:
-    """Return ``config``, in which the class of the model's feature extractor is named; it is saved with the model."""
-    from transformers import AutoFeatureExtractor
-
-    config.processor_class = type(AutoFeatureExtractor.from_pretrained(model, **options)).__name__
-    return config
 
 
 def _read_states(module: Any, cut: Cut, model: str, chat_template: bool) -> None:

@@ -19,6 +19,7 @@ from midlayer_encoders.media import InputError
 from tests.families import DEPTH, FAMILIES, tiny
 from tests.made_media import IMAGES, RATE, WAVEFORMS
 from tests.models.test_cut import expected_states
+from tests.pooled import pooled
 from tests.tiny_folders import TEXTS, processor
 
 Folder = Callable[[str], str]
@@ -65,19 +66,8 @@ def test_a_layer_is_the_mean_of_the_states_that_hooks_see(
 def test_every_pooling_sees_real_states_only(name: str, pooling: str, tiny_folder: Folder) -> None:
     items = (IMAGES if name in PICTURED else WAVEFORMS)[:3]
     encoder = LayerEncoder(tiny_folder(name), 2, pooling=pooling, device="cpu")  # type: ignore[arg-type]
-    rows = []
-    for states in by_hand(name, items, 2, "final"):
-        weights = torch.arange(1.0, len(states) + 1)[:, None]
-        rows.append(
-            {
-                "mean": states.mean(0),
-                "last": states[-1],
-                "cls": states[0],
-                "max": states.max(0).values,
-                "weightedmean": (states * weights).sum(0) / weights.sum(),
-            }[pooling]
-        )
-    np.testing.assert_allclose(encoder.encode(items), torch.stack(rows).numpy(), atol=3e-5, rtol=1e-4)
+    expected = torch.stack([pooled(states, pooling) for states in by_hand(name, items, 2, "final")])
+    np.testing.assert_allclose(encoder.encode(items), expected.numpy(), atol=3e-5, rtol=1e-4)
 
 
 def test_states_of_images_and_waveforms_come_out_whole(tiny_folder: Folder) -> None:
