@@ -8,13 +8,13 @@ from xml.etree import ElementTree
 import numpy as np
 import polars as pl
 import pytest
-
-from midlayer_encoders.report import report_html
 from midlayer_encoders.report.cells import cell_map
-from midlayer_encoders.report.experiments import Panel, Trace
-from midlayer_encoders.report.experiments_page import Finding, experiments_html
 from midlayer_encoders.report.pairs import DIFFERENCES, SIMILARITY, plot_differences, plot_similarity
 from midlayer_encoders.report.pairs_page import pairs_html
+
+from midlayer_encoders.report import report_html
+from midlayer_encoders.report.experiments import Panel, Trace
+from midlayer_encoders.report.experiments_page import Finding, experiments_html
 from midlayer_encoders.report.probes import plot_probes
 from midlayer_encoders.report.selections import plot_selection
 from midlayer_encoders.report.steps import plot_steps_change, plot_steps_heat

@@ -9,10 +9,10 @@ from typing import Any
 
 import polars as pl
 import pytest
-
-from midlayer_encoders.report import plot_heatmap, plot_metrics, plot_scores, report_html
 from midlayer_encoders.report.pairs import DIFFERENCES, SIMILARITY
 from midlayer_encoders.report.pairs_page import pairs_html
+
+from midlayer_encoders.report import plot_heatmap, plot_metrics, plot_scores, report_html
 from midlayer_encoders.report.steps_page import steps_html
 from tests.report.made_frames import metrics_frame, rows_frame
 
