@@ -55,7 +55,7 @@ def compare(
     with progress_bars() as progress:
         result = run(
             base, *tuned, texts=lines, metrics=wanted, layers=parse_layers(layers), views=views, seed=seed,
-            resamples=resamples, dataset=texts.stem, out=out, **options.changed(),
+            resamples=resamples, dataset=texts.stem, out=out, **options.changed() | {"norm": options.norm},
             progress=stage_bars(progress),
         )  # fmt: skip
     _print_differences(result)

@@ -65,28 +65,9 @@ def probe(
             layers=parse_layers(layers), epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,
             keep_gb=keep_gb, seed=seed, dataset=data.stem, progress=stage_bars(progress, PROBE_STAGES),
         )  # fmt: skip
-    write_probe(result, out)
+    result.save(out)
     print_probe(result)
     console().print(f"Written to {out}: probe.parquet, probe.csv, probe.png, report.html", soft_wrap=True)
-
-
-def write_probe(result: ProbeResult, out: Path) -> None:
-    """Write frame, table, figure and page."""
-    from midlayer_encoders.report import write_report
-
-    out.mkdir(parents=True, exist_ok=True)
-    result.frame.write_parquet(out / "probe.parquet")
-    result.table.write_csv(out / "probe.csv")
-    result.plot().savefig(out / "probe.png", dpi=150)
-    how = {
-        "Probe": f"{result.kind}, all layers trained together on the same batches, each at its best epoch",
-        "Examples": f"{result.num_train} to train, {result.right.shape[1]} to test, {len(result.classes)} classes",
-    }
-    write_report(
-        result.frame, out / "report.html", title=f"Probes of every layer: {result.dataset}", how=how,
-        notes=[result.verdict()],
-        baselines={result.frame["dataset"][0]: result.chance}, baseline_name="Guessing",
-    )  # fmt: skip
 
 
 def print_probe(result: ProbeResult) -> None:

@@ -53,7 +53,7 @@ def progression(
         bar = progress.add_task("checkpoints", total=None)
         result = run(
             model, asked, texts=lines, metrics=wanted, layers=parse_layers(layers), views=views, seed=seed,
-            dataset=texts.stem, out=out, **options.changed(),
+            dataset=texts.stem, out=out, **options.changed() | {"norm": options.norm},
             progress=lambda name, done, total: progress.update(bar, completed=done, total=total, description=name),
         )  # fmt: skip
     _print_settled(result)

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 import polars as pl
 
@@ -26,11 +26,11 @@ from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, m
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import num_passes
-from midlayer_encoders.report import plot_metrics
-from midlayer_encoders.report.page import write_page
+from midlayer_encoders.report.figures import plot_metrics
 from midlayer_encoders.report.pairs import plot_differences, plot_similarity
 from midlayer_encoders.report.pairs_page import pairs_html, pairs_words
 from midlayer_encoders.report.versions import versions
+from midlayer_encoders.results import Result
 from midlayer_encoders.views.texts import augment
 
 if TYPE_CHECKING:
@@ -42,25 +42,25 @@ _LEAST, _MOST = 10, 2000  # texts: halves of five; vectors of all layers and vie
 
 
 @dataclass(frozen=True)
-class CompareResult:
+class CompareResult(Result):
     """A base model and one or more others, layer by layer.
 
     Attributes:
         frame: tidy, the metrics of every model.
+        folder: where everything was written; ``None`` where nothing was.
         differences: ``base, model, base_layer, layer, depth, dataset, name, difference, low, high``: the other model
             minus the base, and the ends of its interval over texts.
         similarity: ``base, model, base_layer, layer, cka``: unbiased linear CKA of every layer with every other.
-        folder: where everything was written; ``None`` where nothing was.
         how: how it was measured.
         notes: what a reader should know, such as different tokenizers.
     """
 
-    frame: pl.DataFrame
     differences: pl.DataFrame
     similarity: pl.DataFrame
-    folder: Path | None
     how: Mapping[str, str]
     notes: Sequence[str] = field(default_factory=tuple)
+
+    made_by: ClassVar[str] = "compare"
 
     def words(self) -> list[str]:
         """Return the finding of each model in a sentence or two."""
@@ -74,27 +74,14 @@ class CompareResult:
             "cka": plot_similarity(self.similarity),
         }
 
-    def to_html(self, path: Path | str | None = None) -> Path:
-        """Write the self-contained page and return where it lies; by default ``report.html`` in the folder."""
-        text = pairs_html(self.frame, self.differences, self.similarity, how=self.how, notes=self.notes)
-        return write_page(text, path or self._home() / "report.html")
+    def html(self) -> str:
+        """Return the self-contained page."""
+        return pairs_html(self.frame, self.differences, self.similarity, how=self.how, notes=self.notes)
 
-    def save(self, folder: Path | str | None = None) -> Path:
-        """Write the frames (parquet and CSV), figures and page into a folder, and return it."""
-        home = Path(folder) if folder is not None else self._home()
-        home.mkdir(parents=True, exist_ok=True)
-        for name, frame in (("frame", self.frame), ("differences", self.differences), ("cka", self.similarity)):
-            frame.write_parquet(home / f"{name}.parquet")
-            frame.write_csv(home / f"{name}.csv")
-        for name, figure in self.plots().items():
-            figure.savefig(home / f"{name}.png", dpi=150)
-        self.to_html(home / "report.html")
-        return home
-
-    def _home(self) -> Path:
-        if self.folder is None:
-            raise OptionError("`folder` must be given here, or `out` to `compare`: there is none to write to.")
-        return self.folder
+    def tables(self) -> dict[str, pl.DataFrame]:
+        """Return the three frames by file name, each as parquet and CSV."""
+        frames = {"frame": self.frame, "differences": self.differences, "cka": self.similarity}
+        return {f"{name}.{kind}": frame for name, frame in frames.items() for kind in ("parquet", "csv")}
 
 
 def compare(
@@ -152,6 +139,7 @@ def compare(
     folder = Path(out) if out is not None else None
     result = CompareResult(
         pl.concat([metric_rows(read, dataset) for read in (first, *others)]),
+        folder,
         pl.concat(
             [
                 difference_frame(first, other, reading=reading, confidence=confidence, dataset=dataset)
@@ -159,7 +147,6 @@ def compare(
             ]
         ),
         pl.concat([similarity_frame(first, other) for other in others]),
-        folder,
         _how(reading, seed=seed, confidence=confidence, dataset=dataset),
         [note for other in others for note in pair_notes(first, other)],
     )
