@@ -14,8 +14,10 @@ from torch import Tensor
 
 import midlayer_encoders.metrics as of
 from midlayer_encoders import LayerEncoder, measure
+from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import METRICS
 from midlayer_encoders.views.texts import augment
+from tests.progress import counted
 
 Folder = Callable[[str], str]
 DRAW = random.Random(3)
@@ -90,10 +92,8 @@ def test_every_metric_of_every_layer_is_that_of_the_layers_own_encoder(
     name: str, options: dict[str, Any], tiny_folder: Folder
 ) -> None:
     batches: list[int] = []
-    whole = encoder(tiny_folder(name), -1)
-    frame = measure(
-        whole, TEXTS, metrics="all", views=3, seed=4, token_budget=120, advance=batches.append, **options
-    )  # fmt: skip
+    whole = encoder(tiny_folder(name), -1, **options)
+    frame = measure(whole, TEXTS, metrics="all", views=3, seed=4, token_budget=120, progress=counted(batches))
     assert sum(batches) == 4 * len(TEXTS)
     assert len(batches) > 4 * 3, "several batches in each pass"
     assert_as_by_hand(frame, by_hand(tiny_folder(name), range(5), VIEWS, **options))
@@ -104,7 +104,7 @@ def test_given_views_some_layers_and_the_final_norm(tiny_folder: Folder) -> None
     folder = tiny_folder("Llama")
     given = [[f"{text} once more" for text in TEXTS], [text[::-1] for text in TEXTS], [text.upper() for text in TEXTS]]
     frame = measure(
-        encoder(folder, -1), TEXTS, metrics="all", views=given, layers=[-1, 1, 0.5], norm="final", token_budget=120,
+        encoder(folder, -1), TEXTS, metrics="all", views=given, layers=[-1, 1, 0.5], token_budget=120,
         dataset="mine",
     )  # fmt: skip
     assert_as_by_hand(frame, by_hand(folder, [1, 2, 4], given))
@@ -126,18 +126,19 @@ def test_pairs_of_views_are_the_first_two_given(tiny_folder: Folder) -> None:
 @pytest.mark.parametrize("layer", [2, -1])
 def test_an_encoder_of_raw_states_has_no_layer_beyond_its_own(layer: int, tiny_folder: Folder) -> None:
     raw, normed = (encoder(tiny_folder("Llama"), layer, norm=norm) for norm in ("none", "final"))
-    asked = {"metrics": ["curvature", "dataset_entropy"], "norm": "none"}
+    asked: dict[str, Any] = {"metrics": ["curvature", "dataset_entropy"]}
     frame = measure(raw, TEXTS, **asked)
     assert frame["layer"].max() == raw.layer
     assert frame["depth"].max() == raw.layer / 4
-    assert frame.drop("value").equals(measure(normed, TEXTS, **asked).drop("value"))
-    torch.testing.assert_close(frame["value"].to_torch(), measure(normed, TEXTS, **asked)["value"].to_torch())
+    same = measure_layers(normed, TEXTS, norm="none", **asked)
+    assert frame.drop("value").equals(same.drop("value"))
+    torch.testing.assert_close(frame["value"].to_torch(), same["value"].to_torch())
     assert measure(raw, TEXTS, layers=[-1], **asked).equals(frame.filter(layer=raw.layer))
 
 
 def test_more_texts_than_a_sample_holds_are_drawn_by_their_place(tiny_folder: Folder) -> None:
     """The same texts in batches of other sizes come in another order, and give the same sample."""
-    whole = encoder(tiny_folder("Llama"), -1)
+    whole = encoder(tiny_folder("Llama"), -1, norm="none")
     many = [f"{n:03d}" + "ab" * (n * 7919 % 5) for n in range(510)]
     given = [[text + " x" for text in many], [("y " * (n % 3)) + text for n, text in enumerate(many)]]
     asked = {"metrics": ["lidar"], "layers": [1], "views": given}

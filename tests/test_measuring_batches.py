@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from midlayer_encoders import LayerEncoder, measure
+from tests.progress import counted
 from tests.test_measured_by_hand import TEXTS
 
 Folder = Callable[[str], str]
@@ -36,7 +37,7 @@ def test_no_batch_of_texts_or_views_is_larger_than_the_budget(tiny_folder: Folde
     views = [by_length[::-1], by_length]  # where a text is short, its first view is long
     told: list[int] = []
     with shapes(whole) as seen:
-        measure(whole, by_length, metrics="infonce", layers=[1], views=views, token_budget=130, advance=told.append)
+        measure(whole, by_length, metrics="infonce", layers=[1], views=views, token_budget=130, progress=counted(told))
     assert [count for count, _ in seen] == told
     assert sum(told) == 3 * len(TEXTS)
     assert all(count * tokens <= 130 for count, tokens in seen), seen
@@ -54,7 +55,7 @@ def test_a_text_counts_as_many_tokens_as_are_left_of_it(tiny_folder: Folder) -> 
 def test_every_one_of_many_texts_is_passed_on(tiny_folder: Folder) -> None:
     whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     told: list[int] = []
-    measure(whole, ["ab", "cd", "e"] * 350, metrics="anisotropy", layers=[0], advance=told.append)
+    measure(whole, ["ab", "cd", "e"] * 350, metrics="anisotropy", layers=[0], progress=counted(told))
     assert sum(told) == 1050
     assert max(told) == 256, "no more texts than that in a batch, however short"
 

@@ -63,9 +63,10 @@ def encoder_of(weights: dict[str, Tensor], folder: Path) -> LayerEncoder:
 def measured(encoders: dict[int, LayerEncoder], max_length: int = 64, **options: Any) -> polars.DataFrame:
     """Return what `measure` finds in the weights of each step, in the order and columns of a callback's frame."""
     frames = []
+    own = {"norm": options.pop("norm", "none"), "pooling": options.pop("pooling", "mean")}
     for step, encoder in encoders.items():
-        encoder.max_seq_length = max_length
-        frames.append(measure(encoder, TEXTS, **options).with_columns(revision=polars.lit(f"step{step}")))
+        same = LayerEncoder(encoder.source, -1, device="cpu", max_length=max_length, **own)
+        frames.append(measure(same, TEXTS, **options).with_columns(revision=polars.lit(f"step{step}")))
     return polars.concat(frames).select("revision", "name", "layer", "depth", "value")
 
 

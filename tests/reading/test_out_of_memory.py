@@ -12,6 +12,7 @@ import torch
 
 from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.selection import select
+from tests.progress import counted
 from tests.test_measured_by_hand import TEXTS
 
 Folder = Callable[[str], str]
@@ -55,7 +56,7 @@ def test_vectors_are_the_same_from_smaller_batches(whole: LayerEncoder, most: in
     plenty = measure(whole, TEXTS, metrics=POOLED, norm="final")
     told: list[int] = []
     with scarce(whole, most) as passed:
-        found = measure(whole, TEXTS, metrics=POOLED, norm="final", progress=lambda *one: told.append(one))
+        found = measure(whole, TEXTS, metrics=POOLED, norm="final", progress=counted(told))
     assert_same(found, plenty)
     assert sum(passed) == sum(told) == 3 * len(TEXTS), "every text once in each pass"
     assert max(passed) <= most

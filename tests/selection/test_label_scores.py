@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from midlayer_encoders import LayerEncoder, measure
+from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder.choosing import select_layer
+from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.selection import LabelEvidence, Selection, select
 from midlayer_encoders.selection.ridge import ridge_correct
+from tests.progress import counted
 
 Folder = Callable[[str], str]
 LAYERS = range(5)
@@ -105,9 +107,7 @@ def test_scores_are_those_of_the_vectors_that_encode_gives(
 ) -> None:
     expected = right_by_hand(tiny_folder(name), TEXTS, SECOND, **options).mean(axis=1)
     told: list[int] = []
-    found = select(
-        encoder(tiny_folder(name), **options), TEXTS, SECOND, token_budget=100, progress=lambda *one: told.append(one)
-    )
+    found = select(encoder(tiny_folder(name), **options), TEXTS, SECOND, token_budget=100, progress=counted(told))
     np.testing.assert_allclose(scores(found), expected, atol=1e-12)
     assert len(set(expected)) > 2, "the layers differ, so that a mix-up shows"
     assert sum(told) == 2 * len(TEXTS)
@@ -188,7 +188,7 @@ def test_only_some_texts_are_looked_at_and_each_keeps_its_label(tiny_folder: Fol
     labels = [label if place % 4 else None for place, label in enumerate(ORDER)]
     found = select(whole, TEXTS, labels, max_texts=24)
     looked = [TEXTS[80 * place // 24] for place in range(24)]
-    metrics = measure(whole, looked, metrics=["half_match", "prompt_entropy", "dataset_entropy"])
+    metrics = measure_layers(whole, looked, metrics=["half_match", "prompt_entropy", "dataset_entropy"])
     assert found.frame.filter(kind="metric").equals(metrics)
     known = [(text, label) for text, label in zip(TEXTS, labels, strict=True) if label is not None]
     some = [known[60 * place // 24] for place in range(24)]

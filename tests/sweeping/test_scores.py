@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.sweeping import sweep
 from tests.families import DEPTH
 from tests.sweeping.scoring import QUICK, mteb_score, near, ranks, scores
@@ -60,12 +61,16 @@ def test_an_encoder_in_memory_is_scored_by_the_sweep_s_options_and_with_its_weig
             encoder[0].model.layers[0].mlp.down_proj.weight.mul_(3)
         return encoder
 
-    whole = trained(-1, norm="none", pooling="last")
+    own: dict[str, Any] = {"norm": "none", "pooling": "last"}
+    whole = trained(-1, **own)
     options = {key: value for key, value in QUICK.items() if key != "device"}
-    found = scores(sweep(whole, task, layers=[1, -1], out=tmp_path / "out", pooling="max", **options), task)
+    found = scores(sweep(whole, task, layers=[1, -1], out=tmp_path / "out", **options), task)
     for layer in (1, DEPTH):
-        assert found[layer] == pytest.approx(mteb_score(trained(layer, pooling="max"), task), abs=1e-3)
-        assert found[layer] != pytest.approx(mteb_score(LayerEncoder(model, layer, pooling="max"), task), abs=1e-3)
+        assert found[layer] == pytest.approx(mteb_score(trained(layer, **own), task), abs=1e-3)
+        assert found[layer] != pytest.approx(mteb_score(LayerEncoder(model, layer, **own), task), abs=1e-3)
+    for given in ({"norm": "final"}, {"pooling": "max"}, {"max_length": 9}):
+        with pytest.raises(OptionError, match=f"`{next(iter(given))}` must be the encoder's"):
+            sweep(whole, task, out=tmp_path / "out", **given)  # type: ignore[arg-type]
 
 
 def test_half_precision_in_the_store_moves_no_score_by_much(tiny_folder: Folder, tmp_path: Path) -> None:
