@@ -54,8 +54,13 @@ def test_a_result_without_a_folder_says_how_to_give_it_one(tmp_path: Path) -> No
 def test_a_write_that_fails_leaves_the_file_of_before_and_nothing_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "frame.parquet"
     write_frame(FRAME, path)
-    with pytest.raises(RuntimeError, match="killed"), beside(path) as aside:
-        aside.write_text("half of it")
-        raise RuntimeError("killed")
+
+    def half() -> None:
+        with beside(path) as aside:
+            aside.write_text("half of it")
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        half()
     assert pl.read_parquet(path).equals(FRAME)
     assert list(tmp_path.iterdir()) == [path]

@@ -64,8 +64,9 @@ def _write(out: Path, frame: pl.DataFrame, results: list[ProbeResult], epochs: i
     """Write frame, figures and page, and return where the page lies."""
     from midlayer_encoders.report import write_metrics_figure, write_report
     from midlayer_encoders.report.probes import plot_probes
+    from midlayer_encoders.results import write_frame
 
-    frame.write_parquet(out / "frame.parquet")
+    write_frame(frame, out / "frame.parquet")
     tables = {f"{result.kind} probe": result.table for result in results}
     title = "digits 5 to 9, a model trained on 0 to 4"
     figure = plot_probes(tables, num_layers=results[0].num_layers, chance=results[0].chance, title=title)

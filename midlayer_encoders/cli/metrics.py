@@ -45,6 +45,7 @@ def metrics(
     from midlayer_encoders.measuring import measure, num_passes
     from midlayer_encoders.media.texts import wikitext_paragraphs
     from midlayer_encoders.report import write_metrics_figure
+    from midlayer_encoders.results import write_frame
 
     wanted = parse_names(names)
     passes = num_passes(wanted)  # a wrong name is said before the model is loaded
@@ -61,9 +62,8 @@ def metrics(
             encoder, lines, metrics=wanted, layers=parse_layers(layers), seed=seed, dataset=source.stem,
             progress=lambda _, done, total: progress.update(bar, completed=done, total=total),
         )  # fmt: skip
-    out.mkdir(parents=True, exist_ok=True)
-    frame.write_parquet(out / "metrics.parquet")
-    frame.write_csv(out / "metrics.csv")
+    for suffix in ("parquet", "csv"):
+        write_frame(frame, out / f"metrics.{suffix}")
     write_metrics_figure(frame, out / "metrics.png")
     cells = frame.select("layer", "name", "value").iter_rows()
     print_by_layer({(layer, name): f"{value:.4g}" for layer, name, value in cells})

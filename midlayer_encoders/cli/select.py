@@ -87,8 +87,9 @@ def _print(found: Selection) -> None:
 
 
 def _write(found: Selection, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    found.to_frame().write_csv(out / "selection.csv")
-    found.frame.write_parquet(out / "frame.parquet")
+    from midlayer_encoders.results import write_frame
+
+    write_frame(found.to_frame(), out / "selection.csv")
+    write_frame(found.frame, out / "frame.parquet")
     found.plot().savefig(out / "selection.png", dpi=150)
     console().print(f"Written to {out}: selection.csv, frame.parquet, selection.png")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import polars as pl
 
 from midlayer_encoders.analysis.correlation import correlate
-from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.frame import curves, tidy_frame, tidy_rows
 from midlayer_encoders.paper.reference import reference_metrics, reference_scores
 from midlayer_encoders.paper.setting import REFERENCE, MissingInputError, Setting
 from midlayer_encoders.report.experiments import score_panels
 from midlayer_encoders.report.ticks import number, signed
-from midlayer_encoders.selection import CannotChooseError, choose, curves
+from midlayer_encoders.results import write_frame
+from midlayer_encoders.selection import CannotChooseError, choose
 
 __all__ = [
     "Rows",
@@ -116,8 +117,7 @@ def _correlated(setting: Setting, frame: pl.DataFrame, name: str) -> pl.DataFram
     """Return the correlations of a frame, kept in the folder: three figures show them."""
     kept = setting.out / "correlations" / f"{name}-{setting.digest}.parquet"
     if not kept.is_file():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        correlate(frame, resamples=_RESAMPLES, seed=setting.seed).write_parquet(kept)
+        write_frame(correlate(frame, resamples=_RESAMPLES, seed=setting.seed), kept)
     return pl.read_parquet(kept)
 
 
@@ -241,7 +241,7 @@ def _chosen(frame: pl.DataFrame) -> pl.DataFrame:
     scores, measured = (frame.filter(pl.col("kind") == kind) for kind in ("score", "metric"))
     whole = curves(frame).score
     best = max(whole, key=lambda k: whole[k])
-    rows = []
+    rows: list[dict[str, Any]] = []
     for (task,), part in scores.group_by("dataset", maintain_order=True):
         own = measured.filter(pl.col("dataset") == task)
         found = curves(pl.concat([part, measured if own.is_empty() else own]))
@@ -251,9 +251,8 @@ def _chosen(frame: pl.DataFrame) -> pl.DataFrame:
             except CannotChooseError:
                 continue
             near = min(found.score, key=lambda k: (abs(k - layer), k))
-            value = found.score[near]
-            rows.append((found.model, found.revision, near, near / found.num_layers, "score", task, rule, value))
-    return pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row")
+            rows += tidy_rows({near: found.score[near]}, found, kind="score", dataset=str(task), name=rule)
+    return tidy_frame(rows)
 
 
 def chosen_table(frame: pl.DataFrame) -> Rows:

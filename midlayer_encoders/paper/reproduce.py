@@ -17,6 +17,7 @@ from midlayer_encoders.paper.setting import MissingInputError, Setting
 from midlayer_encoders.report.experiments_page import Finding, experiments_html
 from midlayer_encoders.report.page import write_page
 from midlayer_encoders.report.versions import versions
+from midlayer_encoders.results import write_frame
 
 __all__ = ["Outcome", "Status", "reproduce", "resolve_experiments", "write_experiments"]
 
@@ -112,8 +113,8 @@ def _keep(name: str, setting: Setting, frame: pl.DataFrame) -> None:
     """Write frame and figure; the mark that they belong to this setting comes last, so a killed run leaves none."""
     mark = setting.out / f"{name}.json"
     mark.unlink(missing_ok=True)
-    frame.write_parquet(setting.out / f"{name}.parquet")
-    frame.write_csv(setting.out / f"{name}.csv")
+    for kind in ("parquet", "csv"):
+        write_frame(frame, setting.out / f"{name}.{kind}")
     EXPERIMENTS[name].draw(frame).savefig(setting.out / f"{name}.png", dpi=110)
     mark.write_text(json.dumps({"setting": setting.digest}), encoding="utf8")
 

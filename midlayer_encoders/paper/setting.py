@@ -15,9 +15,10 @@ from midlayer_encoders._types import Layer
 from midlayer_encoders.analysis.checkpoints import files_fingerprint
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.frame import tidy_frame
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.paper.reference import reference_metrics, reference_scores
+from midlayer_encoders.results import write_frame
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -147,9 +148,8 @@ class Setting:
             return pl.read_parquet(kept)
         texts = self.some_texts(4)
         frame = measure_layers(self.encoder(model), texts, metrics="paper", views=4, seed=self.seed, dataset="texts")
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        frame.write_parquet(kept)
-        return frame.cast(dict(FRAME_SCHEMA))  # type: ignore[arg-type]
+        write_frame(frame, kept)
+        return frame
 
     def reference_scores(self, models: Sequence[str]) -> pl.DataFrame:
         """Return the paper's own scores of some models at their last revision; none where there are no tables."""
@@ -166,7 +166,7 @@ class Setting:
 
     def _of_reference(self, read: Callable[[Path], pl.DataFrame], models: Sequence[str]) -> pl.DataFrame:
         if self.reference is None:
-            return pl.DataFrame(schema=FRAME_SCHEMA)
+            return tidy_frame(())
         frame = read(self.reference).filter(pl.col("revision") == "main")
         mine = pl.concat(frame.filter(pl.col("model") == model) for model in models)
         return mine.with_columns(pl.col("model") + REFERENCE)

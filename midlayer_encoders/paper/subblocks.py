@@ -97,6 +97,5 @@ def _frame(encoder: LayerEncoder, made: dict[str, dict[str, LayerMetric]], datas
         for site, metrics in made.items()
         for name, metric in metrics.items()
         for layer, value in zip(metric.layers, metric.compute().tolist(), strict=True)
-        if value == value  # NaN: the first layer of a comparison with the one before
     ]
     return experiment_frame(encoder, rows, dataset=dataset, extra={"site": pl.String()})

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -81,7 +81,7 @@ def check_theorems(*, draws: int = 1000, width: int = 256, seed: int = 0) -> pl.
     """
     import polars as pl
 
-    from midlayer_encoders.frame import FRAME_SCHEMA
+    from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
 
     if draws < 100 or width < 16:
         raise OptionError(f"`draws` must be 100 or more and `width` 16 or more, but got {draws} and {width}.")
@@ -92,13 +92,13 @@ def check_theorems(*, draws: int = 1000, width: int = 256, seed: int = 0) -> pl.
         *_information(generator),
         *_matrix_entropy_for_h(generator),
     ]
-    rows = [
-        ("mathematics", "default", 0, 0.0, "metric", one.case, name, value, one.statement, draw, one.holds)
-        for draw, one in enumerate(checks)
-        for name, value in (("left", one.left), ("right", one.right))
-    ]
-    extra = {"statement": pl.String(), "draw": pl.Int64(), "holds": pl.Boolean()}
-    return pl.DataFrame(rows, schema={**FRAME_SCHEMA, **extra}, orient="row")
+    of = NamedSubject("mathematics", None, 0)
+    rows: list[dict[str, Any]] = []
+    for draw, one in enumerate(checks):
+        extra = {"statement": one.statement, "draw": draw, "holds": one.holds}
+        for name, value in (("left", one.left), ("right", one.right)):
+            rows += tidy_rows({0: value}, of, kind="metric", dataset=one.case, name=name, extra=extra)
+    return tidy_frame(rows, extra={"statement": pl.String(), "draw": pl.Int64(), "holds": pl.Boolean()})
 
 
 def theorem_verdicts(frame: pl.DataFrame) -> pl.DataFrame:

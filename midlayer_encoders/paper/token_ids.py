@@ -11,6 +11,7 @@ from torch import Tensor
 
 from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import tidy_frame, tidy_rows
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.reader import LayerReader, layer_reader
 
@@ -100,11 +101,15 @@ def experiment_frame(
     encoder: LayerEncoder, rows: Iterable[Mapping[str, Any]], *, dataset: str, extra: Mapping[str, Any]
 ) -> pl.DataFrame:
     """Return the tidy frame of rows of ``layer, name, value`` and the columns that ``extra`` gives types for."""
-    import polars as pl
-
-    from midlayer_encoders.frame import FRAME_SCHEMA
-
     spec = encoder.spec
-    same = {"model": spec.model, "revision": spec.revision or "default", "kind": "metric", "dataset": dataset}
-    full = [{**same, "depth": row["layer"] / spec.num_layers, **row} for row in rows]
-    return pl.DataFrame(full, schema={**FRAME_SCHEMA, **extra})
+    return tidy_frame(
+        (
+            tidy
+            for row in rows
+            for tidy in tidy_rows(
+                {row["layer"]: row["value"]}, spec, kind="metric", dataset=dataset, name=row["name"],
+                extra={column: row[column] for column in extra},
+            )
+        ),
+        extra=extra,
+    )  # fmt: skip

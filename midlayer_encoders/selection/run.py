@@ -12,8 +12,7 @@ from torch import Tensor
 
 from midlayer_encoders._types import Progress, Stage
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import FRAME_SCHEMA, tidy_frame, tidy_rows
-from midlayer_encoders.frame.curves import Curves, check_blocks, curves
+from midlayer_encoders.frame import Curves, check_blocks, curves, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers, num_passes
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics.half_match import LEAST_TOKENS
@@ -89,7 +88,7 @@ def select(
     if classes is not None:
         right = _right(source, labelled, classes, **options)
         frames.append(_score_rows(source, right))
-    frame = pl.concat(frames) if frames else pl.DataFrame(schema=FRAME_SCHEMA)
+    frame = pl.concat([tidy_frame(()), *frames])
     spec = source.spec
     found = curves(frame) if frames else Curves(spec.model, spec.revision or "default", spec.num_layers, {}, {}, {})
     auto = None if right is None else _weighed(found, right, seed=seed)

@@ -14,8 +14,7 @@ import polars as pl
 from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import Summary, summary
-from midlayer_encoders.report.figures import plot_scores
-from midlayer_encoders.report.page import report_html
+from midlayer_encoders.report import plot_scores, report_html
 from midlayer_encoders.results import Result, beside
 from midlayer_encoders.tasks import task_label
 

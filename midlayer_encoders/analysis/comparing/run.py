@@ -26,7 +26,7 @@ from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, m
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import num_passes
-from midlayer_encoders.report.figures import plot_metrics
+from midlayer_encoders.report import plot_metrics
 from midlayer_encoders.report.pairs import plot_differences, plot_similarity
 from midlayer_encoders.report.pairs_page import pairs_html, pairs_words
 from midlayer_encoders.report.versions import versions
