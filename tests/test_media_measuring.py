@@ -83,7 +83,7 @@ def test_the_command_measures_a_folder_of_images_or_sounds(
         one.save(tmp_path / f"{number}.png")
         wavfile.write(tmp_path / f"{number}.wav", rate, samples)
     options = ["--out", str(tmp_path / "out"), "--metrics", "curvature,prompt_entropy", "--device", "cpu"]
-    for name, option in (("ViT", "--images"), ("Wav2Vec2", "--sounds")):
+    for name, option in (("ViT", "--images"), ("Wav2Vec2", "--audio")):
         done = CliRunner().invoke(app, ["metrics", tiny_folder(name), option, str(tmp_path), *options])
         assert done.exit_code == 0, done.output
         assert len(pl.read_parquet(tmp_path / "out/metrics.parquet")) == 2 * (DEPTH + 1)

@@ -138,6 +138,8 @@ def progression(
         MidlayerError: when every revision failed.
     """
     given = make_options(options, norm="none")
+    if given.revision is not None:
+        raise OptionError(f"`revision` must be left out, since `revisions` names them, but got {given.revision!r}.")
     if isinstance(texts, str) or len(texts) < 2:
         got = "one string" if isinstance(texts, str) else str(len(texts))
         raise OptionError(f"`texts` must be a list of two or more texts, but got {got}; a few hundred are good.")

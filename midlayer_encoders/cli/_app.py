@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from midlayer_encoders.errors import OptionError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +20,15 @@ if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 __all__ = [
+    "FieldName",
+    "LayerText",
+    "LayersText",
+    "Limit",
+    "MetricNames",
+    "Model",
+    "Seed",
+    "TextsFile",
+    "Views",
     "app",
     "console",
     "parse_layer",
@@ -26,6 +38,7 @@ __all__ = [
     "print_lines",
     "progress_bars",
     "quieten",
+    "refuse_given",
     "stage_bars",
     "whole_model",
 ]
@@ -38,6 +51,13 @@ Model = Annotated[
     str, typer.Argument(help="Folder or name on the hub of a transformers model, or built-in (SmolLM2-135M).")
 ]
 LayerText = Annotated[str, typer.Option("--layer", help="17, -1 (the last), or 0.7 (a fraction of the depth).")]
+LayersText = Annotated[str, typer.Option("--layers", help="all, or layers with commas: 0,6,0.5,-1.")]
+MetricNames = Annotated[str, typer.Option("--metrics", help="paper, all, or names with commas.")]
+TextsFile = Annotated[Path, typer.Option("--texts", help="A text a line, or JSONL with --field.")]
+FieldName = Annotated[str | None, typer.Option("--field", help="Field of each JSON line that holds the text.")]
+Limit = Annotated[int | None, typer.Option("--limit", help="Use the first LIMIT inputs only.")]
+Views = Annotated[int, typer.Option("--views", help="Augmented views of each text, for LiDAR.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of every random draw.")]
 
 
 @app.callback()
@@ -70,6 +90,21 @@ def parse_layers(text: str) -> str | list[int | float]:
 
 def parse_names(text: str) -> str | list[str]:
     return [] if text == "none" else text if text in ("all", "paper") else text.split(",")
+
+
+def refuse_given(context: typer.Context, why: str, *names: str) -> None:
+    """Raise an :class:`OptionError` where one of these parameters was given as a flag, which would have no effect.
+
+    Args:
+        context: of the command.
+        why: end of the sentence, as ``"for texts"``.
+        names: of the command's parameters.
+    """
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise OptionError(f"`{flags[name]}` must be left out {why}.")
 
 
 def whole_model(model: str, options: EncoderOptions) -> LayerEncoder:

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from midlayer_encoders.cli._app import (
+    LayersText,
     Model,
+    Seed,
     app,
     console,
     parse_layers,
     progress_bars,
     quieten,
+    refuse_given,
     stage_bars,
     whole_model,
 )
@@ -23,6 +26,13 @@ from midlayer_encoders.encoder.options import EncoderOptions
 if TYPE_CHECKING:
     from midlayer_encoders.analysis.probing import ProbeResult
 
+_WITHOUT_EFFECT = {
+    "attentive": ("pools the tokens by itself", ("pooling", "truncate_dim")),
+    "linear": ("reads one vector of each example", ("keep_gb",)),
+    "knn": ("trains nothing", ("keep_gb", "epochs", "batch_size", "learning_rate")),
+}
+"""Why some parameters would have no effect with each kind of probe."""
+
 PROBE_STAGES = {"reading": "examples read", "training": "epochs, all layers together"}
 
 
@@ -30,18 +40,19 @@ PROBE_STAGES = {"reading": "examples read", "training": "epochs, all layers toge
 @model_options()
 def probe(
     *,
+    context: typer.Context,
     model: Model,
     data: Annotated[Path, typer.Option(help="A folder for each class, or a file with the columns text and label.")],
     out: Annotated[Path, typer.Option(help="Folder for frame, table, figure and page.")],
     test: Annotated[Path | None, typer.Option(help="The same to test on; else a fifth of each class is.")] = None,
     kind: Annotated[str, typer.Option(help="attentive, linear or knn.")] = "attentive",
-    layers: Annotated[str, typer.Option(help="all, or layers with commas: 0,6,0.5,-1.")] = "all",
+    layers: LayersText = "all",
     epochs: Annotated[int, typer.Option(help="At the most; each layer keeps its best.")] = 30,
     batch_size: Annotated[int, typer.Option(help="Examples in a step.")] = 256,
     learning_rate: Annotated[float, typer.Option(help="Of AdamW, at the first step.")] = 1e-3,
     keep_gb: Annotated[float, typer.Option(help="Memory for tokens; above it each epoch reads them again.")] = 4.0,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out files that cannot be read.")] = False,
-    seed: Annotated[int, typer.Option(help="Of split, weights and order.")] = 0,
+    seed: Seed = 0,
     options: EncoderOptions,
 ) -> None:
     """Train a small classifier on every frozen layer, all together, and say which layer tells the classes apart."""
@@ -52,6 +63,8 @@ def probe(
     from midlayer_encoders.errors import check_choice
 
     check_choice("kind", kind, KINDS)  # what is wrong is said before the model is loaded
+    why, names = _WITHOUT_EFFECT[kind]
+    refuse_given(context, f"with `--kind {kind}`, which {why}", *names)
     for path in (data, test):
         if path is not None:
             check_path(path)

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from midlayer_encoders.cli._app import app, console, parse_layers, quieten, whole_model
+from midlayer_encoders.cli._app import (
+    Seed,
+    app,
+    console,
+    parse_layers,
+    quieten,
+    whole_model,
+)
 from midlayer_encoders.cli._options import model_options
 from midlayer_encoders.encoder.options import EncoderOptions
 
@@ -48,7 +55,7 @@ def reproduce(
     pass_per_prefix: Annotated[
         bool, typer.Option(help="fig5 on a model that looks ahead: a pass for each prefix.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
+    seed: Seed = 0,
     options: EncoderOptions,
 ) -> None:
     """Run the paper's experiments on your model: one by name, or all that can run, with one report.

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from midlayer_encoders.cli._app import (
+    FieldName,
     Model,
+    Seed,
+    TextsFile,
     app,
     console,
     print_lines,
@@ -30,16 +33,16 @@ if TYPE_CHECKING:
 def select_command(
     *,
     model: Model,
-    texts: Annotated[Path, typer.Option(help="A text a line, or JSONL with --field.")],
+    texts: TextsFile,
     labels: Annotated[Path | None, typer.Option(help="The label of each text, a line each; empty for none.")] = None,
     rule: Annotated[
         str, typer.Option(help="auto, few-labels, half-match, valley-midpoint, fixed-depth, last, or min-METRIC.")
     ] = "auto",
     all_rules: Annotated[bool, typer.Option(help="Measure what every rule needs: 3 passes, not 1.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the table, the frame and the figure.")] = None,
-    field: Annotated[str | None, typer.Option(help="Field of each JSON line that holds the text.")] = None,
+    field: FieldName = None,
     max_texts: Annotated[int, typer.Option(help="Look at so many texts, at equal steps.")] = 500,
-    seed: Annotated[int, typer.Option(help="Of views, folds and resamples.")] = 0,
+    seed: Seed = 0,
     options: EncoderOptions,
 ) -> None:
     """Choose a layer of a model, and show what every other rule would have chosen."""

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from midlayer_encoders.cli._app import (
+    LayersText,
     Model,
     app,
     console,
     parse_layers,
     parse_names,
+    print_lines,
     progress_bars,
     quieten,
     stage_bars,
@@ -37,7 +39,7 @@ def sweep(
     tasks: Annotated[
         str, typer.Option(help="Names of mteb tasks or benchmarks, paper, builtin, or paths, with commas.")
     ],
-    layers: Annotated[str, typer.Option(help="all, or layers with commas: 0,6,0.5,-1.")] = "all",
+    layers: LayersText = "all",
     names: Annotated[str, typer.Option("--metrics", help="none, paper, all, or names with commas.")] = "paper",
     out: Annotated[Path | None, typer.Option(help="Folder for frame, results and page.")] = None,
     store: Annotated[Path | None, typer.Option(help="Folder of embeddings, which sweeps may share.")] = None,
@@ -71,9 +73,10 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
         console().print(f"{task} failed, {error}", style="bold red", highlight=False, markup=False)
     if not result.frame.is_empty():  # where every task failed there is nothing to report
         console().print(f"The report: {result.to_html()}", soft_wrap=True)
-    if not result.failures:
-        return
-    raise typer.Exit(1)
+    if result.frame.filter(kind="score").height and result.summary().average is not None:
+        print_lines(encoder, result.best())
+    if result.failures:
+        raise typer.Exit(1)
 
 
 def _print_scores(result: SweepResult) -> None:

@@ -166,7 +166,7 @@ def training(names: Sequence[str]) -> Callable[[Setting], pl.DataFrame]:
             model = setting.wanted_models()[0]
             found = progression(
                 model, setting.revisions, texts=setting.some_texts(4), metrics=list(names), views=4, seed=setting.seed,
-                **{**setting.options.changed(), "max_length": setting.max_length},
+                **{**setting.options.changed(), "max_length": setting.max_length, "revision": None},
             )  # fmt: skip
             return found.frame
         folder = setting.reference_folder("checkpoints (--revisions step1,step512,… of the first model)")

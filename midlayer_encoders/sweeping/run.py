@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["sweep"]
 
-_PLURALS = {"text": "texts", "image": "images", "audio": "sounds"}
+_PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
 
 
 @dataclass(frozen=True)

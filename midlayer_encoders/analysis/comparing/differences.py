@@ -17,6 +17,7 @@ from midlayer_encoders.analysis.comparing.per_text import Kept, keep
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
+from midlayer_encoders.measuring import agreed
 from midlayer_encoders.metrics.cka import cka_matrix
 from midlayer_encoders.report.pairs import DIFFERENCES, SIMILARITY
 
@@ -40,7 +41,7 @@ class Reading:
     metrics: tuple[str, ...]
     layers: Sequence[Layer] | str
     norm: Norm
-    pooling: Pooling
+    pooling: Pooling | None
     halves: Tensor
     progress: Progress | None
 
@@ -60,6 +61,7 @@ class ReadModel:
 def read_model(encoder: LayerEncoder, reading: Reading, before: Sequence[ReadModel]) -> ReadModel:
     """Return a model's metrics over all texts and over their halves, and its vectors."""
     spec = encoder.spec
+    agreed("pooling", reading.pooling, encoder.pooling)
     for other in before:
         if replace(spec, model="", revision=None) == replace(other.spec, model="", revision=None):
             raise OptionError(
@@ -69,7 +71,7 @@ def read_model(encoder: LayerEncoder, reading: Reading, before: Sequence[ReadMod
     label = _label(encoder, [other.label for other in before])
     kept = keep(
         encoder, reading.texts, views=reading.views, metrics=reading.metrics, layers=reading.layers,
-        norm=reading.norm, pooling=reading.pooling,
+        norm=reading.norm,
         done=Stage(reading.progress, f"texts of {label}", len(reading.texts) * (1 + len(reading.views))).step,
     )  # fmt: skip
     values = {name: kept.value(name) for name in reading.metrics}

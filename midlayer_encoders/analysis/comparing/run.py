@@ -120,12 +120,17 @@ def compare(
         out: folder for frames, figures and page; ``None`` writes nothing.
         progress: called after each batch and each half; the stages name the model.
         options: as in :class:`~midlayer_encoders.EncoderOptions`, of the models that are named; ``norm`` is ``"none"``
-            here, as in the paper, and holds for encoders that are given too.
+            here, as in the paper, and holds for encoders that are given too, which pool as they do.
 
     Raises:
         OptionError: no other model, the same model twice, too few texts or too many.
     """
     given = make_options(options, norm="none")
+    if given.revision is not None:
+        raise OptionError(
+            f"`revision` must be left out, since each model has its own, but got {given.revision!r}. "
+            "Write `name@revision`."
+        )
     check_confidence(confidence)
     names = comparable(metrics)
     _check_models(base, *tuned)
@@ -133,7 +138,7 @@ def compare(
     passes = num_passes(names, views=views)
     reading = Reading(
         texts, augment(texts, views=passes - 1, seed=seed) if passes > 1 else [], names, layers, given.norm,
-        given.pooling or "mean", random_halves(len(texts), resamples, seed=seed), progress,
+        given.pooling, random_halves(len(texts), resamples, seed=seed), progress,
     )  # fmt: skip
     first, *others = _read_all((base, *tuned), reading, given)
     folder = Path(out) if out is not None else None
@@ -147,7 +152,7 @@ def compare(
             ]
         ),
         pl.concat([similarity_frame(first, other) for other in others]),
-        _how(reading, seed=seed, confidence=confidence, dataset=dataset),
+        _how(reading, (first, *others), seed=seed, confidence=confidence, dataset=dataset),
         [note for other in others for note in pair_notes(first, other)],
     )
     if folder is not None:
@@ -164,8 +169,8 @@ def _read_all(models: Sequence[str | LayerEncoder], reading: Reading, options: E
         else:
             name, revision = _name_and_revision(model)
             gc.collect()  # an encoder and its card hold each other, so the one before is still there
-            own = {**options.changed(), "revision": revision or options.revision}
-            reads.append(read_model(LayerEncoder(name, -1, **own), reading, reads))
+            encoder = LayerEncoder(name, -1, **{**options.changed(), "revision": revision})
+            reads.append(read_model(encoder, reading, reads))
     return reads
 
 
@@ -207,7 +212,7 @@ def _name_and_revision(model: str) -> tuple[str, str | None]:
     return name, revision
 
 
-def _how(reading: Reading, *, seed: int, confidence: float, dataset: str) -> dict[str, str]:
+def _how(reading: Reading, reads: Sequence[ReadModel], *, seed: int, confidence: float, dataset: str) -> dict[str, str]:
     halves = reading.halves
     return {
         "texts": f"{len(reading.texts)} ({dataset})",
@@ -217,6 +222,6 @@ def _how(reading: Reading, *, seed: int, confidence: float, dataset: str) -> dic
         "number, for the others the metric anew from the texts' vectors",
         "CKA": "linear, unbiased, of one vector per text",
         "norm": reading.norm,
-        "pooling": reading.pooling,
+        "pooling": ", ".join(dict.fromkeys(read.spec.pooling for read in reads)),
         **versions(),
     }
