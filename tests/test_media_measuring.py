@@ -22,7 +22,7 @@ from midlayer_encoders.metrics import METRICS, curvature, dataset_entropy, infon
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.store import EmbeddingStore
 from midlayer_encoders.sweeping import sweep
-from midlayer_encoders.sweeping.stored_layer import Embedder, LayerView, Prompts
+from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer
 from midlayer_encoders.views.media import augment_media
 from tests.families import DEPTH
 from tests.made_media import IMAGES, SOUNDS, image, sound
@@ -152,7 +152,7 @@ def test_a_view_reads_sounds_by_their_samples(tiny_folder: Folder, tmp_path: Pat
     encoder = LayerEncoder(tiny_folder("HuBERT"), -1, device="cpu")
     store = EmbeddingStore(tmp_path, key="e", layers=[2], dim=32)
     embedder = Embedder(encoder, store, "final", "mean")
-    view = LayerView(
+    view = StoredLayer(
         store, 2, name="a/b", revision="c", prompts=Prompts(), modalities=encoder.media, ensure=embedder
     )  # fmt: skip
     items = [{"array": samples, "sampling_rate": rate} for samples, rate in SOUNDS]

@@ -62,7 +62,7 @@ def correlate(
     otherwise with the metric's mean over all texts. ``task`` is ``"average"`` for the mean metric against the mean
     score, over the tasks that are paired with their own texts, or all of them where none is.
 
-    Intervals are 95 % of a moving-block bootstrap over layers: neighbouring layers are alike, so whole runs of
+    Intervals are 95 % of a moving-block bootstrap over layers: neighboring layers are alike, so whole runs of
     ``block`` layers are drawn with replacement until there are as many as before.
 
     Args:

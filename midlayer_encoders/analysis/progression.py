@@ -143,7 +143,7 @@ def progression(
     if isinstance(texts, str) or len(texts) < 2:
         got = "one string" if isinstance(texts, str) else str(len(texts))
         raise OptionError(f"`texts` must be a list of two or more texts, but got {got}; a few hundred are good.")
-    passes = num_passes(metrics, views=views)  # a wrong name is said before anything is read
+    passes = num_passes(metrics, views=views)  # a wrong name is refused before anything is read
     checkpoints = find_checkpoints(model, revisions, trust_remote_code=given.trust_remote_code)
     settings = _Settings(
         model=base_name(model), metrics=metrics if isinstance(metrics, str) else tuple(metrics),

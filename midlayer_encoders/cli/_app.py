@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -150,17 +151,23 @@ def progress_bars() -> RichProgress:
     return Progress(*columns)
 
 
-def stage_bars(progress: RichProgress, titles: Mapping[str, str] | None = None) -> Progress:
-    """Return a progress callback that moves a bar for each stage, shown once there is something to do."""
+@contextmanager
+def stage_bars(titles: Mapping[str, str] | None = None) -> Iterator[Progress]:
+    """Give a progress callback that moves a bar for each stage, shown once there is something to do.
+
+    Args:
+        titles: of the bars, by stage; a stage without one is its own title.
+    """
     shown: dict[str, Any] = {}
+    with progress_bars() as bars:
 
-    def report(stage: str, done: int, total: int) -> None:
-        if stage not in shown and total:
-            shown[stage] = progress.add_task((titles or {}).get(stage, stage), total=total)
-        if stage in shown:
-            progress.update(shown[stage], completed=done, total=total)
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in shown and total:
+                shown[stage] = bars.add_task((titles or {}).get(stage, stage), total=total)
+            if stage in shown:
+                bars.update(shown[stage], completed=done, total=total)
 
-    return report
+        yield report
 
 
 def quieten() -> None:

@@ -21,7 +21,6 @@ from midlayer_encoders.cli._app import (
     parse_layers,
     parse_names,
     print_by_layer,
-    progress_bars,
     quieten,
     stage_bars,
 )
@@ -59,11 +58,11 @@ def compare(
 
     wanted = comparable(parse_names(names))
     lines = read_texts(texts, field=field)[:limit]
-    with progress_bars() as progress:
+    with stage_bars() as progress:
         result = run(
             base, *tuned, texts=lines, metrics=wanted, layers=parse_layers(layers), views=views, seed=seed,
             resamples=resamples, dataset=texts.stem, out=out, **options.changed() | {"norm": options.norm},
-            progress=stage_bars(progress),
+            progress=progress,
         )  # fmt: skip
     _print_differences(result)
     for note in (*result.words(), *result.notes):

@@ -19,9 +19,9 @@ from midlayer_encoders.cli._app import (
     parse_layers,
     parse_names,
     print_by_layer,
-    progress_bars,
     quieten,
     refuse_given,
+    stage_bars,
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
@@ -56,28 +56,19 @@ def metrics(
     from midlayer_encoders.results import write_frame
 
     wanted = parse_names(names)
-    passes = num_passes(wanted)  # a wrong name is said before the model is loaded
-    kind, source = _only({"texts": texts, "images": images, "audio": audio, "sounds": sounds})
-    if kind == "sounds":
-        typer.echo("--sounds is deprecated and goes with 0.3: write --audio.", err=True)
-        kind = "audio"
-    if kind == "texts":
-        refuse_given(context, "for texts: it is about files of images and audio", "skip_bad")
-    else:
-        refuse_given(context, f"for {kind}: it is about texts", "field", "wikitext")
+    passes = num_passes(wanted)  # a wrong name is refused before the model is loaded
+    kind, source = _only(context, {"texts": texts, "images": images, "audio": audio, "sounds": sounds})
     lines = _read(kind, source, field=field, skip_bad=skip_bad)
     encoder = whole_model(model, options)
     if wikitext:
         # Of the whole paragraph: --max-length must not make it a short one.
         lines = wikitext_paragraphs(lines, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
     lines = lines[:limit]
-    with progress_bars() as progress:
-        bar = progress.add_task(
-            f"{len(lines)} {kind.replace('audio', 'waveforms')}, {passes} passes", total=len(lines) * passes
-        )
+    unit = "waveforms" if kind == "audio" else kind
+    with stage_bars({"measuring": f"{len(lines)} {unit}, {passes} passes"}) as progress:
         frame = measure(
             encoder, lines, metrics=wanted, layers=parse_layers(layers), seed=seed, dataset=source.stem,
-            progress=lambda _, done, total: progress.update(bar, completed=done, total=total),
+            progress=progress,
         )  # fmt: skip
     for suffix in ("parquet", "csv"):
         write_frame(frame, out / f"metrics.{suffix}")
@@ -87,12 +78,20 @@ def metrics(
     console().print(f"Written to {out}: metrics.parquet, metrics.csv, metrics.png")
 
 
-def _only(given: dict[str, Path | None]) -> tuple[str, Path]:
-    """Return the one source that was named."""
+def _only(context: typer.Context, given: dict[str, Path | None]) -> tuple[str, Path]:
+    """Return the one source that was named and its kind, or refuse flags that are about another."""
     named = [(kind, path) for kind, path in given.items() if path is not None]
     if len(named) != 1:
         raise typer.BadParameter(f"name one of --texts, --images, --audio, but got {len(named)}")
-    return named[0]
+    kind, path = named[0]
+    if kind == "sounds":
+        typer.echo("--sounds is deprecated and goes with 0.3: write --audio.", err=True)
+        kind = "audio"
+    if kind == "texts":
+        refuse_given(context, "for texts: it is about files of images and audio", "skip_bad")
+    else:
+        refuse_given(context, f"for {kind}: it is about texts", "field", "wikitext")
+    return kind, path
 
 
 def _read(kind: str, source: Path, *, field: str | None, skip_bad: bool) -> list[Any]:

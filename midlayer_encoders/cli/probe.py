@@ -14,7 +14,6 @@ from midlayer_encoders.cli._app import (
     app,
     console,
     parse_layers,
-    progress_bars,
     quieten,
     refuse_given,
     stage_bars,
@@ -62,7 +61,7 @@ def probe(
     from midlayer_encoders.analysis.probing.heads import KINDS
     from midlayer_encoders.errors import check_choice
 
-    check_choice("kind", kind, KINDS)  # what is wrong is said before the model is loaded
+    check_choice("kind", kind, KINDS)  # a wrong option is refused before the model is loaded
     why, names = _WITHOUT_EFFECT[kind]
     refuse_given(context, f"with `--kind {kind}`, which {why}", *names)
     for path in (data, test):
@@ -72,11 +71,11 @@ def probe(
     bad = "skip" if skip_bad else "refuse"
     train = read_examples(data, encoder.media, bad=bad)
     tested = read_examples(test, encoder.media, bad=bad) if test is not None else Examples([], [])
-    with progress_bars() as progress:
+    with stage_bars(PROBE_STAGES) as progress:
         result = probe_layers(
             encoder, train.inputs, train.labels, test_inputs=tested.inputs, test_labels=tested.labels, kind=kind,  # type: ignore[arg-type]
             layers=parse_layers(layers), epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,
-            keep_gb=keep_gb, seed=seed, dataset=data.stem, progress=stage_bars(progress, PROBE_STAGES),
+            keep_gb=keep_gb, seed=seed, dataset=data.stem, progress=progress,
         )  # fmt: skip
     result.save(out)
     print_probe(result)

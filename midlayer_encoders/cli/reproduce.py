@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,28 +70,29 @@ def reproduce(
     from midlayer_encoders.paper.reproduce import resolve_experiments, write_experiments
     from midlayer_encoders.paper.setting import TENTHS, Setting
 
-    names = resolve_experiments(figure)  # a wrong name is said before a model is loaded
+    names = resolve_experiments(figure)  # a wrong name is refused before a model is loaded
     max_length = options.max_length or 64
     if limit < 2 or max_length < 8:
         raise OptionError(f"`limit` must be 2 or more and `max_length` 8 or more, but got {limit} and {max_length}.")
     options = replace(options, max_length=None)
-
-    def load(name: str) -> LayerEncoder:
-        encoder = whole_model(name, options)
-        # Solutions are read to twice the length, where the model has the positions.
-        encoder.max_seq_length = min(encoder.max_seq_length or 2 * max_length, 2 * max_length)
-        return encoder
-
     setting = Setting(
-        models=tuple(model or ()), load=load, out=out, texts=_texts(texts, max_length), solutions=_solutions(solutions),
+        models=tuple(model or ()), load=partial(_load, options=options, max_length=max_length), out=out,
+        texts=_texts(texts, max_length), solutions=_solutions(solutions),
         reference=reference or _default("../reference"), revisions=tuple(revisions.split(",") if revisions else ()),
         tasks=tasks, layers=TENTHS if layers == "tenths" else _layers(layers), swept=tuple(map(_frame, swept or ())),
         limit=limit, max_length=max_length, seed=seed, pass_per_prefix=pass_per_prefix, options=options,
     )  # fmt: skip
-    outcomes = run(names, setting, told=_say)
+    outcomes = run(names, setting, report=_say)
     console().print(f"The report: {write_experiments(outcomes, setting)}", soft_wrap=True)
     if any(one.status == "failed" or (one.status == "left out" and figure != "all") for one in outcomes):
         raise typer.Exit(1)
+
+
+def _load(name: str, *, options: EncoderOptions, max_length: int) -> LayerEncoder:
+    """Return the encoder of a whole model; solutions are read to twice the length, where it has the positions."""
+    encoder = whole_model(name, options)
+    encoder.max_seq_length = min(encoder.max_seq_length or 2 * max_length, 2 * max_length)
+    return encoder
 
 
 def _say(outcome: Outcome) -> None:

@@ -15,7 +15,6 @@ from midlayer_encoders.cli._app import (
     app,
     console,
     print_lines,
-    progress_bars,
     quieten,
     stage_bars,
     whole_model,
@@ -50,15 +49,14 @@ def select_command(
     from midlayer_encoders.media.texts import read_texts
     from midlayer_encoders.selection import select, selection_passes
 
-    selection_passes(rule, all_rules=all_rules)  # a wrong name is said before the model is loaded
+    selection_passes(rule, all_rules=all_rules)  # a wrong name is refused before the model is loaded
     lines = read_texts(texts, field=field)
     known = _read_labels(labels, len(lines)) if labels is not None else None
     encoder = whole_model(model, options)
-    with progress_bars() as progress:
+    with stage_bars({"measuring": "texts measured", "labels": "labeled texts read"}) as progress:
         found = select(
-            encoder, lines, known, rule=rule, all_rules=all_rules, max_texts=max_texts, seed=seed,
-            progress=stage_bars(progress, {"measuring": "texts measured", "labels": "labeled texts read"}),
-        )  # fmt: skip
+            encoder, lines, known, rule=rule, all_rules=all_rules, max_texts=max_texts, seed=seed, progress=progress
+        )
     _print(found)
     if out is not None:
         _write(found, out)

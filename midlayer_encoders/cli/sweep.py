@@ -16,7 +16,6 @@ from midlayer_encoders.cli._app import (
     parse_layers,
     parse_names,
     print_lines,
-    progress_bars,
     quieten,
     stage_bars,
     whole_model,
@@ -53,7 +52,7 @@ def sweep(
     quieten()
     from midlayer_encoders.tasks import task_sources
 
-    task_sources(tasks.split(","))  # a wrong name is said before the model is loaded
+    task_sources(tasks.split(","))  # a wrong name is refused before the model is loaded
     encoder = whole_model(model, options)
     run_sweep(
         encoder, tasks.split(","), layers=parse_layers(layers), metrics=parse_names(names), out=out, store=store,
@@ -66,8 +65,8 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
     """Run a sweep with its bars, print the table and where the page lies; exit with 1 where a task failed."""
     from midlayer_encoders import sweeping
 
-    with progress_bars() as progress:
-        result = sweeping.sweep(encoder, tasks, progress=stage_bars(progress, _TITLES), **options)
+    with stage_bars(_TITLES) as progress:
+        result = sweeping.sweep(encoder, tasks, progress=progress, **options)
     _print_scores(result)
     for task, error in result.failures.items():
         console().print(f"{task} failed, {error}", style="bold red", highlight=False, markup=False)

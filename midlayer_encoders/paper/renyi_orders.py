@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import polars as pl
 import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.spectra import spectral_entropy
-
-if TYPE_CHECKING:
-    import polars as pl
 
 __all__ = ["order_entropies", "power_law"]
 
@@ -57,10 +56,6 @@ def order_entropies(
         >>> [(name, round(value, 4)) for name, value in flat.select("name", "value").iter_rows()]
         [('matrix_entropy', 1.0), ('tail_share', 0.3333)]
     """
-    import polars as pl
-
-    from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
-
     if size < 2:
         raise OptionError(f"`size` must be 2 eigenvalues or more, but got {size}.")
     if not orders or not exponents or min(exponents) < 0:

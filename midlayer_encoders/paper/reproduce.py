@@ -62,7 +62,7 @@ def resolve_experiments(name: str) -> list[str]:
 
 
 def reproduce(
-    names: Sequence[str], setting: Setting, *, told: Callable[[Outcome], None] = lambda _: None
+    names: Sequence[str], setting: Setting, *, report: Callable[[Outcome], None] = lambda _: None
 ) -> list[Outcome]:
     """Run experiments, write frame and figure of each into the setting's folder, and return how each went.
 
@@ -72,7 +72,7 @@ def reproduce(
     Args:
         names: of :data:`~midlayer_encoders.paper.experiments.EXPERIMENTS`.
         setting: what to run on.
-        told: called with each outcome as it is known.
+        report: called with each outcome as it is known.
     """
     for name in names:
         check_choice("names", name, EXPERIMENTS)
@@ -80,7 +80,7 @@ def reproduce(
     outcomes = []
     for name in names:
         outcome = _outcome(name, setting)
-        told(outcome)
+        report(outcome)
         outcomes.append(outcome)
     return outcomes
 

@@ -53,7 +53,7 @@ class Setting:
         layers: that are scored; by default every tenth of the depth, which takes a third of the time of all 31.
         swept: tidy frames of sweeps made elsewhere, taken as they are beside what is swept here.
         limit: how many texts a prompt experiment takes; metrics over texts take four times as many.
-        max_length: tokens after which a text is cut off.
+        max_length: tokens after which a text is truncated.
         seed: of every draw.
         pass_per_prefix: pass each prefix of a solution through the model by itself, for models that look ahead.
         workers: processes that score layers; ``None`` for all cores.

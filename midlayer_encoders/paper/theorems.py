@@ -11,16 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import polars as pl
 import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.metrics import dataset_entropy, effective_rank, infonce, matrix_entropy
-
-if TYPE_CHECKING:
-    import polars as pl
 
 __all__ = ["STATEMENTS", "Check", "check_theorems", "theorem_verdicts"]
 
@@ -79,10 +78,6 @@ def check_theorems(*, draws: int = 1000, width: int = 256, seed: int = 0) -> pl.
         The tidy columns with ``name`` ``"left"`` and ``"right"`` and the case as ``dataset``, and ``statement``,
         ``draw`` and ``holds``.
     """
-    import polars as pl
-
-    from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
-
     if draws < 100 or width < 16:
         raise OptionError(f"`draws` must be 100 or more and `width` 16 or more, but got {draws} and {width}.")
     generator = torch.Generator().manual_seed(seed)
@@ -103,8 +98,6 @@ def check_theorems(*, draws: int = 1000, width: int = 256, seed: int = 0) -> pl.
 
 def theorem_verdicts(frame: pl.DataFrame) -> pl.DataFrame:
     """Return for each statement how many draws there were, in how many it holds, and the range of left over right."""
-    import polars as pl
-
     sides = frame.pivot("name", index=["statement", "draw", "holds"], values="value")
     ratio = pl.col("left") / pl.col("right")
     return sides.group_by("statement", maintain_order=True).agg(

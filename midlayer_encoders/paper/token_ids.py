@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import torch
 from torch import Tensor
 
@@ -16,11 +17,9 @@ from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.reader import LayerReader, layer_reader
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["check_experiment", "experiment_frame", "ids_reader", "text_values", "tokenised"]
+__all__ = ["check_experiment", "experiment_frame", "ids_reader", "text_values", "tokenized"]
 
 LEAST_BLOCKS = 3
 LEAST_TOKENS = 3
@@ -40,8 +39,8 @@ def check_experiment(encoder: LayerEncoder, texts: Sequence[str], *, least: int 
         raise OptionError(f"`texts` must hold {least} texts or more, but got {len(texts)}.")
 
 
-def tokenised(encoder: LayerEncoder, texts: Sequence[str], *, max_length: int = 128) -> list[list[int]]:
-    """Return the token ids of each text, cut off after ``max_length``, or raise where one is too short to measure."""
+def tokenized(encoder: LayerEncoder, texts: Sequence[str], *, max_length: int = 128) -> list[list[int]]:
+    """Return the token ids of each text, truncated after ``max_length``, or raise where one is too short to measure."""
     if max_length < LEAST_TOKENS:
         raise OptionError(f"`max_length` must be {LEAST_TOKENS} tokens or more, but got {max_length}.")
     longest = min(max_length, encoder.max_seq_length or max_length)
@@ -80,7 +79,6 @@ def text_values(
     function: TextFunction,
     *,
     token_budget: int = 4096,
-    done: Callable[[int], None] | None = None,
 ) -> Tensor:
     """Return a number for each layer and text, shape ``(L, N)`` float64, from one pass over shared batches."""
     values = torch.full((len(reader.layers), len(ids)), torch.nan, dtype=torch.float64)
@@ -89,11 +87,8 @@ def text_values(
     def tokens(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
         values[rows[layer], positions] = function(states, mask).double().cpu()
 
-    for positions, _ in reader.embed(
-        ids, plan_batches([len(one) for one in ids], token_budget=token_budget), tokens=tokens
-    ):
-        if done is not None:
-            done(len(positions))
+    for _ in reader.embed(ids, plan_batches([len(one) for one in ids], token_budget=token_budget), tokens=tokens):
+        pass
     return values
 
 

@@ -19,7 +19,7 @@ def ridge_correct(vectors: Tensor, labels: Tensor, *, folds: int = 5, seed: int 
     .. math::
         \hat y_i = \arg\max_c\, (x_i - \bar x)^\top (X^\top X + \lambda I)^{-1} X^\top Y_c + \bar Y_c
 
-    over unit-length rows, centred on the training texts, with one column of Y per class. The penalty is chosen inside
+    over unit-length rows, centered on the training texts, with one column of Y per class. The penalty is chosen inside
     each training set, by the squared error of leaving one text out, which has a closed form too.
 
     Args:
@@ -73,7 +73,7 @@ def resampled_means(right: Tensor, *, resamples: int = 1000, seed: int = 0) -> T
     Quantiles over the first axis are intervals; differences between columns compare layers on the same texts.
 
     Args:
-        right: whether each text was labelled rightly, or any number per text, shape ``(L, N)``.
+        right: whether each text was labeled rightly, or any number per text, shape ``(L, N)``.
         resamples: number of draws, R.
         seed: of the draws.
 
@@ -120,8 +120,8 @@ def _check_vectors(vectors: Tensor, labels: Tensor) -> None:
 
 def _predicted(rows: Tensor, targets: Tensor, test: Tensor) -> Tensor:
     """Return the class of each test row, ``(L, M)``, after training on rows ``(L, N, D)`` with targets ``(N, C)``."""
-    centre, level = rows.mean(dim=1, keepdim=True), targets.mean(dim=0)
-    rows, test, wanted = rows - centre, test - centre, targets - level
+    middle, level = rows.mean(dim=1, keepdim=True), targets.mean(dim=0)
+    rows, test, wanted = rows - middle, test - middle, targets - level
     left, sizes, right = _decomposed(rows)
     shares = _shares(sizes, rows.square().sum(dim=(1, 2)) / rows.shape[1])
     coded = left.mT @ wanted  # (L, R, C)

@@ -176,7 +176,7 @@ def _missing(found: Curves, curve: ByLayer) -> str:
 
 
 def best_layer(curve: ByLayer) -> int:
-    """Return the layer with the highest mean of itself, twice, and its neighbours: one lucky layer does not win.
+    """Return the layer with the highest mean of itself, twice, and its neighbors: one lucky layer does not win.
 
     Example:
         >>> best_layer({0: 0.1, 1: 0.5, 2: 0.1, 3: 0.4, 4: 0.45, 5: 0.4})

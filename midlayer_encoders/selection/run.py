@@ -49,7 +49,7 @@ def select(
 ) -> Selection:
     """Return which layer to take, by one rule, beside what all others say.
 
-    One forward pass over the texts serves the rules without labels, and one over the labelled texts ``few-labels``. The
+    One forward pass over the texts serves the rules without labels, and one over the labeled texts ``few-labels``. The
     rules on DiME and InfoNCE need two more, over augmented views: they are measured when asked for.
 
     Args:
@@ -67,7 +67,7 @@ def select(
     Raises:
         CannotChooseError: when the rule has not what it needs: it says what.
     """
-    wanted = metrics_of(rule)  # a wrong name is said first
+    wanted = metrics_of(rule)  # a wrong name is refused first
     if isinstance(source, pl.DataFrame):
         if texts is not None or labels is not None:
             raise OptionError("`texts` and `labels` must be None with a frame: give the model to measure them on.")
@@ -78,7 +78,7 @@ def select(
             f"`texts` must be a list of texts, but got one: {texts[:60]!r}. Write [text], or read the file."
         )
     options: dict[str, Any] = {"seed": seed, "token_budget": token_budget, "progress": progress}
-    labelled, classes = _labelled(texts, labels, max_texts)  # wrong labels are said before a pass is made
+    labeled, classes = _labeled(texts, labels, max_texts)  # wrong labels are refused before a pass is made
     frames, lacking, right = [], _too_few(texts), None
     if texts is not None and not lacking:
         some = [texts[place] for place in _steps(len(texts), max_texts)]
@@ -86,7 +86,7 @@ def select(
         if names:
             frames.append(measure_layers(source, some, metrics=names, **options))
     if classes is not None:
-        right = _right(source, labelled, classes, **options)
+        right = _right(source, labeled, classes, **options)
         frames.append(_score_rows(source, right))
     frame = pl.concat([tidy_frame(()), *frames])
     spec = source.spec
@@ -96,14 +96,14 @@ def select(
     return answer(found, frame, rule=rule, labels=evidence, lacking=lacking, auto=auto)
 
 
-def selection_passes(rule: str, *, labelled: bool = False, all_rules: bool = False) -> int:
-    """Return how many forward passes over the texts a selection takes; the one over labelled texts may be shorter.
+def selection_passes(rule: str, *, labeled: bool = False, all_rules: bool = False) -> int:
+    """Return how many forward passes over the texts a selection takes; the one over labeled texts may be shorter.
 
     Example:
-        >>> selection_passes("auto"), selection_passes("min-dime"), selection_passes("auto", labelled=True)
+        >>> selection_passes("auto"), selection_passes("min-dime"), selection_passes("auto", labeled=True)
         (1, 3, 2)
     """
-    return num_passes(_names(metrics_of(rule), all_rules)) + labelled
+    return num_passes(_names(metrics_of(rule), all_rules)) + labeled
 
 
 def _names(wanted: Sequence[str], all_rules: bool) -> list[str]:
@@ -135,7 +135,7 @@ def _check_encoder(encoder: LayerSource) -> None:
         )
 
 
-def _labelled(
+def _labeled(
     texts: Sequence[str] | None, labels: Sequence[int | str | None] | None, most: int
 ) -> tuple[list[str], Tensor | None]:
     """Return the texts that have labels, at equal steps where there are more than ``most``, and their classes."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
-__all__ = ["Embedder", "LayerView", "Prompts"]
+__all__ = ["Embedder", "Prompts", "StoredLayer"]
 
 
 # Under which names sentence-transformers looks for the prompt of a query or a document, in order.
@@ -72,7 +72,7 @@ class _Chooser(AbsEncoder):
         raise NotImplementedError
 
 
-class LayerView:
+class StoredLayer:
     """An mteb encoder of one layer: reads vectors from the store, by the content of each text or image.
 
     Args:

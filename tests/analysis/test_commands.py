@@ -186,7 +186,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
     from midlayer_encoders.paper import reproduce
 
     found: list[Setting] = []
-    monkeypatch.setattr(reproduce, "reproduce", lambda names, setting, told: found.append(setting) or [])
+    monkeypatch.setattr(reproduce, "reproduce", lambda names, setting, report: found.append(setting) or [])
     monkeypatch.setattr(reproduce, "write_experiments", lambda outcomes, setting: setting.out / "report.html")
     monkeypatch.delenv("MIDLAYER_DATA", raising=False)
     return found

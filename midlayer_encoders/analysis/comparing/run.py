@@ -126,14 +126,9 @@ def compare(
         OptionError: no other model, the same model twice, too few texts or too many.
     """
     given = make_options(options, norm="none")
-    if given.revision is not None:
-        raise OptionError(
-            f"`revision` must be left out, since each model has its own, but got {given.revision!r}. "
-            "Write `name@revision`."
-        )
     check_confidence(confidence)
     names = comparable(metrics)
-    _check_models(base, *tuned)
+    _check_models(base, *tuned, revision=given.revision)
     _check_texts(texts)
     passes = num_passes(names, views=views)
     reading = Reading(
@@ -145,12 +140,7 @@ def compare(
     result = CompareResult(
         pl.concat([metric_rows(read, dataset) for read in (first, *others)]),
         folder,
-        pl.concat(
-            [
-                difference_frame(first, other, reading=reading, confidence=confidence, dataset=dataset)
-                for other in others
-            ]
-        ),
+        pl.concat([difference_frame(first, other, reading, confidence, dataset) for other in others]),
         pl.concat([similarity_frame(first, other) for other in others]),
         _how(reading, (first, *others), seed=seed, confidence=confidence, dataset=dataset),
         [note for other in others for note in pair_notes(first, other)],
@@ -174,7 +164,11 @@ def _read_all(models: Sequence[str | LayerEncoder], reading: Reading, options: E
     return reads
 
 
-def _check_models(*models: str | LayerEncoder) -> None:
+def _check_models(*models: str | LayerEncoder, revision: str | None) -> None:
+    if revision is not None:
+        raise OptionError(
+            f"`revision` must be left out, since each model has its own, but got {revision!r}. Write `name@revision`."
+        )
     if len(models) < 2:
         raise OptionError("`tuned` must be one or more models to compare with `base`, but got none.")
     seen: set[object] = set()

@@ -31,7 +31,7 @@ class ProbeResult(Result):
 
     Attributes:
         frame: tidy, a score of each layer, whose dataset says which probe gave it.
-        folder: where :meth:`save` writes; ``None`` where it must be told.
+        folder: where :meth:`save` writes; ``None`` where it must be given.
         model: its name.
         revision: of the model.
         num_layers: its number of blocks.
