@@ -205,7 +205,8 @@ def _centered_distances(x: _Values) -> _Values:
     """Return the distances between all pairs, less the means of row and column, flat: shape ``(N * N,)``."""
     distances = np.abs(x[:, None] - x)
     means = distances.mean(axis=0)
-    return (distances - means[:, None] - means + means.mean()).ravel()
+    centered: _Values = distances - means[:, None] - means + means.mean()
+    return centered.ravel()
 
 
 def _cosine(x: _Values, y: _Values) -> float:
