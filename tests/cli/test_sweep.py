@@ -108,7 +108,8 @@ def test_processes_reach_the_sweep_and_the_demo_is_of_the_built_in_model(
     tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recorded, not run: several processes and a real model take minutes."""
-    from midlayer_encoders import demo, sweeping
+    from midlayer_encoders import sweeping
+    from midlayer_encoders.encoder import build
 
     told: list[dict[str, Any]] = []
     result = SimpleNamespace(frame=rows_frame([]), failures={})
@@ -122,7 +123,7 @@ def test_processes_reach_the_sweep_and_the_demo_is_of_the_built_in_model(
     names = ("workers", "devices", "num_nodes", "metrics", "layers", "store_dtype", "out", "store")
     assert [told[0][name] for name in names[:3]] == [3, 2, 4]
     assert [told[1][name] for name in names] == [None, 1, 1, "paper", "all", "float32", None, None]
-    monkeypatch.setattr(demo, "built_in_model", lambda: (tiny_folder("Llama"), None))
+    monkeypatch.setattr(build, "built_in_model", lambda: (tiny_folder("Llama"), None))
     run("demo", "--out", str(tmp_path / "demo"))
     assert isinstance(told[2]["model"], LayerEncoder)
     assert told[2]["model"].source == "built-in"

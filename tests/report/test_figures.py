@@ -128,6 +128,7 @@ def test_frames_without_what_is_plotted_are_refused() -> None:
 def test_import_brings_in_no_matplotlib_and_plotting_no_pyplot() -> None:
     code = (
         "import sys, midlayer_encoders.report as report; assert 'matplotlib' not in sys.modules;"
+        "from midlayer_encoders.frame import FRAME_SCHEMA;"
         "import polars as pl; rows = [('m', 'r', k, float(k), 'metric', 't', 'lidar', 1.0) for k in (0, 1)];"
         "report.plot_metrics(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient='row'));"
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"

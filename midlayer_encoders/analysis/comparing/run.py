@@ -159,8 +159,8 @@ def _read_all(models: Sequence[str | LayerEncoder], reading: Reading, options: E
         else:
             name, revision = _name_and_revision(model)
             gc.collect()  # an encoder and its card hold each other, so the one before is still there
-            encoder = LayerEncoder(name, -1, **{**options.changed(), "revision": revision})
-            reads.append(read_model(encoder, reading, reads))
+            own = {**options.changed(), "revision": revision}
+            reads.append(read_model(LayerEncoder(name, -1, **own), reading, reads))  # a name would keep it in memory
     return reads
 
 
