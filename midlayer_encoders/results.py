@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,9 @@ from midlayer_encoders.report.page import write_page
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Result", "beside", "write_frame"]
+__all__ = ["Result", "beside", "kept_frame", "write_frame"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,23 @@ def write_frame(frame: pl.DataFrame, path: Path) -> None:
             frame.write_csv(aside)
         else:
             frame.write_parquet(aside)
+
+
+def kept_frame(path: Path, make: Callable[[], pl.DataFrame]) -> pl.DataFrame:
+    """Return the frame that was kept in a parquet file, or make it and keep it.
+
+    A file that cannot be read is set aside, logged, and made again.
+    """
+    if path.is_file():
+        try:
+            return pl.read_parquet(path)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            aside = path.with_suffix(".unreadable")
+            path.replace(aside)
+            _log.warning("%s could not be read (%s): it is made again, what was there is in %s.", path, error, aside)
+    frame = make()
+    write_frame(frame, path)
+    return frame
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from midlayer_encoders.metrics import TooFewTextsError
 from midlayer_encoders.report import plot_steps_change, plot_steps_curves, plot_steps_heat
 from midlayer_encoders.report.steps_page import steps_html, steps_words
 from midlayer_encoders.report.versions import versions
-from midlayer_encoders.results import Result, write_frame
+from midlayer_encoders.results import Result, kept_frame
 from midlayer_encoders.views.texts import augment
 
 if TYPE_CHECKING:
@@ -192,12 +192,11 @@ class _Run:
         """Return a checkpoint's frame: the one that was kept, or a new one that is kept at once."""
         if self.folder is None:
             return self._measured(checkpoint, stage)
-        kept = self.folder / "steps" / f"step{checkpoint.step}.{self.settings.key(checkpoint)}.parquet"
-        if kept.is_file():
-            stage.step((1 + len(self.views)) * len(self.texts))
-            return pl.read_parquet(kept)
-        frame = self._measured(checkpoint, stage)
-        write_frame(frame, kept)
+        path = self.folder / "steps" / f"step{checkpoint.step}.{self.settings.key(checkpoint)}.parquet"
+        end = stage.done + (1 + len(self.views)) * len(self.texts)
+        frame = kept_frame(path, lambda: self._measured(checkpoint, stage))
+        if stage.done < end:  # it was kept
+            stage.step(end - stage.done)
         return frame
 
     def _measured(self, checkpoint: Checkpoint, stage: Stage) -> pl.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +15,7 @@ from midlayer_encoders.errors import OptionError
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as RichProgress
+    from rich.table import Table
 
     from midlayer_encoders._types import Progress
     from midlayer_encoders.encoder.options import EncoderOptions
@@ -32,11 +33,13 @@ __all__ = [
     "Views",
     "app",
     "console",
+    "make_table",
     "parse_layer",
     "parse_layers",
     "parse_names",
     "print_by_layer",
     "print_lines",
+    "print_report",
     "progress_bars",
     "quieten",
     "refuse_given",
@@ -176,16 +179,27 @@ def quieten() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
-def print_by_layer(cells: Mapping[tuple[int, str], str], *, title: str | None = None) -> None:
-    """Print a row for each layer and a column for each metric, a few metrics at a time so that they fit a terminal."""
+def print_report(path: Path) -> None:
+    """Print where a page lies, on one line."""
+    console().print(f"The report: {path}", soft_wrap=True)
+
+
+def make_table(*columns: str, title: str | None = None, left: Collection[str] = ()) -> Table:
+    """Return an empty table; its columns are of numbers, on the right, but for those named in ``left``."""
     from rich.table import Table
 
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="left" if column in left else "right")
+    return table
+
+
+def print_by_layer(cells: Mapping[tuple[int, str], str], *, title: str | None = None) -> None:
+    """Print a row for each layer and a column for each metric, a few metrics at a time so that they fit a terminal."""
     names = list(dict.fromkeys(name for _, name in cells))
     for start in range(0, len(names), 6):
         shown = names[start : start + 6]
-        table = Table(title=title)
-        for head in ("layer", *(name.replace("_", " ") for name in shown)):  # words can wrap
-            table.add_column(head, justify="right")
+        table = make_table("layer", *(name.replace("_", " ") for name in shown), title=title)  # words can wrap
         for layer in sorted({layer for layer, _ in cells}):
             table.add_row(str(layer), *(cells.get((layer, name), "") for name in shown))
         console().print(table)

@@ -21,6 +21,7 @@ from midlayer_encoders.cli._app import (
     parse_layers,
     parse_names,
     print_by_layer,
+    print_report,
     quieten,
     stage_bars,
 )
@@ -67,7 +68,7 @@ def compare(
     _print_differences(result)
     for note in (*result.words(), *result.notes):
         console().print(note, highlight=False, markup=False)
-    console().print(f"The report: {out / 'report.html'}", soft_wrap=True)
+    print_report(out / "report.html")
 
 
 def _print_differences(result: CompareResult) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from midlayer_encoders.cli._app import app, console, quieten, stage_bars
+from midlayer_encoders.cli._app import app, console, print_report, quieten, stage_bars
 from midlayer_encoders.cli.probe import PROBE_STAGES, print_probe
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def demo_vision(
             encoder, asked.images, metrics="paper", views=4, dataset="digits 5 to 9", progress=progress
         )
     frame = pl.concat([*(result.frame for result in results), metrics])
-    console().print(f"The report: {_write(out, frame, results, epochs)}", soft_wrap=True)
+    print_report(_write(out, frame, results, epochs))
 
 
 def _write(out: Path, frame: pl.DataFrame, results: list[ProbeResult], epochs: int) -> Path:

@@ -13,6 +13,7 @@ from midlayer_encoders.cli._app import (
     Seed,
     app,
     console,
+    make_table,
     parse_layers,
     quieten,
     refuse_given,
@@ -84,12 +85,9 @@ def probe(
 
 def print_probe(result: ProbeResult) -> None:
     """Print a row for each layer, and what the best one gains over the last."""
-    from rich.table import Table
-
     best = result.best_layer
-    table = Table(title=f"{result.dataset}: {result.kind} probe, accuracy in per cent")
-    for title in ("layer", "accuracy", "95 % interval", "validation", "best epoch"):
-        table.add_column(title, justify="right")
+    title = f"{result.dataset}: {result.kind} probe, accuracy in per cent"
+    table = make_table("layer", "accuracy", "95 % interval", "validation", "best epoch", title=title)
     for layer, accuracy, low, high, validation, epoch in result.table.iter_rows():
         cells = (f"{100 * accuracy:.1f}", f"{100 * low:.1f} to {100 * high:.1f}", f"{100 * validation:.1f}")
         style = "bold green" if layer == best else None

@@ -20,6 +20,7 @@ from midlayer_encoders.cli._app import (
     parse_layers,
     parse_names,
     print_by_layer,
+    print_report,
     progress_bars,
     quieten,
 )
@@ -66,7 +67,7 @@ def progression(
     _print_settled(result)
     for name, error in result.failures.items():
         console().print(f"{name} failed, {error}", style="bold red", highlight=False, markup=False)
-    console().print(f"The report: {out / 'report.html'}", soft_wrap=True)
+    print_report(out / "report.html")
     if result.failures:
         raise typer.Exit(1)
 

@@ -15,6 +15,7 @@ from midlayer_encoders.cli._app import (
     app,
     console,
     parse_layers,
+    print_report,
     quieten,
     whole_model,
 )
@@ -83,7 +84,7 @@ def reproduce(
         limit=limit, max_length=max_length, seed=seed, pass_per_prefix=pass_per_prefix, options=options,
     )  # fmt: skip
     outcomes = run(names, setting, report=_say)
-    console().print(f"The report: {write_experiments(outcomes, setting)}", soft_wrap=True)
+    print_report(write_experiments(outcomes, setting))
     if any(one.status == "failed" or (one.status == "left out" and figure != "all") for one in outcomes):
         raise typer.Exit(1)
 

@@ -14,6 +14,7 @@ from midlayer_encoders.cli._app import (
     TextsFile,
     app,
     console,
+    make_table,
     print_lines,
     quieten,
     stage_bars,
@@ -75,11 +76,8 @@ def _read_labels(path: Path, count: int) -> list[str | None]:
 
 
 def _print(found: Selection) -> None:
-    from rich.table import Table
-
-    table = Table(title=f"Layer {found.layer} of {found.num_layers} of {found.model}, by {found.rule}")
-    for title, side in (("rule", "left"), ("layer", "right"), ("why, or why not", "left")):
-        table.add_column(title, justify=side)  # type: ignore[arg-type]
+    title = f"Layer {found.layer} of {found.num_layers} of {found.model}, by {found.rule}"
+    table = make_table("rule", "layer", "why, or why not", title=title, left=("rule", "why, or why not"))
     for choice in found.choices:
         style = "bold green" if choice.rule == found.rule else "dim" if choice.layer is None else None
         table.add_row(choice.rule, "" if choice.layer is None else str(choice.layer), choice.reason, style=style)

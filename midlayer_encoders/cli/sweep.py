@@ -13,9 +13,11 @@ from midlayer_encoders.cli._app import (
     Model,
     app,
     console,
+    make_table,
     parse_layers,
     parse_names,
     print_lines,
+    print_report,
     quieten,
     stage_bars,
     whole_model,
@@ -71,7 +73,7 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
     for task, error in result.failures.items():
         console().print(f"{task} failed, {error}", style="bold red", highlight=False, markup=False)
     if not result.frame.is_empty():  # where every task failed there is nothing to report
-        console().print(f"The report: {result.to_html()}", soft_wrap=True)
+        print_report(result.to_html())
     if result.frame.filter(kind="score").height and result.summary().average is not None:
         print_lines(encoder, result.best())
     if result.failures:
@@ -81,7 +83,6 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
 def _print_scores(result: SweepResult) -> None:
     """Print a row for each layer, a column for each task, and what the best layer gains over the last."""
     import polars as pl
-    from rich.table import Table
 
     from midlayer_encoders.tasks import task_label
 
@@ -89,10 +90,8 @@ def _print_scores(result: SweepResult) -> None:
     if scores.is_empty():
         return
     found = result.summary()
-    table = Table(title=result.notes.title)
     labels = (re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", task_label(curve.name)) for curve in found.tasks)
-    for title in ("layer", *labels, "mean"):
-        table.add_column(title, justify="right")
+    table = make_table("layer", *labels, "mean", title=result.notes.title)
     curves = [*found.tasks, *([found.average] if found.average else [])]
     for layer in sorted(scores["layer"].unique().to_list()):
         cells = (curve.points.get(layer) for curve in curves)
@@ -118,7 +117,7 @@ def report(folder: Annotated[Path, typer.Argument(help="The --out of a sweep.")]
     """Write the page of a sweep again from its frame."""
     from midlayer_encoders.sweeping.result import SweepResult
 
-    console().print(f"The report: {SweepResult.load(folder).to_html()}", soft_wrap=True)
+    print_report(SweepResult.load(folder).to_html())
 
 
 @app.command()

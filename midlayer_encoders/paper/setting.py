@@ -18,7 +18,7 @@ from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.frame import tidy_frame
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.paper.reference import reference_metrics, reference_scores
-from midlayer_encoders.results import write_frame
+from midlayer_encoders.results import kept_frame
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -143,13 +143,17 @@ class Setting:
 
     def metrics(self, model: str) -> pl.DataFrame:
         """Return the paper's metrics of every layer on the texts; kept in the folder."""
-        kept = self.out / "metrics" / f"{self.models.index(model)}-{self.digest}.parquet"
-        if kept.is_file():
-            return pl.read_parquet(kept)
-        texts = self.some_texts(4)
-        frame = measure_layers(self.encoder(model), texts, metrics="paper", views=4, seed=self.seed, dataset="texts")
-        write_frame(frame, kept)
-        return frame
+        path = self.out / "metrics" / f"{self.models.index(model)}-{self.digest}.parquet"
+        options: dict[str, Any] = {"metrics": "paper", "views": 4, "seed": self.seed, "dataset": "texts"}
+        return kept_frame(path, lambda: measure_layers(self.encoder(model), self.some_texts(4), **options))
+
+    def with_reference(self, models: Sequence[str]) -> list[pl.DataFrame]:
+        """Return the frames of sweeps, and one of the paper's own scores and metrics of some models, or raise."""
+        paper = pl.concat([self.reference_scores(models), self._of_reference(reference_metrics, models)])
+        frames = [*self.sweeps(), *([paper] if paper["kind"].n_unique() == 2 else [])]
+        if not frames:
+            raise MissingInputError("It needs a model (--model) or the paper's tables (--reference DIR).")
+        return frames
 
     def reference_scores(self, models: Sequence[str]) -> pl.DataFrame:
         """Return the paper's own scores of some models at their last revision; none where there are no tables."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
 
-__all__ = ["check_labels", "label_folds", "resampled_means", "ridge_correct"]
+__all__ = ["check_labels", "class_numbers", "label_folds", "resampled_means", "ridge_correct"]
 
 _PENALTIES = tuple(10.0**power for power in range(-4, 3))
 """Tried for each layer and fold, in units of the mean squared length of the training rows."""
@@ -49,6 +52,18 @@ def ridge_correct(vectors: Tensor, labels: Tensor, *, folds: int = 5, seed: int 
         found = _predicted(rows[:, ~test], targets[~test], rows[:, test])
         right[:, test] = found == classes[test]
     return right
+
+
+def class_numbers(labels: Sequence[Hashable]) -> tuple[Tensor, list[str]]:
+    """Return the class of each example as a number from ``0``, shape ``(N,)``, and the classes' names in order.
+
+    Example:
+        >>> class_numbers(["cat", "dog", "cat"])
+        (tensor([0, 1, 0]), ['cat', 'dog'])
+    """
+    names: list[Any] = sorted(set(labels), key=lambda name: (str(type(name)), name))
+    numbers = {name: number for number, name in enumerate(names)}
+    return torch.tensor([numbers[label] for label in labels], dtype=torch.int64), [str(name) for name in names]
 
 
 def label_folds(labels: Tensor, *, folds: int = 5, seed: int = 0) -> Tensor:

@@ -20,7 +20,7 @@ from midlayer_encoders.reading.batches import batches_of, count_tokens
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.selection.answer import LabelEvidence, Selection, answer
-from midlayer_encoders.selection.ridge import check_labels, resampled_means, ridge_correct
+from midlayer_encoders.selection.ridge import check_labels, class_numbers, resampled_means, ridge_correct
 from midlayer_encoders.selection.rules import RULES, best_layer, choose, metrics_of
 
 __all__ = ["LABELS", "LEAST_TEXTS", "select", "selection_passes", "surely_better"]
@@ -148,8 +148,7 @@ def _labeled(
         )
     known = [(text, str(label)) for text, label in zip(texts, labels, strict=True) if label is not None]
     known = [known[place] for place in _steps(len(known), most)]
-    names = {name: number for number, name in enumerate(sorted({label for _, label in known}))}
-    classes = torch.tensor([names[label] for _, label in known], dtype=torch.int64)
+    classes, _ = class_numbers([label for _, label in known])
     check_labels(classes)
     return [text for text, _ in known], classes
 

@@ -13,7 +13,7 @@ from midlayer_encoders._types import Layer, Norm, Progress
 from midlayer_encoders.analysis.probing.heads import KINDS, AttentiveProbes, Kind, LinearProbes
 from midlayer_encoders.analysis.probing.nearest import nearest_classes
 from midlayer_encoders.analysis.probing.result import ProbeResult
-from midlayer_encoders.analysis.probing.scoring import Split, chance_level, class_numbers, split_examples
+from midlayer_encoders.analysis.probing.scoring import Split, chance_level, split_examples
 from midlayer_encoders.analysis.probing.settings import ProbeTraining
 from midlayer_encoders.analysis.probing.tokens import (
     KeptTokens,
@@ -26,6 +26,7 @@ from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
+from midlayer_encoders.selection.ridge import class_numbers
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
