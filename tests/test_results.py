@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.results import Result, beside, write_frame
+from midlayer_encoders.results import Result, beside, kept_frame, write_frame
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,3 +64,22 @@ def test_a_write_that_fails_leaves_the_file_of_before_and_nothing_beside_it(tmp_
         half()
     assert pl.read_parquet(path).equals(FRAME)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_kept_frame_is_made_once_and_again_only_when_it_cannot_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[int] = []
+
+    def make() -> pl.DataFrame:
+        made.append(1)
+        return FRAME
+
+    path = tmp_path / "steps" / "step1.parquet"
+    assert all(kept_frame(path, make).equals(FRAME) for _ in range(2))
+    assert len(made) == 1
+    path.write_bytes(b"PAR1 and half of it")
+    assert kept_frame(path, make).equals(FRAME)
+    assert (len(made), path.with_suffix(".unreadable").read_bytes()) == (2, b"PAR1 and half of it")
+    assert "could not be read" in caplog.text
+    assert pl.read_parquet(path).equals(FRAME)
