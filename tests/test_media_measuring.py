@@ -148,16 +148,16 @@ def test_a_sweep_over_images_scores_as_mteb_scores_each_layer(tiny_folder: Folde
     assert "TinyImages" in result.to_html().read_text()
 
 
-def test_a_view_reads_sounds_by_their_samples(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_a_stored_layer_reads_audio_by_its_samples(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("HuBERT"), -1, device="cpu")
     store = EmbeddingStore(tmp_path, key="e", layers=[2], dim=32)
-    embedder = Embedder(encoder, store, "final", "mean")
-    view = StoredLayer(
+    embedder = Embedder(encoder, store)
+    stored = StoredLayer(
         store, 2, name="a/b", revision="c", prompts=Prompts(), modalities=encoder.media, ensure=embedder
     )  # fmt: skip
     items = [{"array": samples, "sampling_rate": rate} for samples, rate in SOUNDS]
     batches: Any = [{"audio": items[:4], "id": range(4)}, {"audio": items[4:], "id": range(2)}]
-    got = view.encode(batches, task_metadata=None, hf_split="", hf_subset="")  # type: ignore[arg-type]
+    got = stored.encode(batches, task_metadata=None, hf_split="", hf_subset="")  # type: ignore[arg-type]
     expected = LayerEncoder(tiny_folder("HuBERT"), 2, device="cpu").encode(items)
     np.testing.assert_allclose(got, expected, atol=2e-5, rtol=1e-4)
     assert len(store) == 6
