@@ -90,7 +90,7 @@ def test_an_encoder_without_blocks_has_no_layers_to_read(tiny_folder: Folder) ->
 def test_a_conflict_with_the_encoders_own_settings_is_an_error(tiny_folder: Folder) -> None:
     whole = LayerEncoder(tiny_folder("Llama"), -1, pooling="last", device="cpu")
     for given in ({"norm": "none"}, {"pooling": "mean"}):
-        with pytest.raises(OptionError, match="must be the encoder's, .* make the encoder with"):
+        with pytest.raises(OptionError, match=r"must be the encoder's, .* make the encoder with"):
             measure(whole, TEXTS, metrics="dataset_entropy", **given)  # type: ignore[arg-type]
     same = measure(whole, TEXTS, metrics="dataset_entropy", norm="final", pooling="last")
     assert same.equals(measure(whole, TEXTS, metrics="dataset_entropy"))

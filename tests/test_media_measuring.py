@@ -22,7 +22,7 @@ from midlayer_encoders.metrics import METRICS, curvature, dataset_entropy, infon
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.store import EmbeddingStore
 from midlayer_encoders.sweeping import sweep
-from midlayer_encoders.sweeping.stored_layer import Embedder, LayerView, Prompts
+from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer
 from midlayer_encoders.views.media import augment_media
 from tests.families import DEPTH
 from tests.made_media import IMAGES, WAVEFORMS, image, waveform
@@ -83,7 +83,7 @@ def test_the_command_measures_a_folder_of_images_or_waveforms(
         one.save(tmp_path / f"{number}.png")
         wavfile.write(tmp_path / f"{number}.wav", rate, samples)
     options = ["--out", str(tmp_path / "out"), "--metrics", "curvature,prompt_entropy", "--device", "cpu"]
-    for name, option in (("ViT", "--images"), ("Wav2Vec2", "--sounds")):
+    for name, option in (("ViT", "--images"), ("Wav2Vec2", "--audio")):
         done = CliRunner().invoke(app, ["metrics", tiny_folder(name), option, str(tmp_path), *options])
         assert done.exit_code == 0, done.output
         assert len(pl.read_parquet(tmp_path / "out/metrics.parquet")) == 2 * (DEPTH + 1)
@@ -148,16 +148,16 @@ def test_a_sweep_over_images_scores_as_mteb_scores_each_layer(tiny_folder: Folde
     assert "TinyImages" in result.to_html().read_text()
 
 
-def test_a_view_reads_waveforms_by_their_samples(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_a_stored_layer_reads_audio_by_its_samples(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("HuBERT"), -1, device="cpu")
     store = EmbeddingStore(tmp_path, key="e", layers=[2], dim=32)
     embedder = Embedder(encoder, store)
-    view = LayerView(
+    stored = StoredLayer(
         store, 2, name="a/b", revision="c", prompts=Prompts(), modalities=encoder.media, ensure=embedder
     )  # fmt: skip
     items = [{"array": samples, "sampling_rate": rate} for samples, rate in WAVEFORMS]
     batches: Any = [{"audio": items[:4], "id": range(4)}, {"audio": items[4:], "id": range(2)}]
-    got = view.encode(batches, task_metadata=None, hf_split="", hf_subset="")  # type: ignore[arg-type]
+    got = stored.encode(batches, task_metadata=None, hf_split="", hf_subset="")  # type: ignore[arg-type]
     expected = LayerEncoder(tiny_folder("HuBERT"), 2, device="cpu").encode(items)
     np.testing.assert_allclose(got, expected, atol=2e-5, rtol=1e-4)
     assert len(store) == 6

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["sweep"]
 
-_PLURALS = {"text": "texts", "image": "images", "audio": "sounds"}
+_PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
 
 
 @dataclass(frozen=True)
@@ -108,13 +108,10 @@ def sweep(
     scores = _score(jobs, embedder, workers or int(joblib.cpu_count()), Stage(progress, "scoring"), group)
     frame = _score_frame(spec, scores)
     if metrics:
-        medium = encoder.media[0]
-        sample = _sample(sources, medium, metric_texts)
-        measured = measure_layers(
-            encoder, sample, metrics=metrics, layers=wanted, views=views, progress=progress,
-            dataset=f"{len(sample)} {_PLURALS[medium]} of the tasks",
-        )  # fmt: skip
-        frame = pl.concat([frame, measured])
+        sample = _sample(sources, encoder.media[0], metric_texts)
+        dataset = f"{len(sample)} {_PLURALS[encoder.media[0]]} of the tasks"
+        how: dict[str, Any] = {"metrics": metrics, "layers": wanted, "views": views, "progress": progress}
+        frame = pl.concat([frame, measure_layers(encoder, sample, dataset=dataset, **how)])
     scored = [source for source in sources if baselines and "text" in encoder.media]
     notes = sweep_notes(encoder, spec, sources, scores, wanted, baselines=scored, seconds=time.perf_counter() - start)
     result = SweepResult(frame, folder, notes)
@@ -217,7 +214,7 @@ def _score_frame(spec: EncoderSpec, scores: Sequence[Score]) -> pl.DataFrame:
 
 
 def _sample(sources: Sequence[TaskSource], medium: str, count: int) -> list[Any]:
-    """Return some of the tasks' texts, images or sounds, the same for the same tasks, in whatever order they stand."""
+    """Return some of the tasks' texts, images or waveforms, the same for the same tasks in whatever order."""
     if medium == "text":
         texts = {text for source in sources for text in task_texts(source.make()) if text.strip()}
         return sorted(texts, key=text_key)[:count]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
-__all__ = ["Embedder", "LayerView", "Prompts"]
+__all__ = ["Embedder", "Prompts", "StoredLayer"]
 
 
 # Under which names sentence-transformers looks for the prompt of a query or a document, in order.
@@ -61,7 +61,7 @@ class Prompts:
         return prompts.get(self.default or "", "")
 
 
-class LayerView:
+class StoredLayer:
     """An mteb encoder of one layer: reads vectors from the store, by the content of each text or image.
 
     Args:

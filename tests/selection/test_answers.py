@@ -119,14 +119,14 @@ def test_words_about_labels_claim_no_more_than_their_interval() -> None:
     plain = select(EVERY, rule="few-labels")
     sure = replace(plain, labels=LabelEvidence(count=40, layers=(3, 6), gain=5.0, low=0.5, high=9.0))
     assert sure.confidence == (
-        "On 40 labelled texts it is surely better than the last layer (+5.0 points, +0.5 to +9.0); "
+        "On 40 labeled texts it is surely better than the last layer (+5.0 points, +0.5 to +9.0); "
         "other draws of as many texts choose layers 3 to 6."
     )
     unsure = replace(plain, labels=LabelEvidence(count=40, layers=(3, 6), gain=5.0, low=-0.5, high=9.0))
     assert "it is not surely better than the last layer (+5.0 points, -0.5 to +9.0)" in unsure.confidence
     last = replace(sure, layer=8)
     assert "it is the last layer itself" in last.confidence
-    assert "labelled" not in replace(sure, rule="min-dime").confidence, "labels say nothing of a rule without them"
+    assert "labeled" not in replace(sure, rule="min-dime").confidence, "labels say nothing of a rule without them"
 
 
 def test_the_table_has_a_row_for_each_rule_with_its_own_layer() -> None:
