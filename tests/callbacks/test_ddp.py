@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from midlayer_encoders.callbacks import LastLayerDecline, LayerMetricsCallback
-from tests.callbacks.training import PROBE, TOKENIZER, Boring, neox
+from tests.callbacks.training import INPUTS, TOKENIZER, Boring, neox
 
 LABELS = [0, 1] * 6
 TEXTS = [f"{'good' if label else 'bad'} text {place}" for place, label in enumerate(LABELS)]
@@ -32,7 +32,7 @@ def train(processes: int, folder: Path) -> None:
     pl.seed_everything(0, verbose=False)
     rows = torch.randint(4, 90, (4, 12)).repeat(8, 1)
     common = {"token_budget": 64, "strict": True, "figures": False}
-    seen = LayerMetricsCallback(PROBE, TOKENIZER, every_n_steps=2, dirpath=folder / "metrics", **common)
+    seen = LayerMetricsCallback(INPUTS, TOKENIZER, every_n_steps=2, dirpath=folder / "metrics", **common)
     unlabelled = LastLayerDecline(
         TEXTS, TOKENIZER, every_n_steps=2, name="other", dirpath=folder / "unlabelled", **common
     )

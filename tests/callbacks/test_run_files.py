@@ -20,9 +20,9 @@ from midlayer_encoders.report.steps import plot_steps_curves, plot_steps_heat
 from tests.callbacks.oracles import TEXTS, TrainerWeights, Weights
 from tests.callbacks.test_trainer import trainer
 from tests.callbacks.test_values import states_by_hand
-from tests.callbacks.training import TOKENIZER, Boring, fit, neox
+from tests.callbacks.training import ADVICE, TOKENIZER, Boring, fit, neox
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and accelerate's advice
+pytestmark = ADVICE
 
 CADENCES: dict[str, tuple[Any, list[int]]] = {
     "number": (3, [0, 3, 5]),
@@ -110,7 +110,7 @@ def test_the_file_is_whole_after_every_measurement(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("history*")] == ["history.parquet"]
 
 
-def test_the_probe_is_fixed_when_the_run_begins(tmp_path: Path) -> None:
+def test_the_inputs_are_fixed_when_the_run_begins(tmp_path: Path) -> None:
     """Texts, views and batches that change during a run would make its steps incomparable."""
     rows = torch.randint(4, 90, (6, 9), generator=torch.Generator().manual_seed(0))
     given = [rows]
