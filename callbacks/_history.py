@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from midlayer_encoders.callbacks._identity import Identities
-from midlayer_encoders.callbacks._measurement import Values
+from midlayer_encoders.callbacks._identity import Identities, identities
+from midlayer_encoders.callbacks._measurement import Measurement, Values
 
 if TYPE_CHECKING:
     import polars as pl
@@ -33,22 +33,21 @@ class History:
     """The values of every layer by step and metric.
 
     Attributes:
-        model: what the frame calls the model.
-        num_layers: number of blocks.
-        layers: which layers are measured.
+        measurement: what is measured at each step.
         identities: what the values of each metric depend on.
         steps: the values by step.
         at_end: steps that were measured only because the run ended there.
         partial: steps of the run before that lack something of what is measured now.
     """
 
-    model: str
-    num_layers: int
-    layers: Sequence[int]
-    identities: Identities
+    measurement: Measurement
+    identities: Identities = field(init=False)
     steps: dict[int, Values] = field(default_factory=dict)
     at_end: set[int] = field(default_factory=set)
     partial: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.identities = identities(self.measurement)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of the tidy frame, step by step."""
@@ -57,11 +56,11 @@ class History:
         return [
             row
             for step in sorted(self.steps)
-            for of in [_Revision(self.model, f"step{step}", self.num_layers)]
+            for of in [_Revision(self.measurement.model, f"step{step}", self.measurement.anatomy.num_layers)]
             for name, values in self.steps[step].items()
             for row in tidy_rows(
                 values,
-                _Revision(self.model, f"step{step}", self.num_layers),
+                _Revision(self.measurement.model, f"step{step}", self.measurement.anatomy.num_layers),
                 kind="metric",
                 dataset=_DATASET,
                 name=name,
@@ -90,7 +89,7 @@ class History:
         return {"steps": dict(self.steps), **self._notes()}
 
     def _notes(self) -> dict[str, Any]:
-        return {"layers": list(self.layers), "identities": self.identities, "at_end": sorted(self.at_end)}
+        return {"layers": list(self.measurement.layers), "identities": self.identities, "at_end": sorted(self.at_end)}
 
     def resume(self, state: dict[str, Any], *, due: Callable[[int], bool]) -> list[str]:
         """Take over the history of the run before and return, in words, what is left out: measured in another way.
@@ -101,7 +100,8 @@ class History:
                 the run that goes on.
         """
         steps: dict[int, Values] = state["steps"]
-        layers, then = state.get("layers", []), state.get("identities", {})
+        layers, then = set(state.get("layers", [])), state.get("identities", {})
+        wanted = set(self.measurement.layers)
         names = dict.fromkeys(name for values in steps.values() for name in values)
         differences = {name: _difference(then.get(name), self.identities.get(name)) for name in names}
         kept = [name for name, difference in differences.items() if difference is None]
@@ -109,18 +109,19 @@ class History:
         self.identities = {**{name: then[name] for name in kept}, **self.identities}
         self.steps, self.at_end, self.partial = {}, set(), set()
         for step, values in steps.items():
-            found = {name: self._measured_now(values[name]) for name in values if name in kept}
+            found = {
+                name: {layer: value for layer, value in by_layer.items() if layer in wanted}
+                for name, by_layer in values.items()
+                if name in kept
+            }
             if not found or (step in state.get("at_end", ()) and not due(step)):
                 continue
             self.steps[step] = found
-            if not now <= set(found) or not set(self.layers) <= set(layers):
+            if not now <= set(found) or not wanted <= layers:
                 self.partial.add(step)
         words = [f"{name} (other {difference})" for name, difference in differences.items() if difference is not None]
-        gone = sorted(set(layers) - set(self.layers)) if kept else []
+        gone = sorted(layers - wanted) if kept else []
         return words + ([f"layers {', '.join(map(str, gone))} (not measured any more)"] if gone else [])
-
-    def _measured_now(self, values: dict[int, float]) -> dict[int, float]:
-        return {layer: values[layer] for layer in self.layers if layer in values}
 
     def write(self, path: Path) -> None:
         """Write the frame at once or not at all: a killed run leaves the one before."""

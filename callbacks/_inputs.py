@@ -145,12 +145,11 @@ def _batches(ids: list[list[int]], tokenizer: Any, names: set[str] | None, token
 def _padded(ids: list[list[int]], tokenizer: Any, names: set[str] | None) -> dict[str, Tensor]:
     """Return one batch, padded on the right, where every family's positions are right."""
     pad = getattr(tokenizer, "pad_token_id", None)
-    tokens = torch.full((len(ids), max(1, *map(len, ids))), 0 if pad is None else pad, dtype=torch.int64)
-    mask = torch.zeros_like(tokens)
-    for row, each in enumerate(ids):
-        tokens[row, : len(each)] = torch.tensor(each, dtype=torch.int64)
-        mask[row, : len(each)] = 1
-    made = {"input_ids": tokens, "attention_mask": mask}
+    longest = max(1, *map(len, ids))
+    made = {
+        "input_ids": torch.tensor([each + [pad or 0] * (longest - len(each)) for each in ids]),
+        "attention_mask": torch.tensor([[1] * len(each) + [0] * (longest - len(each)) for each in ids]),
+    }
     return {name: value for name, value in made.items() if names is None or name in names}
 
 

@@ -12,10 +12,9 @@ from torch import nn
 
 from midlayer_encoders.callbacks._cadence import make_cadence
 from midlayer_encoders.callbacks._history import History
-from midlayer_encoders.callbacks._identity import identities
-from midlayer_encoders.callbacks._measurement import Measurement, Values, make_measurement
+from midlayer_encoders.callbacks._measurement import Values, make_measurement
 from midlayer_encoders.callbacks._settings import Settings, takes_settings
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import MidlayerError, OptionError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -64,17 +63,21 @@ class Recorder:
 
     def _begin(self) -> None:
         """Forget the run before: a callback may serve several."""
-        self._measurement: Measurement | None = None
         self._history: History | None = None
         self._restored: dict[str, Any] | None = None
         self._warned = False
 
+    def _refuse_shards(self, strategy: str) -> None:
+        raise MidlayerError(
+            f"{type(self).__name__} needs the whole model in each process, but {strategy} shards its weights. "
+            "Train with DDP, or measure its checkpoints afterwards: midlayer progression."
+        )
+
     def _prepare(self, root: nn.Module, tokenizer: Any = None) -> None:
         """Find the transformer and make the inputs, once for each run."""
-        if self._measurement is not None:
+        if self._history is not None:
             return
-        made = self._measurement = make_measurement(self.settings, root, tokenizer)
-        self._history = History(made.model, made.anatomy.num_layers, made.layers, identities(made))
+        self._history = History(make_measurement(self.settings, root, tokenizer))
         if self._restored is not None:
             self._resume(self._restored)
 
@@ -102,15 +105,18 @@ class Recorder:
 
     def _measure(self, root: nn.Module, step: int, autocast: AbstractContextManager[object]) -> Values | None:
         """Measure the model as it is now and keep the values; return ``None`` where that failed."""
-        if self._measurement is None or self._history is None:
+        if self._history is None:
             return None
         try:
-            values = self._measurement.measure(root, autocast)
+            values = self._history.measurement.measure(root, autocast)
         except Exception as error:
             self._failed(error, step)
             return None
         self._history.add(step, values, due=self.cadence.due(step))
         return values
+
+    def _after_measurement(self, run: Any, step: int) -> None:
+        """Act on the values, through Lightning's trainer or the Hugging Face trainer's control: nothing here."""
 
     def _failed(self, error: Exception, step: int) -> None:
         if self.settings.strict:

@@ -112,12 +112,12 @@ class Watch(Recorder):
         return news
 
     def _found(self, steps: Mapping[int, Values]) -> dict[str, str | None]:
-        if self._measurement is None:
+        if self._history is None:
             return {}
-        layers = self._measurement.layers
-        score = _LABEL_FREE if self._measurement.labels is None else LABEL_ACCURACY
+        measurement = self._history.measurement
+        layers, score = measurement.layers, _LABEL_FREE if measurement.labels is None else LABEL_ACCURACY
         scores, entropies = (by_step(steps, name, layers) for name in (score, _ENTROPY))
-        noise: float = count_inputs(self._measurement.passes[0]) ** -0.5
+        noise: float = count_inputs(measurement.passes[0]) ** -0.5
         tolerance = noise if self.tolerance is None else self.tolerance
         return {
             "not finite": None if self._not_finite is None else str(self._not_finite).rstrip("."),

@@ -11,7 +11,7 @@ from torch import nn
 from midlayer_encoders.callbacks._backbone import has_backbone
 from midlayer_encoders.callbacks._recorder import Recorder
 from midlayer_encoders.callbacks._watch import Watch
-from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.errors import OptionError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,10 +51,7 @@ class LayerMetricsCallback(Recorder, Callback):
         self._begin()
         strategy = type(trainer.strategy).__name__
         if strategy in _SHARDED:
-            raise MidlayerError(
-                f"{type(self).__name__} needs the whole model in each process, but {strategy} shards its weights. "
-                "Train with DDP, or measure its checkpoints afterwards: midlayer progression."
-            )
+            self._refuse_shards(strategy)
         if not trainer.loggers and self._dirpath is None:
             raise OptionError(
                 f"{type(self).__name__} has no logger to log to. Give the Trainer one (`logger=CSVLogger(...)`), or "
@@ -133,9 +130,6 @@ class LayerMetricsCallback(Recorder, Callback):
                 logger.log_metrics(self._log_values(values), step=step)
             self._write(folder)
         self._after_measurement(trainer, step)
-
-    def _after_measurement(self, trainer: Any, step: int) -> None:
-        """Act on the values: nothing here."""
 
     def _folder(self, trainer: Any) -> Path:
         beside = trainer.log_dir or trainer.default_root_dir

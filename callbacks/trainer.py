@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from midlayer_encoders.callbacks._history import read_state
 from midlayer_encoders.callbacks._recorder import Recorder
 from midlayer_encoders.callbacks._watch import Watch
-from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.errors import OptionError
 
 __all__ = ["LastLayerDeclineTrainerCallback", "LayerMetricsTrainerCallback"]
 
@@ -45,11 +45,9 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Refuse what cannot work, take over the history of a resumed run, and measure before the first step."""
-        if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):
-            raise MidlayerError(
-                f"{type(self).__name__} needs the whole model in each process, but FSDP and DeepSpeed shard its "
-                "weights. Train with DDP, or measure its checkpoints afterwards: midlayer progression."
-            )
+        for option, strategy in (("fsdp", "FSDP"), ("deepspeed", "DeepSpeed")):
+            if getattr(args, option, None):
+                self._refuse_shards(strategy)
         if args.output_dir is None and self._dirpath is None:
             raise OptionError("`dirpath` must be given where the trainer has no `output_dir`.")
         self._begin()
@@ -94,9 +92,6 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
             # The integrations alone: the trainer's own printer would bury the losses under hundreds of values.
             if type(logger).__module__.startswith("transformers.integrations"):
                 logger.on_log(self._trainer.args, state, self._trainer.control, logs=values, model=self._trainer.model)
-
-    def _after_measurement(self, control: Any, step: int) -> None:
-        """Act on the values: nothing here."""
 
     def _folder(self, args: Any) -> Path:
         return self._dirpath or Path(args.output_dir) / self.name

@@ -243,8 +243,8 @@ class Failing(LayerMetricsCallback):
     """A measurement that cannot run after the second step, as one that is out of memory."""
 
     def _measure(self, root: nn.Module, step: int, autocast: Any) -> Any:
-        if step > 2 and self._measurement is not None:
-            self._measurement.passes[0][0].inputs["input_ids"] = torch.full((8, 4), 10**6)
+        if step > 2 and self._history is not None:
+            self._history.measurement.passes[0][0].inputs["input_ids"] = torch.full((8, 4), 10**6)
         return super()._measure(root, step, autocast)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +48,17 @@ CHANGED: dict[str, tuple[dict[str, Any], set[str], str]] = {
     "cadence": ({"every_n_steps": 3}, set(), ""),
     "budget": ({"token_budget": 40}, set(), ""),
 }
+
+
+DIGESTED = {"tokenizer", "max_inputs"}  # seen in the digest of the inputs
+PLACES = {"module", "blocks"}  # another module has a test of its own
+WITHOUT_EFFECT = {"figures", "strict", "dirpath", "name"}  # on any value
+
+
+def test_every_argument_is_changed_here_or_has_no_effect_on_a_value() -> None:
+    given = {name for options, _, _ in CHANGED.values() for name in options} - {"texts"} | {"texts_or_dataloader"}
+    known = set(inspect.signature(LayerMetricsCallback).parameters)
+    assert known == given | DIGESTED | PLACES | WITHOUT_EFFECT
 
 
 def changed(kind: Any, name: str, **more: Any) -> Any:

@@ -20,7 +20,7 @@ from midlayer_encoders.report.steps import plot_steps_curves, plot_steps_heat
 from tests.callbacks.oracles import TEXTS, TrainerWeights, Weights
 from tests.callbacks.test_trainer import trainer
 from tests.callbacks.test_values import states_by_hand
-from tests.callbacks.training import ADVICE, TOKENIZER, Boring, fit, neox
+from tests.callbacks.training import ADVICE, TOKENIZER, Boring, Shapes, fit, neox
 
 pytestmark = ADVICE
 
@@ -128,19 +128,12 @@ def test_the_inputs_are_fixed_when_the_run_begins(tmp_path: Path) -> None:
 
 
 def test_no_batch_holds_more_tokens_than_the_budget(tmp_path: Path) -> None:
-    shapes: list[torch.Size] = []
-
-    class Shapes(Boring):
-        def on_train_start(self) -> None:
-            self.backbone.register_forward_pre_hook(
-                lambda module, _, given: None if module.training else shapes.append(given["input_ids"].shape),
-                with_kwargs=True,
-            )
-
     seen = LayerMetricsCallback(
         TEXTS, TOKENIZER, metrics="infonce", token_budget=100, every_n_steps=[1], figures=False, strict=True
     )
-    fit(Shapes(neox()), tmp_path, [seen], max_steps=1)
+    module = Shapes(neox())
+    fit(module, tmp_path, [seen], max_steps=1)
+    shapes = module.shapes
     assert sum(rows for rows, _ in shapes) == 3 * len(TEXTS)  # the texts and two views
     assert max(rows * tokens for rows, tokens in shapes) <= 100
     assert max(rows for rows, _ in shapes) > 1

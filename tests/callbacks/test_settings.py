@@ -8,12 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from midlayer_encoders.callbacks import LayerMetricsCallback, LayerMetricsTrainerCallback
 from midlayer_encoders.errors import OptionError
 from tests.callbacks.oracles import TEXTS
-from tests.callbacks.training import ADVICE, TOKENIZER, Boring, fit, neox
+from tests.callbacks.training import ADVICE, TOKENIZER, Boring, Shapes, fit, neox
 
 pytestmark = ADVICE
 
@@ -35,22 +34,14 @@ def test_the_signature_lists_every_argument_and_its_default(kind: Any) -> None:
 
 
 def test_by_default_steps_double_and_two_views_of_64_tokens_are_read(tmp_path: Path) -> None:
-    shapes: list[torch.Size] = []
-
-    class Shapes(Boring):
-        def on_fit_start(self) -> None:
-            self.backbone.register_forward_pre_hook(
-                lambda module, _, given: None if module.training else shapes.append(given["input_ids"].shape),
-                with_kwargs=True,
-            )
-
     texts = [*TEXTS, "a text that is longer than others, " * 3]  # a token is a character
     seen = LayerMetricsCallback(texts, TOKENIZER, figures=False, strict=True)
-    fit(Shapes(neox()), tmp_path, [seen], max_steps=5)
+    module = Shapes(neox())
+    fit(module, tmp_path, [seen], max_steps=5)
     steps = seen.frame["revision"].unique(maintain_order=True).to_list()
     assert steps == [f"step{step}" for step in (0, 1, 2, 4, 5)]  # 5 is the end
-    assert sum(rows for rows, _ in shapes) == len(steps) * 3 * len(texts)  # the texts and two views
-    assert max(tokens for _, tokens in shapes) == 64
+    assert sum(rows for rows, _ in module.shapes) == len(steps) * 3 * len(texts)  # the texts and two views
+    assert max(tokens for _, tokens in module.shapes) == 64
 
 
 @pytest.mark.parametrize(

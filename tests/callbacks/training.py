@@ -92,6 +92,20 @@ class Boring(pl.LightningModule):
         return torch.optim.AdamW(self.backbone.parameters(), lr=1e-2)
 
 
+class Shapes(Boring):
+    """Keeps the shapes of the inputs of every forward pass that is not training."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__(backbone)
+        self.shapes: list[torch.Size] = []
+
+    def on_fit_start(self) -> None:
+        self.backbone.register_forward_pre_hook(
+            lambda module, _, given: None if module.training else self.shapes.append(given["input_ids"].shape),
+            with_kwargs=True,
+        )
+
+
 @dataclass
 class Trace:
     """What two equal runs share to the bit."""
