@@ -49,29 +49,19 @@ class History:
     def __post_init__(self) -> None:
         self.identities = identities(self.measurement)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the tidy frame, step by step."""
-        from midlayer_encoders.frame import tidy_rows
+    def frame(self) -> pl.DataFrame:
+        """Return the tidy frame, step by step."""
+        from midlayer_encoders.frame import tidy_frame, tidy_rows
 
-        return [
+        model, num_layers = self.measurement.model, self.measurement.anatomy.num_layers
+        return tidy_frame(
             row
             for step in sorted(self.steps)
-            for of in [_Revision(self.measurement.model, f"step{step}", self.measurement.anatomy.num_layers)]
             for name, values in self.steps[step].items()
             for row in tidy_rows(
-                values,
-                _Revision(self.measurement.model, f"step{step}", self.measurement.anatomy.num_layers),
-                kind="metric",
-                dataset=_DATASET,
-                name=name,
+                values, _Revision(model, f"step{step}", num_layers), kind="metric", dataset=_DATASET, name=name
             )
-        ]
-
-    def frame(self) -> pl.DataFrame:
-        """Return the tidy frame."""
-        from midlayer_encoders.frame import tidy_frame
-
-        return tidy_frame(self.rows())
+        )
 
     def has(self, step: int) -> bool:
         """Return whether everything that is measured now was measured at ``step``."""

@@ -50,7 +50,7 @@ class Recorder:
     @property
     def history(self) -> list[dict[str, Any]]:
         """What was measured so far, as rows of the tidy frame."""
-        return [] if self._history is None else self._history.rows()
+        return [] if self._history is None else self.frame.to_dicts()
 
     @property
     def frame(self) -> pl.DataFrame:

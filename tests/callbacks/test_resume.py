@@ -139,6 +139,7 @@ def test_a_resumed_history_holds_only_what_is_measured_as_it_is_now(runs: Any, n
     for key, value in found.items():
         assert value == pytest.approx(wanted.get(key, before.get(key)), rel=1e-6), key
     assert {key for key in found if key[0] in others and key[1] == "step0"} == set()
+    assert {key[2] for key in found} == {key[2] for key in wanted}
     lost = {key for key in wanted if key not in found}
     new = {"curvature"} if name == "metrics" else set()
     assert {key[0] for key in lost} == others | new

@@ -80,6 +80,7 @@ def test_steps_are_optimizer_steps_and_values_those_of_their_weights(library: st
         ]
         assert frame.drop("value").rows() == rows
         assert frame["value"].to_list() == pytest.approx([value for step in steps for value in values[step]])
+        assert [list(row.items()) for row in seen[name].history] == [list(row.items()) for row in frame.to_dicts()]
 
 
 def test_figures_are_those_of_the_whole_history(tmp_path: Path) -> None:
