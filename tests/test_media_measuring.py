@@ -151,7 +151,7 @@ def test_a_sweep_over_images_scores_as_mteb_scores_each_layer(tiny_folder: Folde
 def test_a_view_reads_sounds_by_their_samples(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("HuBERT"), -1, device="cpu")
     store = EmbeddingStore(tmp_path, key="e", layers=[2], dim=32)
-    embedder = Embedder(encoder, store, "final", "mean")
+    embedder = Embedder(encoder, store)
     view = LayerView(
         store, 2, name="a/b", revision="c", prompts=Prompts(), modalities=encoder.media, ensure=embedder
     )  # fmt: skip

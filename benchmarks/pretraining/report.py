@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -11,95 +12,81 @@ from benchmarks.pretraining import findings
 from benchmarks.pretraining.findings import OBJECTIVES, TUNINGS, by_layer, mean_scores, read_frame, read_runs
 from midlayer_encoders.frame.steps import step_word
 from midlayer_encoders.report import plot_steps_heat, settled
-from midlayer_encoders.report.axes import BEST, SOFT, grid, layer_axis
-from midlayer_encoders.report.steps import step_colours
-from midlayer_encoders.report.style import SERIES
+from midlayer_encoders.report.axes import Axis, layer_axis
+from midlayer_encoders.report.charts import Chart, Dots, Line, Panel, Part, value_axis
+from midlayer_encoders.report.matplotlib_figures import draw
 
 FIGURES = Path(__file__).parents[2] / "docs" / "figures" / "training"
 SHOWN = (0, 16, 64, 128, 256, 512, 1024)
 
 
+def curve(values: list[float], label: str = "", style: int = 0) -> Line:
+    return Line(tuple(range(len(values))), tuple(values), label, style)
+
+
 def by_objective(values: dict[str, dict[int, list[float]]], title: str, *, marks: bool = False) -> Any:
     """Return a panel for each objective with a curve for each step, on one scale; ``marks`` for each best layer after 0."""
-    figure, panels = grid(len(values), columns=len(values))
-    figure.set_size_inches(10.5, 3.4)
     every = sorted({step for curves in values.values() for step in curves})
-    colours = step_colours(len(every))
-    for axes, (objective, curves) in zip(panels, values.items(), strict=True):
-        for step, curve in curves.items():
-            colour = colours(every.index(step))
-            axes.plot(range(len(curve)), curve, color=colour, linewidth=1.6, marker="o", markersize=2.2)
+    up = value_axis([curve(one) for curves in values.values() for one in curves.values()])
+    panels = []
+    for objective, curves in values.items():
+        parts: list[Part] = []
+        for step, one in curves.items():
+            parts.append(curve(one, f"step {step_word(step)}", every.index(step)))
             if marks:
-                best = max(range(1, len(curve)), key=curve.__getitem__)
-                axes.plot(best, curve[best], marker="o", markersize=6, markerfacecolor="none", color=BEST)
-        axes.set_title(f"{objective}: {title}", loc="left", fontsize=10)
-        layer_axis(axes, len(curve) - 1)
-        axes.sharey(panels[0])
-    handles = [panels[0].plot([], [], color=colours(k))[0] for k in range(len(every))]
-    figure.legend(
-        handles, [f"step {step_word(step)}" for step in every], loc="outside lower center", ncols=len(every),
-        fontsize=8, frameon=False, labelcolor=SOFT,
-    )  # fmt: skip
-    return figure
+                best = max(range(1, len(one)), key=one.__getitem__)
+                parts.append(Dots((best,), (one[best],), "ring", style=every.index(step)))
+        across = layer_axis(len(one) - 1)
+        panels.append(Panel(f"{objective}: {title}", across, up, tuple(parts), ordered=len(every)))
+    return draw(Chart(tuple(panels), columns=len(panels), size=(3.5, 2.8)))
 
 
 def settling() -> Any:
     """Return a panel for each metric: from which step on a layer stays within a tenth of the metric's range."""
-    names = ("prompt_entropy", "dataset_entropy", "infonce")
-    figure, panels = grid(len(names), columns=len(names))
-    figure.set_size_inches(10.5, 3.2)
-    for axes, name in zip(panels, names, strict=True):
-        for place, objective in enumerate(OBJECTIVES):
-            found = settled(read_frame(objective).filter(pl.col("name") == name), within=0.1).sort("layer")
-            axes.plot(found["layer"], found["step"], color=SERIES[place], marker="o", markersize=3, label=objective)
-        axes.set_yscale("symlog", base=2, linthresh=16)
-        axes.set_yticks([0, 16, 64, 256, 1024], ["0", "16", "64", "256", "1024"])
-        axes.minorticks_off()
-        axes.set_title(f"{name}: settled from step", loc="left", fontsize=10)
-        layer_axis(axes, 12)
-    panels[0].legend(fontsize=8, frameon=False, labelcolor=SOFT)
-    return figure
+    panels = []
+    for name in ("prompt_entropy", "dataset_entropy", "infonce"):
+        found = {
+            objective: settled(read_frame(objective).filter(pl.col("name") == name), within=0.1).sort("layer")
+            for objective in OBJECTIVES
+        }
+        # Steps double: each stands at its logarithm, the first at the left of 16.
+        lines = tuple(
+            Line(tuple(rows["layer"]), tuple(log2(max(step, 8)) for step in rows["step"]), objective, place)
+            for place, (objective, rows) in enumerate(found.items())
+        )
+        ticks = ((3, "0"), (4, "16"), (6, "64"), (8, "256"), (10, "1024"))
+        panels.append(Panel(f"{name}: settled from step", layer_axis(12), Axis("", 2.7, 10.3, ticks), lines))
+    return draw(Chart(tuple(panels), size=(3.5, 2.6)))
 
 
 def tuning() -> Any:
     """Return the causal model before and after each fine-tuning: three metrics and the mean score."""
-    names = ("prompt_entropy", "dataset_entropy", "infonce", "mean score")
-    figure, panels = grid(len(names), columns=len(names))
-    figure.set_size_inches(12.5, 3.2)
     frames = {name: read_frame(name) for name in TUNINGS}
-    for axes, name in zip(panels, names, strict=True):
+    panels = []
+    for name in ("prompt_entropy", "dataset_entropy", "infonce", "mean score"):
         curves = {
             tuned: mean_scores(frame) if name == "mean score" else by_layer(frame, name)
             for tuned, frame in frames.items()
         }
         first = curves[TUNINGS[0]]
-        axes.plot(first[min(first)], color=SOFT, linewidth=1.6, marker="o", markersize=2.5, label="before")
-        for place, (tuned, steps) in enumerate(curves.items()):
-            axes.plot(steps[max(steps)], color=SERIES[place], linewidth=1.6, marker="o", markersize=2.5, label=tuned)
-        axes.set_title(name, loc="left", fontsize=10)
-        layer_axis(axes, 12)
-    panels[0].legend(fontsize=8, frameon=False, labelcolor=SOFT)
-    return figure
+        after = (curve(steps[max(steps)], tuned, place) for place, (tuned, steps) in enumerate(curves.items()))
+        lines = (curve(first[min(first)], "before", 4), *after)
+        panels.append(Panel(name, layer_axis(12), value_axis(lines), lines))
+    return draw(Chart(tuple(panels), columns=len(panels), size=(3.1, 2.6)))
 
 
 def losses() -> Any:
     """Return the training loss by step, smoothed over 16 steps, and the held-out loss."""
-    figure, (axes,) = grid(1, columns=1)
-    figure.set_size_inches(6.4, 3.6)
+    parts: list[Part] = []
     for place, name in enumerate(OBJECTIVES):
         run = read_runs()[name]
         smooth = pl.Series(run["losses"]).rolling_mean(16, min_samples=1)
-        axes.plot(range(1, len(smooth) + 1), smooth, color=SERIES[place], linewidth=1.2, label=name)
+        parts.append(Line(tuple(range(1, len(smooth) + 1)), tuple(smooth), name, place))
         held = {int(step): loss for step, loss in run["held_out"].items() if int(step)}
-        axes.plot(list(held), list(held.values()), "o", markersize=4, color=SERIES[place])
-    layer_axis(axes, 1)
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(1, 1200)
-    axes.set_xticks([1, 4, 16, 64, 256, 1024], ["1", "4", "16", "64", "256", "1024"])
-    axes.set_xlabel("step", fontsize=8, color=SOFT)
-    axes.set_title("loss, nats a token (points: held out)", loc="left", fontsize=10)
-    axes.legend(fontsize=8, frameon=False, labelcolor=SOFT)
-    return figure
+        parts.append(Dots(tuple(held), tuple(held.values()), style=place))
+    across = Axis("step", 1, 1200, tuple((step, str(step)) for step in (1, 4, 16, 64, 256, 1024)), log=True)
+    panel = Panel("loss, nats a token (points: held out)", across, value_axis(parts), tuple(parts))
+    return draw(Chart((panel,), size=(6.4, 3.3)))
 
 
 def figures() -> dict[str, Any]:

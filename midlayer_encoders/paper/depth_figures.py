@@ -52,11 +52,11 @@ def scores_by_depth(setting: Setting) -> pl.DataFrame:
 def score_words(frame: pl.DataFrame) -> list[str]:
     """Return where the mean score is best, and by how much."""
     words = []
-    for trace in score_panels(frame)[0].traces:
-        best = max(range(len(trace.y)), key=lambda place: trace.y[place])
+    for line in score_panels(frame)[0].lines:
+        best = max(range(len(line.y)), key=lambda place: line.y[place])
         words.append(
-            f"{trace.label}: best {number(trace.y[best])} at {trace.x[best]:.0f} % of the depth, "
-            f"{signed(trace.y[best] - trace.y[-1])} over the last layer."
+            f"{line.label}: best {number(line.y[best])} at {line.x[best]:.0f} % of the depth, "
+            f"{signed(line.y[best] - line.y[-1])} over the last layer."
         )
     return words
 

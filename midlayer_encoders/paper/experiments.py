@@ -39,21 +39,19 @@ from midlayer_encoders.paper.token_figures import (
     theorem_table,
     theorem_words,
 )
-from midlayer_encoders.report.experiment_figures import (
-    correlation_figure,
-    panels_figure,
-    rule_figure,
-    theorem_figure,
-)
+from midlayer_encoders.report.charts import Panel
+from midlayer_encoders.report.correlations import correlation_panels
 from midlayer_encoders.report.experiments import (
-    Panel,
     along_panels,
     metric_depth_panels,
     order_panels,
+    panels_figure,
     prompt_panels,
+    rule_panels,
     score_panels,
     step_panels,
     subblock_panels,
+    theorem_panels,
 )
 
 if TYPE_CHECKING:
@@ -71,8 +69,7 @@ class Experiment:
         claim: the paper's.
         run: makes the frame.
         words: what the frame says of the claim, in sentences with numbers.
-        panels: what to draw of it; none where ``figure`` draws it.
-        figure: draws what is not curves.
+        panels: what to draw of it.
         table: rows to print, the headings first.
     """
 
@@ -80,15 +77,12 @@ class Experiment:
     claim: str
     run: Callable[[Setting], pl.DataFrame]
     words: Callable[[pl.DataFrame], list[str]]
-    panels: Callable[[pl.DataFrame], list[Panel]] | None = None
-    figure: Callable[[pl.DataFrame], Figure] | None = None
+    panels: Callable[[pl.DataFrame], list[Panel]]
     table: Callable[[pl.DataFrame], Rows] | None = None
 
     def draw(self, frame: pl.DataFrame) -> Figure:
         """Return the figure of a frame."""
-        if self.figure is not None:
-            return self.figure(frame)
-        return panels_figure(self.panels(frame) if self.panels is not None else [])
+        return panels_figure(self.panels(frame))
 
 
 _VALLEY = "autoregressive models compress prompts at mid-depth, BERT hardly, Mamba evenly."
@@ -105,7 +99,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "fig3": Experiment(
         "Metrics against scores", _GO_WITH, correlations(["Pythia-410m"]), correlation_words,
-        figure=lambda frame: correlation_figure(frame, statistics=["dcor"]),
+        lambda frame: correlation_panels(frame, statistics=["dcor"]),
         table=lambda frame: correlation_table(frame, ["dcor"]),
     ),
     "fig4": Experiment(
@@ -127,11 +121,11 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "fig8": Experiment(
         "Metrics against scores, three measures", _GO_WITH, correlations(["Pythia-410m"]), correlation_words,
-        figure=correlation_figure, table=correlation_table,
+        correlation_panels, table=correlation_table,
     ),
     "fig9": Experiment(
         "Metrics against scores of BERT", _GO_WITH, correlations(["bert-base", "bert-large"]), correlation_words,
-        figure=correlation_figure, table=correlation_table,
+        correlation_panels, table=correlation_table,
     ),
     "fig10": Experiment(
         "All metrics by depth, Pythia and Mamba", _VALLEY,
@@ -157,12 +151,12 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "table2": Experiment(
         "A layer without labels", "metrics choose a layer that beats the last.",
-        chosen_layers, chosen_words, figure=rule_figure, table=chosen_table,
+        chosen_layers, chosen_words, rule_panels, table=chosen_table,
     ),
     "theorems": Experiment(
         "Theorems 1 to 3", "EffRank <= exp S1; prompt entropy bounds the growth of dataset entropy; InfoNCE bounds H.",
         lambda setting: check_theorems(seed=setting.seed), theorem_words,
-        figure=lambda frame: theorem_figure(frame, STATEMENTS), table=theorem_table,
+        lambda frame: theorem_panels(frame, STATEMENTS), table=theorem_table,
     ),
 }  # fmt: skip
 """By the name that ``midlayer reproduce`` takes."""

@@ -148,6 +148,5 @@ def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
 def _finding(outcome: Outcome, setting: Setting) -> Finding:
     one = EXPERIMENTS[outcome.name]
     frame = pl.read_parquet(setting.out / f"{outcome.name}.parquet")
-    panels = tuple(one.panels(frame)) if one.panels is not None else ()
     table = one.table(frame) if one.table is not None else ()
-    return Finding(outcome.name, one.title, one.claim, outcome.words, panels, table)
+    return Finding(outcome.name, one.title, one.claim, outcome.words, tuple(one.panels(frame)), table)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from midlayer_encoders.frame import FRAME_SCHEMA, check_frame
-from midlayer_encoders.frame.steps import histories, layer_changes, settled, step_of
-from midlayer_encoders.frame.summaries import Curve, Summary, summary
-from midlayer_encoders.report.figures import plot_heatmap, plot_metrics, plot_scores, write_metrics_figure
-from midlayer_encoders.report.page import report_html, write_report
+from midlayer_encoders.frame import (
+    FRAME_SCHEMA,
+    Curve,
+    Summary,
+    check_frame,
+    histories,
+    layer_changes,
+    settled,
+    step_of,
+    summary,
+)
+from midlayer_encoders.report.metrics import plot_metrics, write_metrics_figure
+from midlayer_encoders.report.scores import plot_heatmap, plot_scores
 from midlayer_encoders.report.steps import plot_steps_change, plot_steps_curves, plot_steps_heat
+from midlayer_encoders.report.sweep_page import report_html, write_report
 
 __all__ = [
     "FRAME_SCHEMA",

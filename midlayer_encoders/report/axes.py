@@ -1,54 +1,63 @@
-"""What matplotlib's figures share: inks, grids of panels, an axis of layers."""
+"""What an axis of a panel shows: layers, relative depth, values, names of rows, or places in a list."""
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from midlayer_encoders.report.ticks import layer_ticks
+from midlayer_encoders.frame.steps import thinned
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = ["BEST", "INK", "MISSING", "SOFT", "columns_for", "grid", "layer_axis"]
-
-BEST, INK, SOFT = "#b54600", "#1b1f24", "#57606a"
-
-MISSING = "#b9bec5"
-"""The ground that shows through where a heat map has no value."""
+__all__ = ["DEPTH", "Axis", "layer_axis", "named_axis", "place_axis"]
 
 
-def columns_for(count: int) -> int:
-    """Return how many panels stand in a row when there are ``count``."""
-    return min(count, 3 if count <= 9 else 4)
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a panel.
+
+    Attributes:
+        label: what it measures.
+        low: its left or lower end; above ``high`` where values run downward.
+        high: its other end.
+        ticks: places and their texts; empty where the renderer is to choose round numbers, as many as fit.
+        whole: whether round numbers are layers: whole, from 0.
+        log: whether it is logarithmic; such an axis has its ticks given.
+    """
+
+    label: str
+    low: float
+    high: float
+    ticks: tuple[tuple[float, str], ...] = ()
+    whole: bool = False
+    log: bool = False
+
+    @property
+    def named(self) -> bool:
+        """Whether it has a name for each row, from the top down."""
+        return self.low > self.high
 
 
-def grid(count: int, *, columns: int, legend: int = 0, head: bool = False) -> tuple[Figure, list[Axes]]:
-    """Return a figure of ``count`` panels, the last row short, below a wide one where ``head`` asks for it."""
-    from matplotlib.figure import Figure
-
-    rows = math.ceil(count / columns)
-    width = 7.5 if columns * 3.2 < 7.5 and head else max(columns * 3.2, 5.0)
-    heights = [3.2] * head + [2.2] * rows
-    extra = 0.25 * math.ceil(legend / 3) + 0.3
-    figure = Figure(figsize=(width, sum(heights) + extra), layout="constrained")
-    spec = figure.add_gridspec(len(heights), columns, height_ratios=heights)
-    panels = [figure.add_subplot(spec[0, :])] if head else []
-    panels += [figure.add_subplot(spec[head + place // columns, place % columns]) for place in range(count)]
-    return figure, panels
+DEPTH = Axis(
+    "depth (layer / number of layers)", 0, 1, ticks=tuple((place / 4, f"{25 * place} %") for place in range(5))
+)
+"""The axis on which models of different depth stand side by side."""
 
 
-def layer_axis(axes: Axes, num_layers: int, *, relative: bool = False) -> None:
-    """Give a panel the quiet frame that all have, and an axis of layers or of relative depth."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(SOFT)
-    axes.grid(axis="y", color="#d5d9de", linewidth=0.6)
-    axes.tick_params(labelsize=8, colors=SOFT)
-    if relative:
-        axes.set_xlabel("depth (layer / number of layers)", fontsize=8, color=SOFT)
-        axes.set_xlim(-0.03, 1.03)
-        return
-    axes.set_xticks(layer_ticks(num_layers, 7))
-    axes.set_xlim(-0.03 * max(num_layers, 1), 1.03 * max(num_layers, 1))
-    axes.set_xlabel("layer", fontsize=8, color=SOFT)
+def layer_axis(num_layers: int, *, room: float = 0.0) -> Axis:
+    """Return an axis of layers, with ``room`` at both ends."""
+    return Axis("layer", -room, max(num_layers, 1) + room, whole=True)
+
+
+def named_axis(names: Sequence[str]) -> Axis:
+    """Return an axis with a row for each name, the first at the top."""
+    return Axis("", len(names) - 0.5, -0.5, ticks=tuple(enumerate(names)))
+
+
+def place_axis(label: str, names: Sequence[object], most: int = 6) -> Axis:
+    """Return an axis with a place for each name, ``most`` of which have it written: evenly spaced, the last among them.
+
+    Example:
+        >>> place_axis("layer", [0, 4, 8, 12], most=2).ticks
+        ((0, '0'), (3, '12'))
+    """
+    ticks = tuple((place, str(names[place])) for place in thinned(len(names), most))
+    return Axis(label, -0.5, len(names) - 0.5, ticks)

@@ -1,21 +1,21 @@
-"""The figure of correlations between metrics and scores, as the paper's Figures 3, 8 and 9."""
+"""Correlations between metrics and scores, as the paper's Figures 3, 8 and 9: a row for each metric."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
 from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.report.axes import SOFT
-from midlayer_encoders.report.style import SERIES
+from midlayer_encoders.report.axes import Axis, named_axis
+from midlayer_encoders.report.charts import Chart, Dots, Panel, Part, Rule, Word
+from midlayer_encoders.report.matplotlib_figures import draw
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_correlations"]
+__all__ = ["correlation_panels", "correlations_chart", "plot_correlations"]
 
 _TITLES = {
     "dcor": "distance correlation",
@@ -26,7 +26,7 @@ _TITLES = {
 
 
 def plot_correlations(frame: pl.DataFrame, *, statistics: Sequence[str] = ("dcor", "spearman", "kendall")) -> Figure:
-    """Return a figure with a panel for each statistic: a row per metric, models by colour, intervals as bars.
+    """Return a figure with a panel for each statistic: a row per metric, models by color, intervals as bars.
 
     The large dot is the average over tasks with its interval, the small ones behind it are single tasks. Where a
     correlation is undefined its row says so.
@@ -35,56 +35,82 @@ def plot_correlations(frame: pl.DataFrame, *, statistics: Sequence[str] = ("dcor
         frame: what :func:`midlayer_encoders.analysis.correlation.correlate` returns.
         statistics: which panels, from left to right.
     """
-    from matplotlib.figure import Figure
+    return draw(correlations_chart(frame, statistics))
 
+
+def correlations_chart(frame: pl.DataFrame, statistics: Sequence[str]) -> Chart:
+    """Return the panels of :func:`plot_correlations`."""
     if frame.is_empty():
         raise OptionError("`frame` must have correlations to plot, but got none.")
     for name in statistics:
         check_choice("statistics", name, _TITLES)
     metrics = frame["metric"].unique(maintain_order=True).to_list()
     models = frame.select("model", "revision").unique(maintain_order=True).rows()
-    height = 1.3 + len(metrics) * (0.22 + 0.2 * len(models)) + 0.2 * (len(models) > 1)
-    figure = Figure(figsize=(1.6 + 3.1 * len(statistics), height), layout="constrained")
-    panels = figure.subplots(1, len(statistics), sharey=True, squeeze=False)[0]
-    for axes, statistic in zip(panels, statistics, strict=True):
-        for number, (model, revision) in enumerate(models):
-            part = frame.filter(statistic=statistic, model=model, revision=revision)
-            _draw_model(axes, part, metrics, number, len(models), label=_label(model, revision, models))
-        _finish(axes, metrics, statistic)
-    if len(models) > 1:
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper left", ncols=min(4, len(models)), frameon=False, fontsize=9)
-    return figure
+    panels = []
+    for statistic in statistics:
+        mine = frame.filter(statistic=statistic)
+        groups = {
+            _label(model, revision, models): mine.filter(model=model, revision=revision) for model, revision in models
+        }
+        across = Axis("", 0 if statistic == "dcor" else -1, 1)
+        panels.append(Panel(_TITLES[statistic], across, named_axis(metrics), _parts(groups, metrics)))
+    height = 1.0 + len(metrics) * (0.22 + 0.2 * len(models))
+    return Chart(tuple(panels), columns=len(panels), size=(1.6 / len(panels) + 3.1, height))
 
 
-def _draw_model(axes: Axes, part: pl.DataFrame, metrics: Sequence[str], number: int, count: int, *, label: str) -> None:
-    colour = SERIES[number % len(SERIES)]
-    offset = (number - (count - 1) / 2) * 0.7 / count
-    for task, metric, value, low, high in part.select("task", "metric", "value", "low", "high").iter_rows():
-        row = metrics.index(metric) + offset
-        if value is None:
-            if task == "average":
-                axes.text(0, row, "undefined", fontsize=7, color=colour, va="center", ha="center")
-        elif task != "average":
-            axes.plot(value, row, ".", color=colour, markersize=3, alpha=0.35, zorder=1)
-        else:
-            if low is not None:
-                axes.plot([low, high], [row, row], color=colour, linewidth=1.4, zorder=2)
-            axes.plot(value, row, "o", color=colour, markersize=5, zorder=3)
-    axes.plot([], [], "o-", color=colour, markersize=5, label=label)
+def correlation_panels(
+    frame: pl.DataFrame, *, statistics: Sequence[str] = ("spearman", "kendall", "dcor")
+) -> list[Panel]:
+    """Return how each metric goes with the mean score, a panel for each model (Figures 3, 8 and 9).
+
+    Args:
+        frame: of :func:`~midlayer_encoders.analysis.correlation.correlate`.
+        statistics: which to draw.
+    """
+    rows = frame.filter(
+        pl.col("task") == "average", pl.col("statistic").is_in(statistics), pl.col("value").is_not_null()
+    )
+    if rows.is_empty():
+        notes = ", ".join(frame["note"].unique().drop_nulls().to_list())
+        raise OptionError(f"`frame` must hold a correlation to draw, but none is defined: {notes}.")
+    names = rows["metric"].unique(maintain_order=True).to_list()
+    panels = []
+    for (model,), mine in rows.group_by("model", maintain_order=True):
+        groups = {statistic: mine.filter(statistic=statistic) for statistic in statistics}
+        across = Axis("correlation with the mean score", -1, 1)
+        up = named_axis([name.replace("_", " ") for name in names])
+        panels.append(Panel(str(model), across, up, _parts(groups, names)))
+    return panels
 
 
-def _finish(axes: Axes, metrics: Sequence[str], statistic: str) -> None:
-    axes.set_title(_TITLES[statistic], loc="left", fontsize=10)
-    axes.set_xlim((-0.03, 1.03) if statistic == "dcor" else (-1.06, 1.06))
-    axes.axvline(0, color=SOFT, linewidth=0.8)
-    axes.set_yticks(range(len(metrics)), list(metrics), fontsize=9)
-    axes.set_ylim(len(metrics) - 0.5, -0.5)
-    axes.grid(axis="x", color="#d5d9de", linewidth=0.6)
-    axes.tick_params(labelsize=8, colors=SOFT)
-    axes.spines[["top", "right", "left"]].set_visible(False)
+def _parts(groups: Mapping[str, pl.DataFrame], metrics: Sequence[str]) -> tuple[Part, ...]:
+    """Return for each group single tasks behind, averages before them, and a word where an average is undefined."""
+    parts: list[Part] = [Rule(0)]
+    for place, (label, rows) in enumerate(groups.items()):
+        offset = (place - (len(groups) - 1) / 2) * 0.7 / len(groups)
+        known, average = pl.col("value").is_not_null(), pl.col("task") == "average"
+        undefined = rows.filter(~known, average)["metric"]
+        parts += [
+            _dots(rows.filter(known, ~average), metrics, offset, "dot", "", place),
+            _dots(rows.filter(known, average), metrics, offset, "disc", label if len(groups) > 1 else "", place),
+            *(Word(0, metrics.index(metric) + offset, "undefined", centered=True) for metric in undefined),
+        ]
+    return tuple(parts)
 
 
-def _label(model: str, revision: str, models: Sequence[tuple[str, str]]) -> str:
+def _dots(
+    rows: pl.DataFrame, metrics: Sequence[str], offset: float, kind: Literal["disc", "dot"], label: str, place: int
+) -> Dots:
+    """Return a dot for each row, with the interval of those that are large."""
+    ends = tuple(rows.select(pl.col("low", "high").fill_null(pl.col("value"))).rows())
+    tips = tuple(
+        f"{metric}, {task}: {value:.3f} ({low:.3f} to {high:.3f})"
+        for metric, task, value, (low, high) in zip(rows["metric"], rows["task"], rows["value"], ends, strict=True)
+    )
+    y = tuple(metrics.index(metric) + offset for metric in rows["metric"])
+    return Dots(tuple(rows["value"]), y, kind, label, place, tips, ends if kind == "disc" else ())
+
+
+def _label(model: str, revision: str, models: Sequence[tuple[str, ...]]) -> str:
     several = len({one for name, one in models if name == model}) > 1
     return f"{model}, {revision}" if several else model

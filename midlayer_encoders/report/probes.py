@@ -1,4 +1,4 @@
-"""The figure of probes: accuracy by layer with its interval, several models or probes beside each other."""
+"""Probes over depth: accuracy by layer with its interval, several models or probes beside each other."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.report.axes import SOFT, layer_axis
-from midlayer_encoders.report.style import DASHES, SERIES
+from midlayer_encoders.report.axes import layer_axis
+from midlayer_encoders.report.charts import Chart, Dots, Level, Line, Panel, Part, value_axis
+from midlayer_encoders.report.matplotlib_figures import draw
 
 if TYPE_CHECKING:
     import polars as pl
     from matplotlib.figure import Figure
 
-__all__ = ["plot_probes"]
+__all__ = ["plot_probes", "probes_chart"]
 
 
 def plot_probes(
     tables: Mapping[str, pl.DataFrame], *, num_layers: int, chance: float | None = None, title: str = ""
 ) -> Figure:
-    """Return a figure of accuracy in per cent by layer; the bands are the intervals, the discs the best layers.
+    """Return a figure of accuracy in percent by layer; the bands are the intervals, the discs the best layers.
 
     Args:
         tables: by label, each with the columns ``layer``, ``accuracy``, ``low``, ``high`` and, where an epoch or layer
@@ -34,26 +35,26 @@ def plot_probes(
         >>> plot_probes({"m": table}, num_layers=1, chance=0.1, title="digits").axes[0].get_title(loc="left")
         'digits'
     """
-    from matplotlib.figure import Figure
+    return draw(probes_chart(tables, num_layers=num_layers, chance=chance, title=title))
 
+
+def probes_chart(
+    tables: Mapping[str, pl.DataFrame], *, num_layers: int, chance: float | None = None, title: str = ""
+) -> Chart:
+    """Return the panel of :func:`plot_probes`."""
     if not tables:
         raise OptionError("`tables` must hold at least one table, but got none.")
-    rows = -(-(len(tables) + 1) // 3)
-    figure = Figure(figsize=(7.2, 3.8 + 0.22 * rows), layout="constrained")
-    axes = figure.subplots()
+    parts: list[Part] = []
     for place, (label, table) in enumerate(tables.items()):
-        colour, layers = SERIES[place % len(SERIES)], table["layer"].to_list()
-        dashes = DASHES[place // len(SERIES) % len(DASHES)]
-        line = (0, tuple(float(part) for part in dashes.split())) if dashes else "-"
-        accuracy = [100 * value for value in table["accuracy"]]
-        axes.fill_between(layers, 100 * table["low"], 100 * table["high"], color=colour, alpha=0.15, linewidth=0)
-        axes.plot(layers, accuracy, color=colour, linestyle=line, linewidth=1.8, marker="o", markersize=3, label=label)
-        chosen = table["validation" if "validation" in table.columns else "accuracy"].arg_max() or 0
-        axes.plot(layers[chosen], accuracy[chosen], "o", color=colour, markersize=8, markeredgecolor="white")
+        layers, accuracy = tuple(table["layer"]), tuple(100 * table["accuracy"])
+        band = tuple(zip(100 * table["low"], 100 * table["high"], strict=True))
+        parts.append(Line(layers, accuracy, label, place, band=band))
+        best = table["validation" if "validation" in table.columns else "accuracy"].arg_max() or 0
+        parts.append(Dots((layers[best],), (accuracy[best],), style=place))
     if chance is not None:
-        axes.axhline(100 * chance, color=SOFT, linestyle="--", linewidth=1, label=f"guessing ({chance:.0%})")
-    layer_axis(axes, num_layers)
-    axes.set_ylabel("accuracy, %", fontsize=9, color=SOFT)
-    axes.set_title(title, loc="left", fontsize=11)
-    figure.legend(loc="outside upper left", ncols=min(len(tables) + (chance is not None), 3), frameon=False, fontsize=9)
-    return figure
+        words = f"guessing ({chance:.0%})"
+        parts.append(Level(100 * chance, words, words))
+    panel = Panel(
+        title, layer_axis(num_layers), value_axis(parts, "accuracy, %"), tuple(parts), f"accuracy by layer {title}"
+    )
+    return Chart((panel,), size=(7.2, 3.6))

@@ -1,4 +1,4 @@
-"""The figure of a selection: what the rules read, by layer, and what each of them chooses."""
+"""A selection: what the rules read, by layer, and what each of them chooses."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from midlayer_encoders.frame import check_frame
-from midlayer_encoders.report.axes import BEST, INK, SOFT, columns_for, grid, layer_axis
-from midlayer_encoders.report.style import SERIES
-from midlayer_encoders.report.ticks import padded
+from midlayer_encoders.report.axes import layer_axis, named_axis
+from midlayer_encoders.report.charts import Chart, Dots, Line, Mark, Panel, Part, Rule, Word, value_axis
+from midlayer_encoders.report.matplotlib_figures import draw
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_selection"]
+__all__ = ["plot_selection", "selection_chart"]
 
 
 def plot_selection(
@@ -31,33 +30,30 @@ def plot_selection(
         choices: the layer of every rule that answers.
         num_layers: number of blocks of the model.
     """
+    return draw(selection_chart(frame, layer=layer, rule=rule, choices=choices, num_layers=num_layers))
+
+
+def selection_chart(
+    frame: pl.DataFrame, *, layer: int, rule: str, choices: Mapping[str, int], num_layers: int
+) -> Chart:
+    """Return the panels of :func:`plot_selection`, the choices first, then scores, then metrics."""
     frame = check_frame(frame)
     names = frame.select("kind", "name", "dataset").unique(maintain_order=True).rows()
-    shown = [row for row in names if row[0] == "score"] + [row for row in names if row[0] == "metric"]
-    figure, (top, *panels) = grid(len(shown), columns=columns_for(len(shown)) if shown else 1, head=True)
-    _draw_choices(top, choices, layer, rule)
-    layer_axis(top, num_layers)
-    for axes, (kind, name, dataset) in zip(panels, shown, strict=True):
+    panels = [_choices(choices, layer, rule, num_layers)]
+    for kind, name, dataset in sorted(names, key=lambda row: row[0] != "score"):
         rows = frame.filter(kind=kind, name=name, dataset=dataset).sort("layer")
-        axes.plot(rows["layer"], rows["value"], color=SERIES[0], linewidth=1.6, marker="o", markersize=2.5)
-        axes.axvline(layer, color=BEST, linewidth=1.2, linestyle=":")
-        axes.set_ylim(padded(rows["value"].to_list()))
-        axes.set_title(f"{name}: {dataset}" if kind == "score" else name, loc="left", fontsize=10)
-        layer_axis(axes, num_layers)
-    return figure
+        line = Line(tuple(rows["layer"]), tuple(rows["value"]))
+        title = f"{name}: {dataset}" if kind == "score" else name
+        panels.append(Panel(title, layer_axis(num_layers), value_axis([line]), (Rule(layer, "chosen"), line)))
+    return Chart(tuple(panels), head=True)
 
 
-def _draw_choices(axes: Axes, choices: Mapping[str, int], layer: int, rule: str) -> None:
-    """Draw a row for each rule, from the first to the last, with its layer as a dot."""
+def _choices(choices: Mapping[str, int], layer: int, rule: str, num_layers: int) -> Panel:
+    """Return a row for each rule, from the first to the last, with its layer as a dot."""
+    parts: list[Part] = [Rule(layer, "chosen")]
     for row, (name, chosen) in enumerate(choices.items()):
-        own = name == rule
-        axes.plot(chosen, row, "o", color=BEST if own else SERIES[0], markersize=8 if own else 5)
-        axes.annotate(
-            str(chosen), (chosen, row), xytext=(7, 0), textcoords="offset points", va="center", fontsize=8,
-            color=BEST if own else INK, weight="bold" if own else "normal",
-        )  # fmt: skip
-    axes.axvline(layer, color=BEST, linewidth=1.2, linestyle=":", zorder=0)
+        own, tip = name == rule, f"{name}: layer {chosen}"
+        parts.append(Mark("best", chosen, row, "") if own else Dots((chosen,), (row,), tips=(tip,)))
+        parts.append(Word(chosen, row, str(chosen), bold=own))
     labels = [name.replace("+dataset", "+\ndataset") if len(name) > 30 else name for name in choices]
-    axes.set_yticks(range(len(choices)), labels, fontsize=8, color=SOFT)
-    axes.set_ylim(len(choices) - 0.5, -0.5)
-    axes.set_title(f"layer {layer}, by {rule}", loc="left", fontsize=11)
+    return Panel(f"layer {layer}, by {rule}", layer_axis(num_layers), named_axis(labels), tuple(parts))

@@ -1,4 +1,4 @@
-"""Figures of a training history: metrics by layer and step, and which layers settle first."""
+"""A training history: metrics by layer and step, how much each layer moves, and when it stops."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from midlayer_encoders.frame.steps import History, histories, layer_changes, settled, step_of, step_word, thinned
-from midlayer_encoders.report.axes import MISSING, SOFT, columns_for, grid, layer_axis
-from midlayer_encoders.report.style import SERIES
-from midlayer_encoders.report.ticks import layer_ticks, padded
+from midlayer_encoders.frame import spans
+from midlayer_encoders.frame.steps import History, histories, layer_changes, settled, step_word, thinned
+from midlayer_encoders.report.axes import Axis, layer_axis, place_axis
+from midlayer_encoders.report.charts import Bars, Cells, Chart, Line, Panel, Scale, layer_tips, value_axis
+from midlayer_encoders.report.matplotlib_figures import draw
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
 __all__ = [
-    "layer_changes",
+    "change_chart",
+    "curves_chart",
+    "heat_chart",
+    "mean_changes",
     "plot_steps_change",
     "plot_steps_curves",
     "plot_steps_heat",
-    "settled",
-    "step_colours",
-    "step_of",
 ]
 
 
@@ -33,7 +32,7 @@ def plot_steps_heat(frame: pl.DataFrame) -> Figure:
     """Return a figure with a heat map for each metric: layers upward, steps to the right, equally far apart.
 
     Args:
-        frame: tidy, of one model, whose revisions name steps. Values that are not finite leave a grey cell.
+        frame: tidy, of one model, whose revisions name steps. Values that are not finite leave a gray cell.
 
     Example:
         >>> from midlayer_encoders.frame import FRAME_SCHEMA
@@ -42,26 +41,13 @@ def plot_steps_heat(frame: pl.DataFrame) -> Figure:
         >>> figure.axes[0].get_title(loc="left"), figure.axes[0].images[0].get_array().tolist()
         ('lidar', [[1.0, 2.0], [2.0, 3.0]])
     """
-    every = histories(frame)
-    figure, panels = grid(len(every), columns=columns_for(len(every)))
-    for axes, one in zip(panels, every, strict=True):
-        axes.set_facecolor(MISSING)
-        image = axes.imshow(np.ma.masked_invalid(one.values.T), cmap="Blues", aspect="auto", origin="lower")
-        axes.set_title(one.title, loc="left", fontsize=10)
-        _step_ticks(axes, one.steps)
-        rows = [place for place, layer in enumerate(one.layers) if layer in layer_ticks(one.layers[-1], 7)]
-        axes.set_yticks(rows, [str(one.layers[place]) for place in rows])
-        axes.set_ylabel("layer", fontsize=8, color=SOFT)
-        axes.spines[:].set_visible(False)
-        axes.tick_params(labelsize=8, colors=SOFT)
-        figure.colorbar(image, ax=axes, pad=0.02).ax.tick_params(labelsize=7, colors=SOFT)
-    return figure
+    return draw(heat_chart(histories(frame)))
 
 
 def plot_steps_curves(frame: pl.DataFrame) -> Figure:
     """Return a figure with a panel for each metric by layer, a curve for each step: dark is early, bright is late.
 
-    Colours are as far apart as the steps are in their order, so that steps that double each time look evenly spread.
+    Colors are as far apart as the steps are in their order, so that steps that double each time look evenly spread.
 
     Args:
         frame: tidy, of one model, whose revisions name steps. Values that are not finite break a curve.
@@ -73,28 +59,7 @@ def plot_steps_curves(frame: pl.DataFrame) -> Figure:
         >>> [line.get_ydata().tolist() for line in figure.axes[0].lines]
         [[1.0, 2.0], [2.0, 3.0]]
     """
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import BoundaryNorm
-
-    every = histories(frame)
-    steps = every[0].steps
-    colours = step_colours(len(steps))
-    figure, panels = grid(len(every), columns=columns_for(len(every)))
-    for axes, one in zip(panels, every, strict=True):
-        for place, values in enumerate(one.values):
-            axes.plot(one.layers, values, color=colours(place), linewidth=1.5, marker="o", markersize=2)
-        axes.set_ylim(padded(one.values[np.isfinite(one.values)].tolist() or [0.0]))
-        axes.set_title(one.title, loc="left", fontsize=10)
-        layer_axis(axes, one.layers[-1])
-    norm = BoundaryNorm(np.arange(len(steps) + 1) - 0.5, len(steps))
-    bar = figure.colorbar(ScalarMappable(norm, colours), ax=panels, pad=0.02, aspect=30)
-    shown = thinned(len(steps), 12)
-    bar.set_ticks(shown, labels=[step_word(steps[place]) for place in shown])
-    bar.minorticks_off()
-    bar.ax.tick_params(labelsize=8, colors=SOFT, length=0)
-    bar.outline.set_visible(False)
-    bar.set_label("step", fontsize=8, color=SOFT)
-    return figure
+    return draw(curves_chart(histories(frame)))
 
 
 def plot_steps_change(frame: pl.DataFrame, *, within: float = 0.1) -> Figure:
@@ -115,62 +80,96 @@ def plot_steps_change(frame: pl.DataFrame, *, within: float = 0.1) -> Figure:
         >>> figure.axes[0].lines[0].get_ydata().tolist()
         [0.0, 50.0]
     """
-    from matplotlib.figure import Figure
-
-    every = histories(frame)
-    changes, ends = layer_changes(frame), settled(frame, within=within)
-    columns = columns_for(len(every))
-    rows = -(-len(every) // columns)
-    figure = Figure(figsize=(max(columns * 3.2, 5.0), rows * 3.4 + 0.3), layout="constrained")
-    cells = figure.add_gridspec(rows, columns)
-    for place, one in enumerate(every):
-        cell = cells[place // columns, place % columns].subgridspec(2, 1, height_ratios=[3, 2])
-        _draw_changes(figure.add_subplot(cell[0]), one, changes)
-        _draw_settled(figure.add_subplot(cell[1]), one, ends, within=within)
-    return figure
+    return draw(change_chart(frame, within=within))
 
 
-def step_colours(count: int, *, dark: bool = False) -> ListedColormap:
-    """Return a colour for each of ``count`` steps in order; all of them show on white, or on a ``dark`` ground.
-
-    Example:
-        >>> step_colours(3).N
-        3
-    """
-    from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap
-
-    return ListedColormap(colormaps["viridis"](np.linspace(*((0.3, 1.0) if dark else (0.0, 0.92)), max(count, 1))))
+def heat_chart(every: Sequence[History]) -> Chart:
+    """Return a map of layers and steps for each history."""
+    return Chart(tuple(_heat_panel(one) for one in every))
 
 
-def _step_ticks(axes: Axes, steps: Sequence[int]) -> None:
-    shown = thinned(len(steps), 6)
-    axes.set_xticks(shown, [step_word(steps[place]) for place in shown])
-    axes.set_xlabel("step", fontsize=8, color=SOFT)
+def curves_chart(every: Sequence[History]) -> Chart:
+    """Return a panel for each history with a curve for each step; ten steps at most are in the key."""
+    steps = every[0].steps
+    named = {place: f"step {step_word(steps[place])}" for place in thinned(len(steps), 10)}
+    panels = []
+    for one in every:
+        lines = tuple(
+            Line(one.layers, values, named.get(place, ""), place, layer_tips(f"step {step}", one.layers, values))
+            for place, (step, values) in enumerate(zip(one.steps, map(tuple, one.values.tolist()), strict=True))
+        )
+        label = f"{one.title} by layer, a curve for each step"
+        panels.append(Panel(one.title, layer_axis(one.layers[-1]), value_axis(lines), lines, label, ordered=len(steps)))
+    return Chart(tuple(panels))
 
 
-def _draw_changes(axes: Axes, one: History, changes: pl.DataFrame) -> None:
-    mine = changes.filter((pl.col("name") == one.name) & (pl.col("dataset") == one.dataset))
-    mean = mine.group_by("layer").agg(percent=100 * pl.col("relative").mean()).sort("layer")
-    axes.plot(mean["layer"], mean["percent"], color=SERIES[0], linewidth=1.6, marker="o", markersize=2.5)
-    axes.set_ylim(0, max(mean["percent"].to_list() or [0.0]) * 1.1 or 1.0)
-    axes.set_title(one.title, loc="left", fontsize=10)
-    layer_axis(axes, one.layers[-1])
-    axes.set_xlim(-0.6, one.layers[-1] + 0.6)
-    axes.set_xlabel("")
-    axes.set_ylabel("change, % of range", fontsize=8, color=SOFT)
-    axes.tick_params(labelbottom=False)
+def change_chart(frame: pl.DataFrame, *, within: float) -> Chart:
+    """Return two panels for each history: the mean change of each layer, and the step from which on it has settled."""
+    ends = settled(frame, within=within)
+    panels = []
+    for one in histories(frame):
+        mine = ends.filter(pl.col("name") == one.name, pl.col("dataset") == one.dataset)
+        panels += [_change_panel(one, mean_changes(frame, one), mine), _settled_panel(one, mine, within)]
+    return Chart(tuple(panels), size=(3.2, 1.9), stack=2)
 
 
-def _draw_settled(axes: Axes, one: History, ends: pl.DataFrame, *, within: float) -> None:
-    mine = ends.filter((pl.col("name") == one.name) & (pl.col("dataset") == one.dataset))
-    places = [one.steps.index(step) for step in mine["step"]]
-    axes.bar(mine["layer"].to_list(), [place + 0.6 for place in places], bottom=-0.6, color="#a8c8e4", width=0.8)
-    layer_axis(axes, one.layers[-1])
-    shown = thinned(len(one.steps), 4)
-    axes.set_yticks(shown, [step_word(one.steps[place]) for place in shown])
-    axes.set_ylim(-0.6, len(one.steps) - 0.4)
-    axes.set_xlim(-0.6, one.layers[-1] + 0.6)
-    axes.set_axisbelow(True)
-    axes.set_ylabel("step", fontsize=8, color=SOFT)
-    axes.set_title(f"settled within {100 * within:g} % from step", loc="left", fontsize=8, color=SOFT)
+def mean_changes(frame: pl.DataFrame, one: History) -> dict[int, float]:
+    """Return the mean change of each layer between successive steps, in percent of the metric's range."""
+    mine = frame.filter(pl.col("name") == one.name, pl.col("dataset") == one.dataset)
+    mean = layer_changes(mine).group_by("layer").agg(100 * pl.col("relative").mean()).sort("layer")
+    return dict(mean.iter_rows())
+
+
+def _heat_panel(one: History) -> Panel:
+    finite = one.values[np.isfinite(one.values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    values = tuple(map(tuple, one.values.T.tolist()))
+    tips = tuple(
+        tuple(f"{one.title}, step {step}, layer {layer}: {v:.4g}" for step, v in zip(one.steps, row, strict=True))
+        for layer, row in zip(one.layers, values, strict=True)
+    )
+    return Panel(
+        one.title,
+        place_axis("step", [step_word(step) for step in one.steps], 5),
+        place_axis("layer", one.layers),
+        (Cells(values, tips, Scale(low, high, (f"{low:.4g}", f"{high:.4g}"))),),
+        label=f"{one.title} by layer and step",
+    )
+
+
+def _change_panel(one: History, changes: dict[int, float], ends: pl.DataFrame) -> Panel:
+    tips = tuple(f"layer {layer}: {value:.3g} %" for layer, value in changes.items())
+    line = Line(tuple(changes), tuple(changes.values()), tips=tips)
+    top = 1.1 * max(changes.values(), default=0.0) or 1.0
+    return Panel(
+        one.title,
+        layer_axis(one.layers[-1], room=0.6),  # as wide as the bars below it
+        Axis("change, % of range", 0, top),
+        (line,),
+        label=f"{one.title}: mean change of each layer",
+        caption=(_first_and_last(ends),),
+    )
+
+
+def _settled_panel(one: History, ends: pl.DataFrame, within: float) -> Panel:
+    places = tuple(one.steps.index(step) for step in ends["step"])
+    tips = tuple(f"layer {layer}: step {step}" for layer, step in ends.select("layer", "step").iter_rows())
+    ticks = tuple((place, step_word(one.steps[place])) for place in thinned(len(one.steps), 4))
+    return Panel(
+        f"settled within {100 * within:g} % from step",
+        layer_axis(one.layers[-1], room=0.6),
+        Axis("step", -0.6, len(one.steps) - 0.4, ticks),
+        (Bars(tuple(ends["layer"]), places, -0.6, tips),),
+        label=f"{one.title}: the step from which on each layer has settled",
+    )
+
+
+def _first_and_last(ends: pl.DataFrame) -> str:
+    if ends.is_empty():
+        return "nothing was finite"
+    words = []
+    for word, step in (("first", min(ends["step"])), ("last", max(ends["step"]))):
+        layers = tuple(ends.filter(pl.col("step") == step)["layer"].sort())
+        some = "layers" if len(layers) > 1 else "layer"
+        words.append(f"{word} settled: {some} {spans(layers)} at step {step_word(step)}")
+    return "; ".join(words)

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from html import escape
 
-import numpy as np
 import polars as pl
 
 from midlayer_encoders.frame import Series, check_frame, number_of_layers
 from midlayer_encoders.frame.steps import History, histories, layer_changes, settled, step_word, thinned
-from midlayer_encoders.report.cells import cell_map
-from midlayer_encoders.report.page import document, facts, section, sentences
-from midlayer_encoders.report.panels import legend_list, panel_grid
-from midlayer_encoders.report.steps import step_colours
-from midlayer_encoders.report.svg import PANEL, Line, chart
-from midlayer_encoders.report.tables import breakable, metric_tables
-from midlayer_encoders.report.ticks import layer_ticks, number
+from midlayer_encoders.report.metrics import broken_words
+from midlayer_encoders.report.page import document, facts, large, section, soft
+from midlayer_encoders.report.page_figures import figure_html
+from midlayer_encoders.report.steps import change_chart, curves_chart, heat_chart, mean_changes
+from midlayer_encoders.report.tables import metric_tables
+from midlayer_encoders.report.ticks import number
 
 __all__ = ["steps_html", "steps_words"]
 
 _WITHIN = 0.1
 _MOST = 32  # steps that are drawn: each point and cell has its text, and the page must open on a phone
+_MAP_WORDS = "Layers upward, steps to the right in their order, equally far apart. A stroke: not measured."
+_CHANGE_WORDS = (
+    "How much each layer moves between a step and the next, on average, in percent of the metric's range over all "
+    "steps and layers. Settled: from that step on the layer stays within {:g} % of the range from its final value."
+)
 
 
 def steps_html(
@@ -40,24 +42,19 @@ def steps_html(
     every = histories(frame)
     model, steps = str(frame["model"][0]), every[0].steps
     drawn = [_fewer(one) for one in every]
-    changes = {one.title: [_mean_change(one, frame)] for one in every}
     sections = [
-        section("Metrics by layer, a curve for each step", _fewer_words(steps) + _curves(drawn)),
-        section("Layers and steps", _maps(drawn)),
-        section("Which layers settle first", _changes(every, changes, settled(frame, within=within), within)),
+        section("Metrics by layer, a curve for each step", _curves(drawn, len(steps))),
+        section("Layers and steps", soft(_MAP_WORDS) + figure_html(heat_chart(drawn))),
         section(
-            "The numbers",
-            metric_tables({one.title: [_final(one)] for one in every}, caption=f"Metrics by layer at step {steps[-1]}")
-            + metric_tables(changes, caption="Mean change between successive steps, % of the metric's range"),
+            "Which layers settle first",
+            soft(_CHANGE_WORDS.format(100 * within)) + figure_html(change_chart(frame, within=within)),
         ),
+        section("The numbers", _tables(frame, every)),
         section("How it was measured", facts({"Model": model, "Steps": ", ".join(map(str, steps)), **how})),
     ]
-    header = (
-        f'<header><h1>{escape(title)}</h1><p class="soft">{escape(model)}, {len(steps)} steps from {steps[0]} to '
-        f'{steps[-1]}</p><p class="verdict">{escape(" ".join(steps_words(frame, within=within)))}</p>'
-        f"{sentences(notes)}</header>"
-    )
-    return document(title, f"{header}<main>{''.join(sections)}</main>", css=_step_rules(len(drawn[0].steps)))
+    lead = soft(f"{model}, {len(steps)} steps from {steps[0]} to {steps[-1]}")
+    lead += large(" ".join(steps_words(frame, within=within)))
+    return document(title, lead, sections, notes=notes, ordered=[len(drawn[0].steps)])
 
 
 def steps_words(frame: pl.DataFrame, *, within: float = _WITHIN) -> list[str]:
@@ -103,137 +100,21 @@ def _fewer(one: History) -> History:
     return replace(one, steps=tuple(one.steps[place] for place in places), values=one.values[places])
 
 
-def _fewer_words(steps: Sequence[int]) -> str:
-    drawn = len(thinned(len(steps), _MOST))
-    words = f"{drawn} of the {len(steps)} steps are drawn here; all of them are in the numbers below and in the frame."
-    return f'<p class="soft">{words}</p>' if drawn < len(steps) else ""
+def _curves(every: Sequence[History], count: int) -> str:
+    chart, drawn = curves_chart(every), len(every[0].steps)
+    words = f"{drawn} of the {count} steps are drawn here; all of them are in the numbers below and in the frame."
+    broken = broken_words(chart, "Not measured, or not finite, somewhere")
+    scale = f"Each metric on its own scale. Colors run from the first step to the last, in their order.{broken}"
+    return (soft(words) if drawn < count else "") + soft(scale) + figure_html(chart)
 
 
-def _curves(every: Sequence[History]) -> str:
-    steps = every[0].steps
-    legend = legend_list({f"step {step_word(steps[place])}": place for place in thinned(len(steps), 10)})
-    panels = [f"<figure>{_heading(one)}{_curve_chart(one)}</figure>" for one in every]
-    words = (
-        '<p class="soft">Each metric on its own scale. Colours run from the first step to the last, in their order.'
-        f"{_gaps(every)}</p>"
-    )
-    return f'<div class="steps">{words}{legend}{panel_grid(panels)}</div>'
-
-
-def _curve_chart(one: History) -> str:
-    lines = [
-        Line(
-            list(zip(one.layers, values.tolist(), strict=True)),
-            [f"step {step}, layer {k}: {v:.4g}" for k, v in zip(one.layers, values.tolist(), strict=True)],
-            place,
-        )
-        for place, (step, values) in enumerate(zip(one.steps, one.values, strict=True))
-    ]
-    return chart(lines, one.layers[-1], size=PANEL, label=f"{one.title} by layer, a curve for each step")
-
-
-def _maps(every: Sequence[History]) -> str:
-    panels = []
-    for one in every:
-        finite = one.values[np.isfinite(one.values)]
-        low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-        shown, layers = set(thinned(len(one.steps), 5)), set(layer_ticks(one.layers[-1], 6))
-        drawn = cell_map(
-            one.values.T,
-            rows=[str(layer) if layer in layers else "" for layer in one.layers],
-            columns=[step_word(step) if place in shown else "" for place, step in enumerate(one.steps)],
-            tip=_tip(one),
-            label=f"{one.title} by layer and step",
-            low=low,
-            high=high,
-        )
-        panels.append(f"<figure>{_heading(one, f'{low:.4g} (faint) to {high:.4g}')}{drawn}</figure>")
-    words = "Layers upward, steps to the right in their order, equally far apart. A stroke: not measured."
-    return f'<p class="soft">{words}</p>{panel_grid(panels)}'
-
-
-def _tip(one: History) -> Callable[[int, int], str]:
-    """Return what says the text of a cell of a history's map."""
-
-    def tip(row: int, column: int) -> str:
-        value = float(one.values[column, row])
-        return f"{one.title}, step {one.steps[column]}, layer {one.layers[row]}: {value:.4g}"
-
-    return tip
-
-
-def _changes(
-    every: Sequence[History], changes: Mapping[str, Sequence[Series]], ends: pl.DataFrame, within: float
-) -> str:
-    panels = []
-    for one in every:
-        mine = ends.filter((pl.col("name") == one.name) & (pl.col("dataset") == one.dataset))
-        (series,) = changes[one.title]
-        points = list(zip(series.layers, series.values, strict=True))
-        drawn = chart(
-            [Line(points, [f"layer {layer}: {value:.3g} %" for layer, value in points])],
-            one.layers[-1],
-            size=PANEL,
-            label=f"{one.title}: mean change of each layer",
-        )
-        panels.append(f"<figure>{_heading(one, _first_and_last(mine))}{drawn}</figure>")
-    words = (
-        "How much each layer moves between a step and the next, on average, in percent of the metric's range over all "
-        f"steps and layers. Settled: from that step on the layer stays within {100 * within:g} % of the range from its "
-        "final value."
-    )
-    return f'<p class="soft">{words}</p>{panel_grid(panels)}'
-
-
-def _first_and_last(ends: pl.DataFrame) -> str:
-    if ends.is_empty():
-        return "nothing was finite"
-    early, late = ends["step"].min(), ends["step"].max()
-    return "; ".join(
-        f"{word} settled: {_some(ends.filter(pl.col('step') == step)['layer'].to_list())} at step {step_word(step)}"
-        for word, step in (("first", early), ("last", late))
-        if isinstance(step, int)
+def _tables(frame: pl.DataFrame, every: Sequence[History]) -> str:
+    final = {one.title: [_series(dict(zip(one.layers, one.values[-1].tolist(), strict=True)))] for one in every}
+    changes = {one.title: [_series(mean_changes(frame, one))] for one in every}
+    return metric_tables(final, caption=f"Metrics by layer at step {every[0].steps[-1]}") + metric_tables(
+        changes, caption="Mean change between successive steps, % of the metric's range"
     )
 
 
-def _some(layers: Sequence[int]) -> str:
-    """Return layers as ranges: ``0–2, 24``."""
-    runs: list[list[int]] = []
-    for layer in sorted(layers):
-        if runs and runs[-1][-1] == layer - 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    words = [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    return f"layer{'s' if len(layers) > 1 else ''} {', '.join(words[:4])}{', …' if len(words) > 4 else ''}"
-
-
-def _mean_change(one: History, frame: pl.DataFrame) -> Series:
-    mine = frame.filter((pl.col("name") == one.name) & (pl.col("dataset") == one.dataset))
-    mean = layer_changes(mine).group_by("layer").agg(percent=100 * pl.col("relative").mean()).sort("layer")
-    return Series("", tuple(mean["layer"]), tuple(0.0 for _ in mean["layer"]), tuple(mean["percent"]))
-
-
-def _final(one: History) -> Series:
-    return Series("", one.layers, tuple(0.0 for _ in one.layers), tuple(one.values[-1].tolist()))
-
-
-def _heading(one: History, words: str = "") -> str:
-    return f"<figcaption><h3>{breakable(one.title)}</h3>{escape(words)}</figcaption>"
-
-
-def _gaps(every: Sequence[History]) -> str:
-    broken = [one.title for one in every if not np.isfinite(one.values).all()]
-    return f" Not measured, or not finite, somewhere, and broken there: {escape(', '.join(broken))}." if broken else ""
-
-
-def _step_rules(count: int) -> str:
-    """Return the colours of the steps in CSS: those of the figures, and brighter ones on a dark ground."""
-    from matplotlib.colors import to_hex
-
-    light, dark = step_colours(count), step_colours(count, dark=True)
-    rules = [
-        "\n".join(f".steps .s{k} {{ --c: {to_hex(colours(k))}; --dash: none; }}" for k in range(count))
-        for colours in (light, dark)
-    ]
-    return f"{rules[0]}\n@media screen and (prefers-color-scheme: dark) {{\n{rules[1]}\n}}\n"
+def _series(values: Mapping[int, float]) -> Series:
+    return Series("", tuple(values), tuple(0.0 for _ in values), tuple(values.values()))

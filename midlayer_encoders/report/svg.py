@@ -1,4 +1,4 @@
-"""Small line charts as SVG text: colours come from the page's CSS, so that they follow its light and dark themes."""
+"""One panel as SVG text; colors come from the page's CSS, so that they follow its light and dark themes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Literal
+from itertools import pairwise
 
-from midlayer_encoders.report.ticks import layer_ticks, padded, value_ticks
+from midlayer_encoders.report.axes import Axis
+from midlayer_encoders.report.charts import Bars, Cells, Dots, Level, Line, Mark, Panel, Part, Rule, Word
+from midlayer_encoders.report.style import STYLES
+from midlayer_encoders.report.svg_cells import cell_shape, peaks_last, tip_title
+from midlayer_encoders.report.ticks import layer_ticks, value_ticks
 
-__all__ = ["PANEL", "PHONE", "WIDE", "Level", "Line", "Mark", "Size", "chart"]
+__all__ = ["ALONE", "MAP", "PANEL", "PHONE", "SMALL", "WIDE", "Size", "panel_svg", "rows_size"]
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a chart, in its own units (CSS pixels where it is shown at its width).
+    """Of a picture, in its own units (CSS pixels where it is shown at its width).
 
     Attributes:
         width: of the whole.
@@ -24,7 +28,7 @@ class Size:
         right: room for the label of the last layer.
         top: room above the curve.
         ticks: most ticks on the two axes, layers first.
-        words: whether marks carry their text.
+        words: whether marks and levels carry their text.
     """
 
     width: int
@@ -33,182 +37,120 @@ class Size:
     right: int
     top: int
     ticks: tuple[int, int]
-    words: bool
+    words: bool = False
 
 
 WIDE = Size(780, 320, 44, 112, 30, (16, 6), words=True)
 PHONE = Size(343, 260, 36, 68, 30, (7, 5), words=True)
-PANEL = Size(220, 124, 42, 10, 8, (5, 3), words=False)
+PANEL = Size(220, 124, 42, 10, 8, (5, 3))
+ALONE = Size(780, 300, 44, 20, 10, (11, 6))
+SMALL = Size(343, 220, 44, 20, 10, (7, 5))
+MAP = Size(220, 150, 30, 12, 0, (6, 6))
 _BOTTOM = 24
 
 
-@dataclass(frozen=True)
-class Line:
-    """A curve.
-
-    Attributes:
-        points: layer and value, in order; a value that is not finite breaks the line.
-        tips: a text for each point, shown when it is pointed at.
-        style: number of its colour and dashes.
-        band: lower and upper end of each point's interval, drawn as a shade behind the curve; empty for none.
-    """
-
-    points: Sequence[tuple[float, float]]
-    tips: Sequence[str]
-    style: int = 0
-    band: Sequence[tuple[float, float]] = ()
+def rows_size(panel: Panel) -> Size:
+    """Return the size of a panel with a name for each row, which needs room for the names and for words beside."""
+    names = max(len(line) for _, text in panel.y.ticks for line in text.split("\n"))
+    beside = max((len(part.text) for part in panel.parts if isinstance(part, Word) and not part.centered), default=0)
+    left, right = 12 + 6 * names, 14 + 6 * beside
+    return Size(left + right + 190, 26 * len(panel.y.ticks) + _BOTTOM + 6, left, right, 6, (5, 3))
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A point of a curve that has a meaning: the best layer or the last.
-
-    Attributes:
-        kind: decides shape and colour.
-        layer: where.
-        value: where.
-        text: beside it, where the chart has words.
-    """
-
-    kind: Literal["best", "last"]
-    layer: int
-    value: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Level:
-    """A value to compare with at every layer, such as a baseline's."""
-
-    value: float
-    text: str
-
-
-def chart(
-    lines: Sequence[Line],
-    num_layers: int,
-    *,
-    size: Size,
-    label: str,
-    marks: Sequence[Mark] = (),
-    level: Level | None = None,
-    gain: str = "",
-    rule: int | None = None,
-) -> str:
-    """Return an SVG of curves over layers.
-
-    Args:
-        lines: the curves.
-        num_layers: the right end of the axis.
-        size: one of ``WIDE``, ``PHONE``, ``PANEL``.
-        label: what the picture shows, for those who cannot see it.
-        marks: best and last.
-        level: a baseline, which is always inside the range.
-        gain: text for the distance between the marks.
-        rule: layer at which a thin upright line is drawn.
+def panel_svg(panel: Panel, size: Size) -> str:
+    """Return an SVG of a panel.
 
     Example:
-        >>> text = chart([Line([(0, 1.0), (1, 2.0)], ["layer 0: 1", "layer 1: 2"])], 1, size=PANEL, label="a line")
+        >>> from midlayer_encoders.report.axes import layer_axis
+        >>> from midlayer_encoders.report.charts import value_axis
+        >>> line = Line((0, 1), (1.0, 2.0), tips=("layer 0: 1", "layer 1: 2"))
+        >>> text = panel_svg(Panel("a line", layer_axis(1), value_axis([line]), (line,)), PANEL)
         >>> text.startswith('<svg class="chart" viewBox="0 0 220 124" role="img" aria-label="a line">')
         True
     """
-    drawn = [value for line in lines for _, value in line.points] + [
-        end for line in lines for ends in line.band for end in ends
-    ]
-    values = [value for value in drawn if math.isfinite(value)]
-    low, high = padded([*values, *([level.value] if level else [])] or [0.0])
-    frame = _Frame(size, max(num_layers, 1), low, high)
-    parts = [
-        frame.axes(num_layers),
-        frame.upright(rule) if rule is not None else "",
-        frame.level(level, lines) if level else "",
-        *(frame.line(line) for line in lines),
-        frame.marks(marks, gain),
-    ]
+    canvas = _Canvas(panel, size)
+    body = canvas.axes() + canvas.gain() + "".join(canvas.part(part) for part in panel.parts)
     view = f'viewBox="0 0 {size.width} {size.height}"'
-    return f'<svg class="chart" {view} role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+    return f'<svg class="chart" {view} role="img" aria-label="{escape(panel.label or panel.title)}">{body}</svg>'
 
 
 @dataclass(frozen=True)
-class _Frame:
-    """Layers and values to positions."""
+class _Canvas:
+    """A panel's values as positions, and its parts as shapes."""
 
+    panel: Panel
     size: Size
-    num_layers: int
-    low: float
-    high: float
 
-    def x(self, layer: float) -> float:
-        span = self.size.width - self.size.left - self.size.right
-        return round(self.size.left + span * layer / self.num_layers, 1)
+    @property
+    def floor(self) -> int:
+        return self.size.height - _BOTTOM
+
+    def x(self, value: float) -> float:
+        return round(
+            self.size.left + (self.size.width - self.size.left - self.size.right) * _share(self.panel.x, value), 1
+        )
 
     def y(self, value: float) -> float:
-        span = self.size.height - _BOTTOM - self.size.top
-        return round(self.size.top + span * (self.high - value) / (self.high - self.low), 1)
+        return round(self.floor - (self.floor - self.size.top) * _share(self.panel.y, value), 1)
 
-    def axes(self, num_layers: int) -> str:
-        size, floor = self.size, self.size.height - _BOTTOM
-        start, end = self.x(0), self.x(self.num_layers)
-        parts = []
-        for value, text in value_ticks(self.low, self.high, size.ticks[1]):
+    def axes(self) -> str:
+        size, (start, end) = self.size, (self.x(self.panel.x.low), self.x(self.panel.x.high))
+        bare = self.panel.cells is not None
+        shapes = []
+        for value, text in _ticks(self.panel.y, size.ticks[1]):
             y = self.y(value)
-            parts.append(f'<path class="grid" d="M{start} {y}H{end}"/>')
-            parts.append(f'<text class="tick" x="{size.left - 7}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
-        parts.append(f'<path class="axis" d="M{start} {floor}H{end}"/>')
+            shapes.append("" if bare else f'<path class="grid" d="M{start} {y}H{end}"/>')
+            shapes.append(_tick_text(text, size.left - 7, y + 4, "end"))
+        if not bare:
+            shapes.append(f'<path class="axis" d="M{start} {self.floor}H{end}"/>')
         if size.words:
-            parts.append(f'<text class="tick" x="{size.left - 8}" y="{floor + 17}" text-anchor="end">layer</text>')
-        for layer in layer_ticks(num_layers, size.ticks[0]):
-            x = self.x(layer)
-            parts.append(f'<path class="axis" d="M{x} {floor}v4"/>')
-            parts.append(f'<text class="tick" x="{x}" y="{floor + 17}" text-anchor="middle">{layer}</text>')
-        return "".join(parts)
+            shapes.append(_tick_text(self.panel.x.label, size.left - 8, self.floor + 17, "end"))
+        for value, text in _ticks(self.panel.x, size.ticks[0]):
+            x = self.x(value)
+            shapes.append("" if bare else f'<path class="axis" d="M{x} {self.floor}v4"/>')
+            shapes.append(_tick_text(text, x, self.floor + 17, "middle"))
+        return "".join(shapes)
 
-    def upright(self, layer: int) -> str:
-        return f'<path class="rule" d="M{self.x(layer)} {self.size.top}V{self.size.height - _BOTTOM}"/>'
+    def part(self, part: Part) -> str:
+        match part:
+            case Line():
+                return self._line(part)
+            case Dots():
+                return self._dots(part)
+            case Mark():
+                return self._mark(part)
+            case Level():
+                return self._level(part)
+            case Rule():
+                name = "rule" if part.kind == "chosen" else "axis"
+                return f'<path class="{name}" d="M{self.x(part.x)} {self.size.top}V{self.floor}"/>'
+            case Word():
+                return self._word(part)
+            case Bars():
+                return self._bars(part)
+            case Cells():
+                return self._cells(part)
 
-    def level(self, level: Level, lines: Sequence[Line]) -> str:
-        y, start, end = self.y(level.value), self.x(0), self.x(self.num_layers)
-        line = f'<path class="level" d="M{start} {y}H{end}"><title>{escape(level.text)}</title></path>'
-        if not self.size.words:
-            return line
-        x, y = self._clearest(y, 7.5 * len(level.text), lines)
-        return f'{line}<text class="word" x="{x:.1f}" y="{y:.1f}">{escape(level.text)}</text>'
+    def _style(self, style: int) -> str:
+        return f"s{style if self.panel.ordered else style % STYLES}"
 
-    def _clearest(self, y: float, width: float, lines: Sequence[Line]) -> tuple[float, float]:
-        """Return where, along a level and above or below it, a text is farthest from every curve."""
-        drawn = [
-            (self.x(layer), self.y(value)) for line in lines for layer, value in line.points if math.isfinite(value)
-        ]
-        floor = self.size.height - _BOTTOM
-
-        def room(place: tuple[float, float]) -> float:
-            left, base = place
-            if not self.size.top < base < floor:
-                return -1.0
-            return min((abs(py - base + 5) for px, py in drawn if left - 12 < px < left + width + 12), default=floor)
-
-        start, end = self.x(0) + 6, self.x(self.num_layers) - width - 6
-        places = [(start + (end - start) * step / 12, y + below) for step in range(13) for below in (-7, 15)]
-        return max(places, key=room)
-
-    def line(self, line: Line) -> str:
-        path, pen = [], "M"
-        dots = []
-        for (layer, value), tip in zip(line.points, line.tips, strict=True):
-            if not math.isfinite(value):
+    def _line(self, line: Line) -> str:
+        path, dots, pen = [], [], "M"
+        for x, y, tip in zip(line.x, line.y, self.panel.tips(line), strict=True):
+            if not math.isfinite(y):
                 pen = "M"
                 continue
-            x, y = self.x(layer), self.y(value)
-            path.append(f"{pen}{x} {y}")
+            path.append(f"{pen}{self.x(x)} {self.y(y)}")
+            dots.append(f'<circle cx="{self.x(x)}" cy="{self.y(y)}" r="2">{tip_title(tip)}</circle>')
             pen = "L"
-            dots.append(f'<circle cx="{x}" cy="{y}" r="2"><title>{escape(tip)}</title></circle>')
-        return f'<g class="line s{line.style}">{self._band(line)}<path d="{"".join(path)}"/>{"".join(dots)}</g>'
+        shapes = f'{self._band(line)}<path d="{"".join(path)}"/>{"".join(dots)}'
+        return f'<g class="line {self._style(line.style)}">{shapes}</g>'
 
     def _band(self, line: Line) -> str:
         """Return the shade between the ends of the intervals; points without a finite one are passed over."""
         known = [
-            (self.x(layer), self.y(low), self.y(high))
-            for (layer, _), (low, high) in zip(line.points, line.band, strict=bool(line.band))
+            (self.x(x), self.y(low), self.y(high))
+            for x, (low, high) in zip(line.x, line.band, strict=bool(line.band))
             if math.isfinite(low) and math.isfinite(high)
         ]
         if not known:
@@ -216,26 +158,120 @@ class _Frame:
         corners = [f"{x} {high}" for x, _, high in known] + [f"{x} {low}" for x, low, _ in reversed(known)]
         return f'<path class="band" d="M{"L".join(corners)}Z"/>'
 
-    def marks(self, marks: Sequence[Mark], gain: str) -> str:
-        parts = [self._mark(mark) for mark in marks]
-        places = {mark.kind: (self.x(mark.layer), self.y(mark.value)) for mark in marks}
-        if gain and self.size.words and len(places) == 2:
-            (left, top), (right, bottom) = places["best"], places["last"]
-            parts.insert(0, f'<path class="gain" d="M{left} {top}H{right + 12}M{right + 12} {top}V{bottom}"/>')
-            parts.append(f'<text class="word gain-word" x="{right + 10}" y="{top - 6}">{escape(gain)}</text>')
-        return "".join(parts)
+    def _dots(self, dots: Dots) -> str:
+        places = [(self.x(x), self.y(y)) for x, y in zip(dots.x, dots.y, strict=True)]
+        spans = "".join(
+            f"M{self.x(low)} {y}H{self.x(high)}"
+            for (_, y), (low, high) in zip(places, dots.spans, strict=bool(dots.spans))
+        )
+        if dots.kind == "tick":  # one path for thousands
+            spans += "".join(f"M{x} {y - 6:.1f}v12" for x, y in places)
+            shapes = ""
+        else:
+            radius = {"disc": 4, "ring": 5, "dot": 2}[dots.kind]
+            shapes = "".join(
+                f'<circle class="{dots.kind}" cx="{x}" cy="{y}" r="{radius}">{tip_title(tip)}</circle>'
+                for (x, y), tip in zip(places, self.panel.tips(dots), strict=True)
+            )
+        return f'<g class="dots {self._style(dots.style)}">{f"""<path d="{spans}"/>""" if spans else ""}{shapes}</g>'
 
     def _mark(self, mark: Mark) -> str:
-        x, y, r = self.x(mark.layer), self.y(mark.value), 6 if self.size.words else 4
-        title = f"<title>{escape(mark.text)}</title>"
+        x, y, r = self.x(mark.x), self.y(mark.y), 6 if self.size.words else 4
+        tip = tip_title(mark.text)
         if mark.kind == "best":
-            shape = f'<circle class="best" cx="{x}" cy="{y}" r="{r}">{title}</circle>'
-            place = f'x="{min(max(x, self.size.left + 40), self.x(self.num_layers) - 30)}" y="{y - 12}"'
+            shape = f'<circle class="best" cx="{x}" cy="{y}" r="{r}">{tip}</circle>'
+            place = f'x="{min(max(x, self.size.left + 40), self.x(self.panel.x.high) - 30)}" y="{y - 12}"'
             place += ' text-anchor="middle"'
         else:
             side = 2 * r - 1
             corner = f'x="{x - side / 2:.1f}" y="{y - side / 2:.1f}"'
-            shape = f'<rect class="last" {corner} width="{side}" height="{side}">{title}</rect>'
+            shape = f'<rect class="last" {corner} width="{side}" height="{side}">{tip}</rect>'
             place = f'x="{x + 10}" y="{y + 15}"'
         words = f'<text class="word {mark.kind}-word" {place}>{escape(mark.text)}</text>' if self.size.words else ""
         return shape + words
+
+    def gain(self) -> str:
+        """Return the way from the best mark across and down to the last, and its length in words."""
+        places = {part.kind: (self.x(part.x), self.y(part.y)) for part in self.panel.parts if isinstance(part, Mark)}
+        if not self.panel.gain or not self.size.words or len(places) < 2:
+            return ""
+        (left, top), (right, bottom) = places["best"], places["last"]
+        return (
+            f'<path class="gain" d="M{left} {top}H{right + 12}M{right + 12} {top}V{bottom}"/>'
+            f'<text class="word gain-word" x="{right + 10}" y="{top - 6}">{escape(self.panel.gain)}</text>'
+        )
+
+    def _level(self, level: Level) -> str:
+        y, start, end = self.y(level.value), self.x(self.panel.x.low), self.x(self.panel.x.high)
+        shape = f'<path class="level" d="M{start} {y}H{end}">{tip_title(level.text)}</path>'
+        if not self.size.words:
+            return shape
+        x, y = self._clearest(y, 7.5 * len(level.text))
+        return f'{shape}<text class="word" x="{x:.1f}" y="{y:.1f}">{escape(level.text)}</text>'
+
+    def _clearest(self, y: float, width: float) -> tuple[float, float]:
+        """Return where, along a level and above or below it, a text is farthest from every curve."""
+        drawn = [
+            (self.x(x), self.y(value))
+            for line in self.panel.lines
+            for x, value in zip(line.x, line.y, strict=True)
+            if math.isfinite(value)
+        ]
+
+        def room(place: tuple[float, float]) -> float:
+            left, base = place
+            if not self.size.top < base < self.floor:
+                return -1.0
+            near = [abs(py - base + 5) for px, py in drawn if left - 12 < px < left + width + 12]
+            return min(near, default=float(self.floor))
+
+        start, end = self.x(self.panel.x.low) + 6, self.x(self.panel.x.high) - width - 6
+        places = [(start + (end - start) * step / 12, y + below) for step in range(13) for below in (-7, 15)]
+        return max(places, key=room)
+
+    def _word(self, word: Word) -> str:
+        x, anchor = (self.x(word.x), "middle") if word.centered else (self.x(word.x) + 8, "start")
+        name = "word bold" if word.bold else "word"
+        place = f'x="{x:.1f}" y="{self.y(word.y) + 4:.1f}" text-anchor="{anchor}"'
+        return f'<text class="{name}" {place}>{escape(word.text)}</text>'
+
+    def _bars(self, bars: Bars) -> str:
+        shapes = []
+        for x, top, tip in zip(bars.x, bars.tops, bars.tips, strict=True):
+            corners = f"M{self.x(x - 0.4)} {self.y(bars.base)}V{self.y(top)}H{self.x(x + 0.4)}V{self.y(bars.base)}Z"
+            shapes.append(f'<path class="bar" d="{corners}">{tip_title(tip)}</path>')
+        return "".join(shapes)
+
+    def _cells(self, cells: Cells) -> str:
+        columns = [self.x(column - 0.5) for column in range(len(cells.values[0]) + 1)]
+        rows = [sorted((self.y(row - 0.5), self.y(row + 0.5))) for row in range(len(cells.values))]
+        shapes = [
+            cell_shape(cells, row, column, (left, top, right - left, bottom - top))
+            for row, (top, bottom) in enumerate(rows)
+            for column, (left, right) in enumerate(pairwise(columns))
+        ]
+        return f'<g class="strip" shape-rendering="crispEdges">{peaks_last(shapes)}</g>'
+
+
+def _share(axis: Axis, value: float) -> float:
+    """Return where a value stands on an axis, 0 at its low end and 1 at its high end."""
+    if axis.log:
+        return math.log(value / axis.low) / math.log(axis.high / axis.low)
+    return (value - axis.low) / (axis.high - axis.low)
+
+
+def _ticks(axis: Axis, most: int) -> Sequence[tuple[float, str]]:
+    if axis.ticks:
+        return axis.ticks
+    if axis.whole:
+        return [(layer, str(layer)) for layer in layer_ticks(int(axis.high), most)]
+    return value_ticks(axis.low, axis.high, most)
+
+
+def _tick_text(text: str, x: float, y: float, anchor: str) -> str:
+    lines = text.split("\n")
+    return "".join(
+        f'<text class="tick" x="{x:g}" y="{y + 12 * place - 6 * (len(lines) - 1):.1f}" text-anchor="{anchor}">'
+        f"{escape(line)}</text>"
+        for place, line in enumerate(lines)
+    )

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from midlayer_encoders.frame import Series
-from midlayer_encoders.frame.summaries import Curve, Summary, average_baseline
+from midlayer_encoders.frame import Curve, Series, Summary, average_baseline
+from midlayer_encoders.report.page_figures import breakable
 from midlayer_encoders.report.ticks import number
 
-__all__ = ["breakable", "metric_tables", "score_tables"]
+__all__ = ["metric_tables", "plain_table", "score_tables"]
 
 _WIDEST = 8  # columns of results in a table: what a page of paper holds
 _WINNER, _TOP = ' class="winner"', ' class="top"'
@@ -26,16 +25,6 @@ class _Column:
     texts: Mapping[int, str]
     top: int | None = None
     foot: str = ""
-
-
-def breakable(name: str) -> str:
-    """Return a name escaped, with places where a narrow column may break it.
-
-    Example:
-        >>> breakable("TwitterURLCorpus"), breakable("a_b")
-        ('Twitter<wbr>URLCorpus', 'a_<wbr>b')
-    """
-    return "<wbr>".join(escape(part) for part in re.split(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[_/-])", name) if part)
 
 
 def score_tables(
@@ -78,6 +67,22 @@ def metric_tables(metrics: Mapping[str, Sequence[Series]], *, caption: str = "Me
     return _tables(layers, columns, caption=caption, foot="", winner=None)
 
 
+def plain_table(rows: Sequence[Sequence[str]], *, label: str) -> str:
+    """Return a table of texts, the headings first; nothing where there is none."""
+    if not rows:
+        return ""
+    head = "".join(f'<th scope="col">{escape(word)}</th>' for word in rows[0])
+    body = "".join(
+        f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
+        for first, *cells in rows[1:]
+    )
+    return _scrolling(f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>", label=label)
+
+
+def _scrolling(table: str, *, label: str) -> str:
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table>{table}</table></div>'
+
+
 def _score_column(curve: Curve, heading: str, baseline: float | None) -> _Column:
     texts = {layer: number(value) for layer, value in curve.points.items()}
     return _Column(heading, texts, top=curve.best_layer if len(texts) > 1 else None, foot=number(baseline))
@@ -88,6 +93,8 @@ def _significant(value: float) -> str:
 
 
 def _tables(layers: Sequence[int], columns: Sequence[_Column], *, caption: str, foot: str, winner: int | None) -> str:
+    if not columns:
+        return ""
     count = math.ceil(len(columns) / _WIDEST)
     size = math.ceil(len(columns) / count)
     parts = [columns[start : start + size] for start in range(0, len(columns), size)]
@@ -108,11 +115,8 @@ def _table(layers: Sequence[int], columns: Sequence[_Column], *, caption: str, f
     last = "".join(f"<td>{column.foot}</td>" for column in columns)
     held = foot and any(column.foot not in ("", number(None)) for column in columns)
     tail = f'<tfoot><tr><th scope="row">{escape(foot)}</th>{last}</tr></tfoot>' if held else ""
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
-        f'<caption>{escape(caption)}</caption><thead><tr><th scope="col">Layer</th>{heads}</tr></thead>'
-        f"<tbody>{rows}</tbody>{tail}</table></div>"
-    )
+    head = f'<caption>{escape(caption)}</caption><thead><tr><th scope="col">Layer</th>{heads}</tr></thead>'
+    return _scrolling(f"{head}<tbody>{rows}</tbody>{tail}", label=caption)
 
 
 def _cell(column: _Column, layer: int) -> str:

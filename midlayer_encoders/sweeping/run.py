@@ -128,8 +128,10 @@ def _encoder(model: str | LayerEncoder, options: Mapping[str, Any]) -> LayerEnco
     """Return the encoder of a named model, or the one given, whose own options those beside it must be."""
     if not isinstance(model, LayerEncoder):
         return LayerEncoder(model, -1, **options)
-    for name, value in make_options(options).changed().items():
-        agreed(name, value, model.pooling if name == "pooling" else getattr(model.options, name))
+    given = make_options(options)
+    own = {"pooling": model.pooling, "device": model.device.type}
+    for name in options:
+        agreed(name, getattr(given, name), own.get(name, getattr(model.options, name)))
     return model
 
 

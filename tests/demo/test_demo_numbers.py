@@ -14,9 +14,9 @@ from midlayer_encoders.analysis.probing import probe
 from midlayer_encoders.demo import vision as demo_vision
 from midlayer_encoders.demo.vision import Digits, read_digits, train_digit_model
 from midlayer_encoders.errors import ModelNotFoundError
-from midlayer_encoders.measuring import measure
+from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.models.hub import built_in_model
-from tests.cli_calls import run
+from tests.cli.calls import run
 
 
 def some(digits: Digits, each: int) -> Digits:
@@ -78,7 +78,7 @@ def test_the_vision_demo_probes_the_digits_that_its_model_has_not_seen(
     np.testing.assert_array_equal(
         encoder.encode(asked.images), LayerEncoder(again, -1, device="cpu").encode(asked.images)
     )
-    metrics = measure(encoder, asked.images, metrics="paper", views=4, dataset="digits 5 to 9")
+    metrics = measure_layers(encoder, asked.images, metrics="paper", views=4, dataset="digits 5 to 9")
     assert frame.filter(pl.col("kind") == "metric").equals(metrics)
     page = (tmp_path / "report.html").read_text()
     for kind in ("attentive", "linear", "knn"):

@@ -145,5 +145,5 @@ def test_the_mask_of_an_extractor_that_hands_out_none_unless_asked_is_used(tiny_
 def test_a_model_of_audio_in_memory_uses_the_mask_too() -> None:
     items = [sound(0, 700), sound(1, 6000), sound(2, 2500)]
     model = tiny("Wav2Vec2-stable")
-    encoder = LayerEncoder(model, 2, processor=processor("Wav2Vec2-stable"), medium="audio", device="cpu")
+    encoder = LayerEncoder.from_module(model, 2, processor=processor("Wav2Vec2-stable"), medium="audio", device="cpu")
     np.testing.assert_allclose(encoder.encode(items), means("Wav2Vec2-stable", items), atol=5e-5, rtol=1e-3)

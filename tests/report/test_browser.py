@@ -69,7 +69,7 @@ def test_pages_fit_a_phone_and_a_desk_in_both_themes(tmp_path: Path, dark: bool)
     hostile = pl.concat([scores_frame(12, model=HOSTILE), metrics_frame(12, datasets=[HOSTILE, LONG], model=HOSTILE)])
     long = {"how": {"Model": LONG}, "export": {"Shell": f"midlayer export {LONG}"}, "notes": [LONG]}
     pages = {"full": report_html(full_frame(), title="T", how={"Seed": "0"}, baselines={"DocstringSTS": 0.9})}
-    # The dark changes colours only, so the widest and the strangest pages are looked at once.
+    # The dark changes colors only, so the widest and the strangest pages are looked at once.
     pages |= (
         {}
         if dark

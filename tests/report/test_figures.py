@@ -11,6 +11,8 @@ from PIL import Image
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report import plot_heatmap, plot_metrics, plot_scores, summary, write_metrics_figure
+from midlayer_encoders.report.charts import Level
+from midlayer_encoders.report.scores import average_panel, tasks_chart
 from tests.report.made_frames import METRICS, metrics_frame, rows_frame, scores_frame
 
 
@@ -24,7 +26,7 @@ def test_a_panel_for_each_metric_with_its_values(names: tuple[str, ...]) -> None
         assert list(axes.get_xticks()) == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_series_have_colours_and_a_key() -> None:
+def test_series_have_colors_and_a_key() -> None:
     figure = plot_metrics(metrics_frame(6, names=["lidar"], datasets=[f"texts {k}" for k in range(7)]))
     lines = figure.axes[0].lines
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 7
@@ -87,6 +89,23 @@ def test_the_heat_map_holds_points_below_each_best() -> None:
         "average",
         *(task.name for task in found.tasks),
     ]
+
+
+def test_colors_end_where_nine_in_ten_losses_are_within() -> None:
+    rows = [("m", "r", k, k / 10, "score", "A", "f1", 0.6 - k / 100) for k in range(11)]
+    assert plot_heatmap(rows_frame(rows)).axes[0].images[0].get_clim() == (0, pytest.approx(9))
+    close = [("m", "r", k, k / 10, "score", "A", "f1", 0.6 - k / 10_000) for k in range(11)]
+    assert plot_heatmap(rows_frame(close)).axes[0].images[0].get_clim() == (0, 1)  # less than a point is noise
+
+
+def test_a_baseline_is_a_level_in_points_in_the_panel_of_its_task() -> None:
+    found = summary(scores_frame(6, tasks=2))
+    first, second = tasks_chart(found, {"SubmoduleClustering": 0.7}, "TF-IDF").panels
+    assert not [part for part in first.parts if isinstance(part, Level)]
+    assert [part for part in second.parts if isinstance(part, Level)] == [Level(70.0, "TF-IDF 70.0")]
+    assert second.caption[-1] == "TF-IDF 70.0"
+    both = average_panel(found, {"SubmoduleClustering": 0.7, "LibraryClassification": 0.5}, "TF-IDF")
+    assert [part.text for part in both.parts if isinstance(part, Level)] == ["TF-IDF 60.0"]
 
 
 def test_the_figure_of_the_metrics_is_a_picture(tmp_path: Path) -> None:

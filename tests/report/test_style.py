@@ -4,33 +4,34 @@ import re
 
 import pytest
 
-from midlayer_encoders.report.style import CSS, SERIES
+from midlayer_encoders.report.style import SERIES, page_css
 
+CSS = page_css()
 THEMES = re.findall(r":root \{([^}]*--s4[^}]*)\}", CSS)
 
 
-def luminance(colour: str) -> float:
-    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+def luminance(color: str) -> float:
+    parts = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def contrast(one: str, other: str) -> float:
-    """Return the contrast of two colours as WCAG 2 defines it."""
+    """Return the contrast of two colors as WCAG 2 defines it."""
     high, low = sorted((luminance(one), luminance(other)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("theme", THEMES, ids=["light", "dark"])
 def test_words_and_lines_stand_out_in_both_themes(theme: str) -> None:
-    colours = dict(re.findall(r"--(\w+): (#\w{6});", theme))
+    colors = dict(re.findall(r"--(\w+): (#\w{6});", theme))
     for word in ("ink", "soft", "best"):
         for ground in ("page", "card"):
-            assert contrast(colours[word], colours[ground]) >= 4.5, (word, ground)
-    assert contrast(colours["best"], colours["row"]) >= 4.5
-    assert contrast(colours["ink"], colours["code"]) >= 4.5
+            assert contrast(colors[word], colors[ground]) >= 4.5, (word, ground)
+    assert contrast(colors["best"], colors["row"]) >= 4.5
+    assert contrast(colors["ink"], colors["code"]) >= 4.5
     for number in range(len(SERIES)):
-        assert contrast(colours[f"s{number}"], colours["page"]) >= 3.0
+        assert contrast(colors[f"s{number}"], colors["page"]) >= 3.0
 
 
 def test_there_are_two_themes_and_paper_is_light() -> None:

@@ -6,20 +6,26 @@ from xml.etree import ElementTree
 
 import pytest
 
-from midlayer_encoders.report.style import DASHES, SERIES
-from midlayer_encoders.report.svg import PANEL, PHONE, WIDE, Level, Line, Mark, Size, chart
-
-
-def parsed(text: str) -> ElementTree.Element:
-    return ElementTree.fromstring(text)
+from midlayer_encoders.report.axes import layer_axis
+from midlayer_encoders.report.charts import Level, Line, Mark, Panel, Part, value_axis
+from midlayer_encoders.report.style import STYLES, page_css
+from midlayer_encoders.report.svg import PANEL, PHONE, WIDE, Size, panel_svg
 
 
 def line(*values: float) -> Line:
-    return Line(list(enumerate(values)), [f"layer {layer}: {value}" for layer, value in enumerate(values)])
+    tips = tuple(f"layer {layer}: {value}" for layer, value in enumerate(values))
+    return Line(tuple(range(len(values))), values, tips=tips)
+
+
+def drawn(*parts: Part, size: Size = PANEL, label: str = "x", gain: str = "") -> ElementTree.Element:
+    """Return the picture of some parts, the first of which that is a line says how many layers there are."""
+    num_layers = next(len(part.x) for part in parts if isinstance(part, Line)) - 1
+    panel = Panel("x", layer_axis(num_layers), value_axis(parts), parts, label, gain=gain)
+    return ElementTree.fromstring(panel_svg(panel, size))
 
 
 def test_points_are_where_their_values_are() -> None:
-    root = parsed(chart([line(1.0, 3.0, 2.0)], 2, size=PANEL, label="x"))
+    root = drawn(line(1.0, 3.0, 2.0))
     x, y = ([float(circle.attrib[f"c{axis}"]) for circle in root.iter("circle")] for axis in "xy")
     assert x == [PANEL.left, pytest.approx((x[0] + x[2]) / 2, abs=0.1), PANEL.width - PANEL.right]
     # Higher values stand higher, and the middle value half-way.
@@ -28,12 +34,12 @@ def test_points_are_where_their_values_are() -> None:
 
 
 def test_every_point_has_its_tip() -> None:
-    root = parsed(chart([line(1.0, 3.0)], 1, size=PANEL, label="x"))
+    root = drawn(line(1.0, 3.0))
     assert [title.text for title in root.iter("title")] == ["layer 0: 1.0", "layer 1: 3.0"]
 
 
 def test_a_line_is_broken_where_a_value_is_not_finite() -> None:
-    root = parsed(chart([line(1.0, 2.0, math.nan, 4.0, math.inf)], 4, size=PANEL, label="x"))
+    root = drawn(line(1.0, 2.0, math.nan, 4.0, math.inf))
     (path,) = root.findall("g/path")
     assert re.findall("[ML]", path.attrib["d"]) == ["M", "L", "M"]
     assert len(list(root.iter("circle"))) == 3
@@ -41,7 +47,7 @@ def test_a_line_is_broken_where_a_value_is_not_finite() -> None:
 
 @pytest.mark.parametrize("size", [WIDE, PHONE, PANEL])
 def test_a_baseline_above_every_layer_is_inside_the_picture(size: Size) -> None:
-    root = parsed(chart([line(16.0, 28.0, 16.5)], 2, size=size, label="x", level=Level(37.2, "TF-IDF 37.2")))
+    root = drawn(Level(37.2, "TF-IDF 37.2"), line(16.0, 28.0, 16.5), size=size)
     (level,) = (path for path in root.iter("path") if path.get("class") == "level")
     height = float(level.attrib["d"].split()[1].split("H")[0])
     assert size.top <= height < min(float(circle.attrib["cy"]) for circle in root.iter("circle"))
@@ -52,7 +58,7 @@ def test_a_baseline_above_every_layer_is_inside_the_picture(size: Size) -> None:
 @pytest.mark.parametrize("size", [WIDE, PHONE])
 def test_the_words_of_a_baseline_stand_clear_of_the_curve(size: Size, level: float) -> None:
     values = [50 - (k - 12) ** 2 / 10 for k in range(31)]
-    root = parsed(chart([line(*values)], 30, size=size, label="x", level=Level(level, "TF-IDF 50.0")))
+    root = drawn(Level(level, "TF-IDF 50.0"), line(*values), size=size)
     (word,) = (text for text in root.iter("text") if text.get("class") == "word")
     x, y = float(word.attrib["x"]), float(word.attrib["y"])
     near = [circle for circle in root.iter("circle") if x <= float(circle.attrib["cx"]) <= x + 75]
@@ -61,30 +67,24 @@ def test_the_words_of_a_baseline_stand_clear_of_the_curve(size: Size, level: flo
 
 def test_marks_are_drawn_and_said_with_the_gain_between_them() -> None:
     marks = [Mark("last", 2, 2.0, "last: 2.0"), Mark("best", 1, 3.0, "layer 1: 3.0")]
-    texts = [
-        text.text
-        for text in parsed(chart([line(1.0, 3.0, 2.0)], 2, size=WIDE, label="x", marks=marks, gain="+1.0")).iter("text")
-    ]
+    texts = [text.text for text in drawn(line(1.0, 3.0, 2.0), *marks, size=WIDE, gain="+1.0").iter("text")]
     assert {"last: 2.0", "layer 1: 3.0", "+1.0"} <= set(texts)
-    small = parsed(chart([line(1.0, 3.0, 2.0)], 2, size=PANEL, label="x", marks=marks, gain="+1.0"))
+    small = drawn(line(1.0, 3.0, 2.0), *marks, gain="+1.0")
     assert len([one for one in small.iter() if one.get("class") in {"best", "last"}]) == 2
     assert "+1.0" not in [text.text for text in small.iter("text")]
 
 
 @pytest.mark.parametrize("values", [(1.0,), (5.0, 5.0), (0.0, 0.0), (math.nan,), (1e-9, 2e-9), (-1e7, 1e7)])
 def test_degenerate_values_still_make_a_picture(values: tuple[float, ...]) -> None:
-    text = chart([line(*values)], len(values) - 1, size=PANEL, label="x")
-    assert "nan" not in text.split("<title>")[0]
-    parsed(text)
+    root = drawn(line(*values))
+    assert not [value for one in root.iter() for value in one.attrib.values() if "nan" in value]
 
 
 def test_labels_are_escaped() -> None:
-    text = chart([Line([(0, 1.0)], ['<b> & "c"'])], 0, size=PANEL, label='"><script>')
-    assert parsed(text).attrib["aria-label"] == '"><script>'
-    assert next(parsed(text).iter("title")).text == '<b> & "c"'
+    root = drawn(Line((0,), (1.0,), tips=('<b> & "c"',)), label='"><script>')
+    assert root.attrib["aria-label"] == '"><script>'
+    assert next(root.iter("title")).text == '<b> & "c"'
 
 
 def test_there_is_a_style_for_every_number() -> None:
-    from midlayer_encoders.report.style import CSS
-
-    assert all(f".s{number} {{" in CSS for number in range(len(SERIES) * len(DASHES)))
+    assert all(f".s{number} {{" in page_css() for number in range(STYLES))

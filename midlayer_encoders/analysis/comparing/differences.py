@@ -18,7 +18,7 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.metrics.cka import cka_matrix
-from midlayer_encoders.report.pairs import DIFFERENCES, SIMILARITY
+from midlayer_encoders.report.comparisons import DIFFERENCES, SIMILARITY
 
 __all__ = [
     "ReadModel",

@@ -27,9 +27,9 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.report import plot_metrics
+from midlayer_encoders.report.comparisons import plot_differences, plot_similarity
+from midlayer_encoders.report.comparisons_page import comparisons_html, comparisons_words
 from midlayer_encoders.report.page import write_page
-from midlayer_encoders.report.pairs import plot_differences, plot_similarity
-from midlayer_encoders.report.pairs_page import pairs_html, pairs_words
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.views.texts import augment
 
@@ -64,7 +64,7 @@ class CompareResult:
 
     def words(self) -> list[str]:
         """Return the finding of each model in a sentence or two."""
-        return pairs_words(self.differences, self.similarity)
+        return comparisons_words(self.differences, self.similarity)
 
     def plots(self) -> dict[str, Figure]:
         """Return the figures by name: ``metrics``, ``differences`` and ``cka``."""
@@ -76,7 +76,7 @@ class CompareResult:
 
     def to_html(self, path: Path | str | None = None) -> Path:
         """Write the self-contained page and return where it lies; by default ``report.html`` in the folder."""
-        text = pairs_html(self.frame, self.differences, self.similarity, how=self.how, notes=self.notes)
+        text = comparisons_html(self.frame, self.differences, self.similarity, how=self.how, notes=self.notes)
         return write_page(text, path or self._home() / "report.html")
 
     def save(self, folder: Path | str | None = None) -> Path:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from midlayer_encoders.frame import Series
-from midlayer_encoders.frame.summaries import Curve, Summary
+from midlayer_encoders.frame import Curve, Series, Summary
 from midlayer_encoders.report.ticks import number, signed
 
 __all__ = ["baseline_words", "tiles", "verdict"]

@@ -1,0 +1,210 @@
+"""The house in numbers: rooms, floors, cycles, code lines, longest function, longest argument list; and its picture.
+
+    python benchmarks/structure.py              # print the table
+    python benchmarks/structure.py --docs       # write it, and the picture, into docs/architecture.md
+
+Imports are read from the source, those inside functions and under TYPE_CHECKING included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import tokenize
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "midlayer_encoders"
+PAGE = ROOT / "docs" / "architecture.md"
+PICTURE = ROOT / "docs" / "figures" / "rooms.svg"
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function, where it is, how long it is and how many arguments it takes."""
+
+    name: str
+    lines: int
+    arguments: int
+
+
+def modules() -> dict[str, Path]:
+    """Return every module of the package by its dotted name."""
+    found = {}
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    for path in sorted((ROOT / "callbacks").glob("*.py")):  # reached through a link, which rglob does not follow
+        name = f"{PACKAGE}.callbacks" + ("" if path.stem == "__init__" else f".{path.stem}")
+        found[name] = path
+    return found
+
+
+def imported(path: Path, known: Mapping[str, Path]) -> set[str]:
+    """Return the modules of the package that a module names in an import, wherever it stands."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            parts = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {part for part in parts if part in known} or {node.module}
+    return {name for name in names if name in known}
+
+
+def room(module: str) -> str:
+    """Return the room at the package's top in which a module lies."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def code_lines(path: Path) -> int:
+    """Return the lines that hold code: comments, docstrings and blank lines aside."""
+    lines: set[int] = set()
+    with tokenize.open(path) as file:
+        before = tokenize.NEWLINE
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type in (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING):
+                continue
+            if token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT):
+                continue  # a string that is a statement of its own
+            before = token.type
+            if token.type not in (tokenize.NEWLINE, tokenize.ENDMARKER):
+                lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines)
+
+
+def functions(module: str, path: Path) -> Iterator[Function]:
+    """Yield every function of a module; ``self`` and ``cls`` are no arguments."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            count = len([one for one in given if one.arg not in ("self", "cls")])
+            count += (node.args.vararg is not None) + (node.args.kwarg is not None)
+            yield Function(f"{module}.{node.name}", (node.end_lineno or node.lineno) - node.lineno + 1, count)
+
+
+def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Return the groups of nodes that import each other in a circle (Tarjan's strongly connected components)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(graph[node]):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            part = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(part) > 1:
+                found.append(sorted(part))
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def floors() -> list[list[str]]:
+    """Return the floors of the import contract, top first, without rooms that are planned and not there yet."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(one["layers"] for one in contracts if one.get("containers") == [PACKAGE])
+    rooms = [[name.strip() for name in layer.split("|")] for layer in layers]
+    return [kept for floor in rooms if (kept := [name for name in floor if not name.startswith("(")])]
+
+
+def table(known: Mapping[str, Path], module_graph: Mapping[str, set[str]], room_graph: Mapping[str, set[str]]) -> str:
+    """Return the numbers as a Markdown table."""
+    made = [one for module, path in known.items() for one in functions(module, path)]
+    longest = max(made, key=lambda one: one.lines)
+    widest = sorted(made, key=lambda one: -one.arguments)
+    over = [one for one in widest if one.arguments > 12]
+    rooms = sorted({room(module) for module in known if "." in module})
+    rows = {
+        "rooms at the top": f"{len(rooms)}",
+        "floors": f"{len(floors())}",
+        "import cycles between modules (annotations counted)": f"{len(cycles(module_graph))}",
+        "import cycles between rooms": f"{len(cycles(room_graph))}",
+        "code lines (comments, docstrings, blanks aside)": f"{sum(map(code_lines, known.values())):,}",
+        "longest function": f"{longest.lines} lines, `{longest.name.removeprefix(PACKAGE + '.')}`",
+        "longest argument list": f"{widest[0].arguments}, `{widest[0].name.removeprefix(PACKAGE + '.')}`",
+        "functions with more than 12 arguments": ", ".join(
+            f"`{one.name.removeprefix(PACKAGE + '.')}` ({one.arguments})" for one in over
+        )
+        or "none",
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def picture(room_graph: Mapping[str, set[str]], sizes: Mapping[str, int]) -> str:
+    """Return an SVG of the rooms by floor; a line leads from a room down to each that it imports."""
+    tall, wide, high = 84, 132, 40
+    rows = floors()
+    width = max(len(floor) for floor in rows) * (wide + 24) + 24
+    places = {
+        name: (
+            (width - len(floor) * (wide + 24)) / 2 + 12 + column * (wide + 24) + wide / 2,
+            24 + row * tall + high / 2,
+        )
+        for row, floor in enumerate(rows)
+        for column, name in enumerate(floor)
+    }
+    style = (
+        "text{font:13px system-ui,sans-serif;text-anchor:middle;fill:#1b1f24}.n{font-size:10px;fill:#57606a}"
+        "rect{fill:#f6f8fa;stroke:#57606a}path{fill:none;stroke:#8b949e;stroke-width:.7;opacity:.55}"
+        "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.n{fill:#9198a1}rect{fill:#161b22;stroke:#9198a1}}"
+    )
+    lines, boxes = [], []
+    for name, others in sorted(room_graph.items()):
+        for other in sorted(others):
+            if name in places and other in places:
+                (x, y), (u, v) = places[name], places[other]
+                y, v = y + high / 2, v - high / 2
+                lines.append(
+                    f'<path d="M{x:.0f} {y:.0f}C{x:.0f} {(y + v) / 2:.0f} {u:.0f} {(y + v) / 2:.0f} {u:.0f} {v:.0f}"/>'
+                )
+    for name, (x, y) in places.items():
+        boxes.append(
+            f'<rect x="{x - wide / 2:.0f}" y="{y - high / 2:.0f}" width="{wide}" height="{high}" rx="6"/>'
+            f'<text x="{x:.0f}" y="{y:.0f}">{name}</text>'
+            f'<text class="n" x="{x:.0f}" y="{y + 14:.0f}">{sizes.get(name, 0):,} lines</text>'
+        )
+    height = 48 + len(rows) * tall - (tall - high)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="Rooms of the package by floor"><style>{style}</style>{"".join(lines)}{"".join(boxes)}</svg>\n'
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--docs", action="store_true", help="write into docs/architecture.md and its picture")
+    known = modules()
+    graph = {module: imported(path, known) - {module} for module, path in known.items()}
+    rooms: dict[str, set[str]] = {}
+    sizes: dict[str, int] = {}
+    for module, others in graph.items():
+        rooms.setdefault(room(module), set()).update({room(other) for other in others} - {room(module), "__init__"})
+        sizes[room(module)] = sizes.get(room(module), 0) + code_lines(known[module])
+    rooms.pop("__init__", None)
+    text = table(known, graph, rooms)
+    print(text)
+    if parser.parse_args().docs:
+        PICTURE.write_text(picture(rooms, sizes), encoding="utf8")
+        page = PAGE.read_text(encoding="utf8")
+        start, end = "<!-- structure -->\n", "<!-- /structure -->"
+        head, rest = page.split(start)
+        PAGE.write_text(head + start + text + "\n" + end + rest.split(end)[1], encoding="utf8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""A chart as HTML: its panels with their captions, the key to its lines, the scale of its colors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from midlayer_encoders.report.charts import Chart, Dots, Level, Line, Panel
+from midlayer_encoders.report.svg import ALONE, MAP, PANEL, PHONE, SMALL, WIDE, Size, panel_svg, rows_size
+from midlayer_encoders.report.svg_cells import scale_svg, strip_svg
+
+__all__ = ["breakable", "figure_html", "strips_html", "wide_html"]
+
+
+def breakable(name: str) -> str:
+    """Return a name escaped, with places where a narrow column may break it.
+
+    Example:
+        >>> breakable("TwitterURLCorpus"), breakable("a_b")
+        ('Twitter<wbr>URLCorpus', 'a_<wbr>b')
+    """
+    return "<wbr>".join(escape(part) for part in re.split(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[_/-])", name) if part)
+
+
+def wide_html(panel: Panel, caption: str) -> str:
+    """Return a panel with words at its marks, as wide as the page, and a narrow one for phones."""
+    return f"<figure>{_by_width(panel, WIDE, PHONE)}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def figure_html(chart: Chart) -> str:
+    """Return the panels of a chart side by side, under one key and one scale where they share them."""
+    key = f"<div{_order(chart.panels[0])}>{_key(chart.key)}</div>" if chart.shared_key and chart.key else ""
+    scale = scale_svg(chart.scale) if chart.scale else ""
+    stacks = [chart.panels[start : start + chart.stack] for start in range(0, len(chart.panels), chart.stack)]
+    figures = [_figure(stack, chart) for stack in stacks]
+    if _alone(chart):
+        return key + figures[0]
+    # Three in a row where four would leave one alone in the last; rows with names take the room they need.
+    named = any(panel.y.named for panel in chart.panels)
+    columns = 3 if len(figures) in (1, 2, 3, 5, 6, 9) else 4
+    names = "panels rows" if named else "panels"
+    return f'{key}{scale}<div class="{names}" style="--columns:{columns}">{"".join(figures)}</div>'
+
+
+def strips_html(panel: Panel) -> str:
+    """Return a map with long names of rows: a strip for each, its name beside it, or above it on a phone."""
+    cells, names = panel.cells, [text for _, text in panel.y.ticks]
+    if cells is None:
+        raise TypeError(f"`panel` must hold cells to be drawn as strips, but {panel.title!r} has none.")
+    strips = [
+        f'<div class="{"average" if cells.apart and row == 0 else "task"}">{escape(name)}</div>'
+        + strip_svg(cells, row, label=f"{name}: best at {cells.tips[row][peak].removeprefix(f'{name}, ')}")
+        for row, (name, peak) in enumerate(zip(names, cells.peaks, strict=True))
+    ]
+    columns = "".join(
+        f'<span style="left:{100 * (column + 0.5) / len(cells.values[0]):.2f}%">{escape(text)}</span>'
+        for column, text in panel.x.ticks
+    )
+    rows = f'{"".join(strips)}<div class="layers" aria-hidden="true">{columns}</div>'
+    return f'<div class="heat">{rows}</div>{scale_svg(cells.scale)}'
+
+
+def _figure(stack: Sequence[Panel], chart: Chart) -> str:
+    first, *below = stack
+    drawn = _by_width(first, ALONE, SMALL) if _alone(chart) else _picture(first)
+    drawn += "".join(f"<figcaption>{escape(panel.title)}</figcaption>{_picture(panel)}" for panel in below)
+    words = " ".join(_unbroken(word) for word in _words(first, chart))
+    key = "" if chart.shared_key else _key(first.key)
+    caption = f"<figcaption><h3>{breakable(first.title)}</h3>{words}</figcaption>"
+    return f"<figure{_order(first)}>{caption}{drawn}{key}</figure>"
+
+
+def _alone(chart: Chart) -> bool:
+    """Return whether a chart is one panel of curves, which has the page's width to itself."""
+    first = chart.panels[0]
+    return len(chart.panels) == 1 and not first.y.named and first.cells is None
+
+
+def _by_width(panel: Panel, wide: Size, narrow: Size) -> str:
+    return f'<div class="wide">{panel_svg(panel, wide)}</div><div class="narrow">{panel_svg(panel, narrow)}</div>'
+
+
+def _picture(panel: Panel) -> str:
+    if panel.y.named:  # the letters of names do not grow with the page
+        size = rows_size(panel)
+        return f'<div style="max-width:{size.width}px">{panel_svg(panel, size)}</div>'
+    return panel_svg(panel, MAP if panel.cells else PANEL)
+
+
+def _words(panel: Panel, chart: Chart) -> list[str]:
+    """Return the words of a caption, its own, what is to the right, and what colors mean."""
+    parts = list(panel.caption)
+    if panel.y.named:
+        parts.append(panel.x.label)
+    elif panel.cells is None and panel.x.label != "layer":
+        parts.append(f"by {panel.x.label}")
+    elif panel.cells is not None and chart.scale is None:
+        parts.append("{} (faint) to {}".format(*panel.cells.scale.ends))
+    parts = [part for part in parts if part]
+    return [*(f"{part} ·" for part in parts[:-1]), *parts[-1:]]
+
+
+def _unbroken(word: str) -> str:
+    return f'<span class="whole">{escape(word)}</span>' if len(word) < 32 else escape(word)
+
+
+def _order(panel: Panel) -> str:
+    return f' class="ordered-{panel.ordered}"' if panel.ordered else ""
+
+
+def _key(labelled: Mapping[str, Line | Dots | Level]) -> str:
+    items = "".join(
+        f'<li><svg viewBox="0 0 32 12" aria-hidden="true">{_sample(part)}</svg>{escape(label)}</li>'
+        for label, part in labelled.items()
+    )
+    return f'<ul class="legend">{items}</ul>' if items else ""
+
+
+def _sample(part: Line | Dots | Level) -> str:
+    match part:
+        case Line():
+            return f'<g class="line s{part.style}"><path d="M0 6H32"/></g>'
+        case Dots():
+            return f'<g class="dots s{part.style}"><circle class="{part.kind}" cx="16" cy="6" r="4"/></g>'
+        case Level():
+            return '<path class="level" d="M0 6H32"/>'

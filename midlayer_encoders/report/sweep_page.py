@@ -1,0 +1,143 @@
+"""The page of one model: which layer is best, by how much, its metrics, and how all of it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+import polars as pl
+
+from midlayer_encoders.frame import Summary, check_frame, check_one_model, metric_series, summary
+from midlayer_encoders.report.metrics import broken_words, metrics_chart
+from midlayer_encoders.report.page import document, facts, large, section, soft, write_page
+from midlayer_encoders.report.page_figures import figure_html, strips_html, wide_html
+from midlayer_encoders.report.scores import average_panel, losses_panel, tasks_chart
+from midlayer_encoders.report.tables import metric_tables, score_tables
+from midlayer_encoders.report.words import baseline_words, tiles, verdict
+
+__all__ = ["report_html", "write_report"]
+
+
+def write_report(
+    frame: pl.DataFrame,
+    path: str | Path,
+    *,
+    title: str,
+    how: Mapping[str, str],
+    parameters: Mapping[int, int] | None = None,
+    seconds: Mapping[int, float] | None = None,
+    export: Mapping[str, str] | None = None,
+    notes: Sequence[str] = (),
+    baselines: Mapping[str, float] | None = None,
+    baseline_name: str = "TF-IDF",
+) -> Path:
+    """Write the page of :func:`report_html` and return where it lies; its folder is made.
+
+    Example:
+        >>> import tempfile
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
+        >>> rows = [("m", "main", k, k / 2, "score", "STS", "spearman", v) for k, v in enumerate([0.4, 0.6, 0.5])]
+        >>> frame = pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     page = write_report(frame, f"{folder}/report.html", title="Every layer of m", how={"seed": "0"})
+        ...     "10.0 points more than the last layer" in page.read_text(encoding="utf-8")
+        True
+    """
+    text = report_html(
+        frame,
+        title=title,
+        how=how,
+        parameters=parameters,
+        seconds=seconds,
+        export=export,
+        notes=notes,
+        baselines=baselines,
+        baseline_name=baseline_name,
+    )
+    return write_page(text, path)
+
+
+def report_html(
+    frame: pl.DataFrame,
+    *,
+    title: str,
+    how: Mapping[str, str],
+    parameters: Mapping[int, int] | None = None,
+    seconds: Mapping[int, float] | None = None,
+    export: Mapping[str, str] | None = None,
+    notes: Sequence[str] = (),
+    baselines: Mapping[str, float] | None = None,
+    baseline_name: str = "TF-IDF",
+) -> str:
+    """Return one self-contained page about one model: which layer is best, by how much, and how that was measured.
+
+    Args:
+        frame: the results of one model at one revision, scores or metrics or both.
+        title: heading of the page.
+        how: what was measured and with what: versions, spec, seeds.
+        parameters: number of weights of the model cut at each layer.
+        seconds: time that the model cut at each layer takes for the same texts.
+        export: the line that exports the best layer, by language, such as ``Python`` and ``Shell``.
+        notes: sentences to print below the verdict, such as tasks that failed.
+        baselines: score of a baseline on each task, a fraction; shown even where it wins.
+        baseline_name: what the baseline is called.
+    """
+    frame = check_frame(frame)
+    model, revision = check_one_model(frame)
+    found, metrics = summary(frame), metric_series(frame)
+    known = {task: score for task, score in (baselines or {}).items() if task in {one.name for one in found.tasks}}
+    parameters, seconds = parameters or {}, seconds or {}
+    lead = soft(f"{model} at revision {revision}") + large(verdict(found, metrics)) + tiles(found, parameters, seconds)
+    numbers = score_tables(found, parameters=parameters, seconds=seconds, baselines=known, baseline_name=baseline_name)
+    sections = [
+        section("Use this layer", _export(export or {})),
+        *_score_sections(found, known, baseline_name),
+        section("Metrics by depth", _metrics(frame, found) if metrics else ""),
+        section("The numbers", numbers + metric_tables(metrics)),
+        section("How it was measured", facts({"Model": model, "Revision": revision, **how})),
+    ]
+    return document(title, lead, sections, notes=[*baseline_words(found, known, baseline_name), *found.remarks, *notes])
+
+
+def _score_sections(found: Summary, baselines: Mapping[str, float], baseline_name: str) -> list[str]:
+    if len(set().union(*(task.points for task in found.tasks))) < 2:
+        return []  # one layer has no depth to draw: the table says it all
+    average = wide_html(average_panel(found, baselines, baseline_name), _average_words(found)) if found.average else ""
+    tasks = ""
+    if len(found.tasks) > 1 or not average:
+        dashed = f"; the dashed line is {baseline_name}" if baselines else ""
+        tasks = soft(f"Each task by layer, in points, on its own scale. Disc: best layer; square: last layer{dashed}.")
+        tasks += figure_html(tasks_chart(found, baselines, baseline_name))
+    crossed = " A stroke: not scored." if found.incomplete else ""
+    heat = soft(
+        "How many points each layer is below the same task's best layer: the stronger the color, the nearer; the best "
+        f"layer is outlined. The scale is the same for all tasks.{crossed}"
+    )
+    return [
+        section("Score by depth", average + tasks),
+        section("Layers and tasks", heat + strips_html(losses_panel(found))),
+    ]
+
+
+def _average_words(found: Summary) -> str:
+    first = found.tasks[0]
+    of = f"{first.name} ({first.measure})" if len(found.tasks) == 1 else f"Average of {len(found.tasks)} tasks"
+    return (
+        f"{of} by layer, in points (score × 100). The axis does not start at zero. The best layer is picked by the "
+        "scores that it is shown with, so a gain of a fraction of a point may be luck."
+    )
+
+
+def _metrics(frame: pl.DataFrame, found: Summary) -> str:
+    best = found.average.best_layer if found.average else None
+    chart = metrics_chart(frame, chosen=best)
+    upright = f" The upright line is layer {best}, the best by score." if best is not None else ""
+    return soft(f"Each metric by layer, on its own scale.{upright}{broken_words(chart)}") + figure_html(chart)
+
+
+def _export(lines: Mapping[str, str]) -> str:
+    return "".join(
+        f'<div class="soft">{escape(language)}</div><pre><code>{escape(line)}</code></pre>'
+        for language, line in lines.items()
+    )
