@@ -123,6 +123,12 @@ def report(folder: Annotated[Path, typer.Argument(help="The --out of a sweep.")]
 @app.command()
 def demo(out: Annotated[Path, typer.Option(help="Folder for what it finds.")] = Path("midlayer-results/demo")) -> None:
     """Score all 31 layers of the built-in model (SmolLM2-135M) on the five built-in tasks, offline, with a report."""
+    from midlayer_encoders.tasks.docstrings import versions
+
     quieten()
+    sources = ", ".join(f"{name} {version}" for name, version in versions().items())
+    console().print(
+        f"Scores belong to these versions, whose docstrings the tasks are made of: {sources}.", highlight=False
+    )
     encoder = whole_model("built-in", EncoderOptions(device="cpu"))
     run_sweep(encoder, ["builtin"], metrics="paper", metric_texts=64, views=4, out=out)

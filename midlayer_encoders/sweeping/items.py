@@ -6,21 +6,21 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from midlayer_encoders.media import is_pil, read_sound
+from midlayer_encoders.media import is_pil, read_audio
 from midlayer_encoders.store import text_key
 
 __all__ = ["item_key", "task_media"]
 
 
 def item_key(item: Any, prompt: str = "") -> str:
-    """Return the key of a text under a prompt, of an image by its pixels, of audio by its samples."""
+    """Return the key of a text under a prompt, of an image by its pixels, of a waveform by its samples."""
     if isinstance(item, str):
         return text_key(item, prompt)
     if is_pil(item):
         head, content = f"{item.mode} {item.size} ", item.tobytes()
     else:
-        audio = read_sound(item)
-        head, content = f"{audio['sampling_rate']} ", audio["array"].tobytes()
+        waveform = read_audio(item)
+        head, content = f"{waveform['sampling_rate']} ", waveform["array"].tobytes()
     digest = hashlib.blake2b(head.encode(), digest_size=16)
     digest.update(content)
     return digest.hexdigest()

@@ -57,7 +57,7 @@ def test_scores_show_the_average_and_every_task() -> None:
         task.name for task in found.tasks
     ]
     texts = [text.get_text() for text in figure.axes[0].texts]
-    assert texts[0] == f"layer {found.average.best_layer}: {found.average.best:.1f}"
+    assert texts[1] == f"layer {found.average.best_layer}: {found.average.best:.1f}"
     assert texts[2] == f"+{found.average.gain:.1f}"
 
 
