@@ -68,8 +68,8 @@ def before(run: Path) -> pl.DataFrame:
 
 
 @cache
-def encoder(folder: Path, dtype: str | None, max_length: int | None) -> LayerEncoder:
-    return LayerEncoder(str(folder), -1, device="cpu", dtype=dtype, max_length=max_length)
+def encoder(folder: Path, **options: Any) -> LayerEncoder:
+    return LayerEncoder(str(folder), -1, device="cpu", **options)
 
 
 def by_hand(run: Path, **options: Any) -> pl.DataFrame:
@@ -77,9 +77,9 @@ def by_hand(run: Path, **options: Any) -> pl.DataFrame:
     how = BEFORE | options
     frames = []
     for name in sorted(how.pop("revisions"), key=STEPS.__getitem__):
-        one = encoder(run / name, how["dtype"], how["max_length"])
-        rest = {key: value for key, value in how.items() if key not in ("texts", "dtype", "max_length")}
-        found = measure(one, how["texts"], **rest)
+        mine = {key: how[key] for key in ("norm", "pooling", "dtype", "max_length")}
+        rest = {key: value for key, value in how.items() if key != "texts" and key not in mine}
+        found = measure(encoder(run / name, **mine), how["texts"], **rest)
         frames.append(found.with_columns(model=pl.lit(f"local/{run.name}"), revision=pl.lit(f"step{STEPS[name]}")))
     return pl.concat(frames)
 
@@ -94,9 +94,11 @@ def test_what_was_kept_is_not_mixed_with_what_is_measured_another_way(
     assert_frame_equal(found, by_hand(run, **other), rel_tol=1e-4)
     assert not found.equals(before), "or the change says nothing"
     told: list[int] = []
-    again = progress(run, out=tmp_path / "out", advance=lambda _, count: told.append(count)).frame
+    again = progress(run, out=tmp_path / "out", progress=lambda _, done, __: told.append(done)).frame
     assert_frame_equal(again, before, rel_tol=1e-4)
-    assert told == [4 * len(TEXTS)] * 2, "the texts and three views of each step, at once: nothing is measured again"
+    assert told == [4 * len(TEXTS), 8 * len(TEXTS)], (
+        "the texts and three views of each step, at once: nothing is measured again"
+    )
 
 
 def test_a_copy_under_another_name_is_called_by_its_own(run: Path, out: Path, tmp_path: Path) -> None:
@@ -109,7 +111,7 @@ def test_a_copy_under_another_name_is_called_by_its_own(run: Path, out: Path, tm
 def test_killed_while_a_step_is_written_equals_never_stopped(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = {"revisions": list(STEPS)}
+    names: dict[str, Any] = {"revisions": list(STEPS)}
     write = pl.DataFrame.write_parquet
     written: list[Path] = []
 
@@ -125,7 +127,8 @@ def test_killed_while_a_step_is_written_equals_never_stopped(
         with pytest.raises(KeyboardInterrupt):
             progress(run, out=tmp_path, **names)
     told: dict[str, list[int]] = {}
-    found = progress(run, out=tmp_path, advance=lambda name, count: told.setdefault(name, []).append(count), **names)
+    names["progress"] = lambda name, done, _: told.setdefault(name, []).append(done)
+    found = progress(run, out=tmp_path, **names)
     assert list(told) == ["step1", "checkpoint-3", "checkpoint-20"]
     assert told["step1"] == [4 * len(TEXTS)]
     assert len(told["checkpoint-3"]) > 1, "measured again"
@@ -149,10 +152,10 @@ def test_what_is_said_of_the_run_is_how_it_was_measured(run: Path, out: Path) ->
     said = progress(run, out=out).how
     assert said["texts"].startswith(f"{len(TEXTS)} (mine, digest ")
     assert (said["norm"], said["pooling"], said["views"]) == ("none", "mean", "seed 0")
-    assert (said["dtype"], said["longest text"]) == ("as in the files", "as the model takes")
+    assert not {"dtype", "max length"} & set(said), "what nobody chose"
     other = progress(run, metrics="curvature", norm="final", pooling="last", seed=7, dtype="float16", max_length=9)
     assert (other.how["norm"], other.how["pooling"], other.how["views"]) == ("final", "last", "seed 7")
-    assert (other.how["dtype"], other.how["longest text"]) == ("float16", "9 tokens")
+    assert (other.how["dtype"], other.how["max length"]) == ("float16", "9")
     assert other.how["texts"] == said["texts"]
 
 
