@@ -33,7 +33,7 @@ def probe_texts(number: int, words: int = 60) -> list[str]:
 
 
 class Counted(LayerMetricsCallback):
-    """The callback, counting its looks and what they take."""
+    """The callback, counting its measurements and their time."""
 
     looks, seconds = 0, 0.0
     clock = staticmethod(time.process_time)
@@ -85,7 +85,7 @@ def table(
         f"# The callback beside the same run without it ({given.device})",
         "",
         f"`python -m benchmarks.callback_overhead --device {given.device} {shape} --steps {given.steps}`: torch {torch.__version__}, "
-        f"{plain[0]['parameters']:.1f}M parameters, the callback's default options ({look.looks} looks at {given.texts} texts), runs in turns. "
+        f"{plain[0]['parameters']:.1f}M parameters, the callback's default options ({look.looks} measurements of {given.texts} texts), alternating runs. "
         + ("Seconds by the clock." if cuda else "Processor seconds."),
         "",
         "| round | without | with | added | peak GB without | with |",
@@ -100,9 +100,9 @@ def table(
     each = look.seconds / look.looks
     lines += [
         "",
-        f"In the last run with it the looks took {look.seconds:.1f} s, {100 * look.seconds / (watched[-1]['seconds'] - look.seconds):.2f} % "
+        f"In the last run with it the measurements took {look.seconds:.1f} s, {100 * look.seconds / (watched[-1]['seconds'] - look.seconds):.2f} % "
         "of the rest of that run; the difference between two runs also holds what else the machine did. "
-        f"A step takes {1000 * step:.1f} ms, a look {1000 * each:.0f} ms. Looks are at steps 0, 1, 2, 4 …, so that their share falls as a run "
+        f"A step takes {1000 * step:.1f} ms, a measurement {1000 * each:.0f} ms. Measurements are at steps 0, 1, 2, 4 …, so that their share falls as a run "
         "grows: by these two numbers "
         + ", ".join(f"{100 * (n.bit_length() + 2) * each / (n * step):.2f} % of {n} steps" for n in (1024, 4096, 16384))
         + ". The last losses of both runs are equal to the bit.",

@@ -1,6 +1,6 @@
 """The paper's token experiments, against the plain way: one thread, processor time, the same numbers from both.
 
-Figure 5, plain: a forward pass for each prefix of a text, its states centred, scaled and decomposed from scratch. Ours: one
+Figure 5, plain: a forward pass for each prefix of a text, its states centered, scaled and decomposed from scratch. Ours: one
 pass, and every prefix's matrix from cumulative sums of one Gram matrix. Figure 6, plain: a pass for each prompt. Ours: the
 prompts of all probabilities in shared batches. Needs ``MIDLAYER_DATA`` (WikiText-2 and GSM8K in ``corpora/``) and the
 built-in model. Writes ``benchmarks/results/experiments.md``.
@@ -157,7 +157,7 @@ def main() -> None:
         "largest difference between the two ways, in nats (Figure 6: of the share of the largest entropy).", "",
         f"## Entropies of all prefixes of one text's states (median of {given.repeats} runs)", "",
         "| tokens x width | order | plain, ms | ours, ms | plain / ours | difference |", "|---|---|---|---|---|---|", *of_spectra, "",
-        "Plain centres, scales, multiplies and decomposes every prefix from scratch. Ours makes each prefix's matrix from cumulative sums",
+        "Plain centers, scales, multiplies and decomposes every prefix from scratch. Ours makes each prefix's matrix from cumulative sums",
         "of one Gram matrix; the order 2 needs no matrix for a prefix, the order 1 still finds the spectrum of each.", "",
         "## Figure 5: every layer and every prefix, with the model", "",
         "| model | texts x tokens | plain, s | ours, s | plain / ours | difference |", "|---|---|---|---|---|---|", *fig5, "",
