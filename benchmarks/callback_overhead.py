@@ -1,4 +1,4 @@
-"""What the callback costs: the same training run with and without it, in turns, at its default cadence.
+"""What the callback costs: the same training run with and without it, alternating, at its default steps.
 
 ``python -m benchmarks.callback_overhead`` trains a tiny model on a CPU and counts processor time, which other programs on the machine
 do not change. ``--device cuda --blocks 12 --width 512 --batch 256 --length 256 --steps 2048`` is the 38M model of the training record, by the
@@ -26,7 +26,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def probe_texts(number: int, words: int = 60) -> list[str]:
-    """Return texts of made-up words, each another."""
+    """Return different texts of made-up words."""
     generator = torch.Generator().manual_seed(0)
     letters = torch.randint(97, 123, (number, words, 6), generator=generator)
     return [" ".join("".join(map(chr, word)) for word in text) for text in letters.tolist()]
@@ -82,7 +82,7 @@ def table(
     cuda = given.device == "cuda"
     shape = f"--blocks {given.blocks} --width {given.width} --length {given.length} --batch {given.batch} --texts {given.texts}"
     lines = [
-        f"# The callback beside the same run without it ({given.device})",
+        f"# A training run with and without the callback ({given.device})",
         "",
         f"`python -m benchmarks.callback_overhead --device {given.device} {shape} --steps {given.steps}`: torch {torch.__version__}, "
         f"{plain[0]['parameters']:.1f}M parameters, the callback's default options ({look.looks} measurements of {given.texts} texts), alternating runs. "
