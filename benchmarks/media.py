@@ -1,4 +1,4 @@
-"""What all layers of a model of images, or of sound, cost against one pass to the last one, by sentence-transformers.
+"""What all layers of a model of images, or of audio, cost against one pass to the last one, by sentence-transformers.
 
 Writes ``benchmarks/results/media.md``. One thread, processor time, rounds in turn: whatever else the machine does counts
 least. The images lie decoded in memory, and both ways prepare them with the same processor.
@@ -51,7 +51,7 @@ def images(count: int, size: int) -> list[Any]:
     return [Image.fromarray(draw.integers(0, 256, (size, size, 3), dtype=np.uint8)) for _ in range(count)]
 
 
-def sounds(count: int, seconds: float) -> list[Any]:
+def waveforms(count: int, seconds: float) -> list[Any]:
     import numpy as np
 
     draw = np.random.default_rng(0)
@@ -104,7 +104,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     lines = [
-        "# All layers of a model of images or sound against one pass to the last layer", "",
+        "# All layers of a model of images or audio against one pass to the last layer", "",
         f"`python benchmarks/media.py --rounds {given.rounds}`: random models, float32, one thread, processor time,",
         f"{given.rounds} rounds in turn. `last`: plain sentence-transformers over the whole model; the bar for all layers is 1.15.", "",
         "| model | layers | last, s | all / last, fastest rounds | median of rounds | range | one layer of ours / last |",
@@ -125,9 +125,15 @@ def main() -> None:
         lines.append(
             row("ViT, 12 blocks of 192, 256 images of 32 x 32", Path(folder, "tiny"), images(256, 32), given.rounds, 32)
         )
-        write_wav2vec2(Path(folder, "sound"), 12, 192)
+        write_wav2vec2(Path(folder, "waveform"), 12, 192)
         lines.append(
-            row("Wav2Vec2, 12 blocks of 192, 32 sounds of 2 s", Path(folder, "sound"), sounds(32, 2.0), given.rounds, 8)
+            row(
+                "Wav2Vec2, 12 blocks of 192, 32 waveforms of 2 s",
+                Path(folder, "waveform"),
+                waveforms(32, 2.0),
+                given.rounds,
+                8,
+            )
         )
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text("\n".join(lines) + "\n")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from benchmarks.vision.model import PatchTransformer
 from benchmarks.vision.run import reader_of
-from midlayer_encoders.analysis.probing import AttentiveProbes, LiveTokens
+from midlayer_encoders.analysis.probing import AttentiveProbes, LiveTokens, ProbeTraining
 from midlayer_encoders.analysis.probing.heads import num_heads
 from midlayer_encoders.analysis.probing.tokens import TokenSource, read_tokens
 from midlayer_encoders.analysis.probing.training import train_probes
@@ -96,7 +96,9 @@ class Bench:
             head = PublishedProbe(self.given.width, CLASSES)
         train_probes(
             head.to(self.device), self.source(layers, kept), self.labels, train=self.train, validation=self.validation,
-            epochs=self.given.epochs, patience=self.given.epochs, batch_size=self.given.batch_size,
+            training=ProbeTraining(
+                epochs=self.given.epochs, patience=self.given.epochs, batch_size=self.given.batch_size
+            ),
         )  # fmt: skip
 
 

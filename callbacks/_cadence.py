@@ -1,4 +1,4 @@
-"""At which steps of a training run to look."""
+"""At which steps of a training run to measure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Cadence:
     steps: frozenset[int] = frozenset()
 
     def due(self, step: int) -> bool:
-        """Return whether to look after ``step`` optimizer steps.
+        """Return whether to measure after ``step`` optimizer steps.
 
         Example:
             >>> [step for step in range(20) if make_cadence("log2").due(step)]
@@ -47,7 +47,9 @@ def make_cadence(every_n_steps: EveryNSteps) -> Cadence:
         )
     if isinstance(every_n_steps, int):
         if every_n_steps < 1:
-            raise OptionError(f"`every_n_steps` must be 1 or more, but got {every_n_steps}. Pass 'log2' for few looks.")
+            raise OptionError(
+                f"`every_n_steps` must be 1 or more, but got {every_n_steps}. Pass 'log2' to measure rarely."
+            )
         return Cadence(every=every_n_steps)
     steps = list(every_n_steps)
     if not steps or any(not isinstance(step, int) or isinstance(step, bool) or step < 0 for step in steps):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from midlayer_encoders.callbacks._probe import Values
+from midlayer_encoders.callbacks._measurement import Values
 
 __all__ = ["by_step", "collapse", "decline"]
 
@@ -21,12 +21,12 @@ def decline(
     r"""Return in words that the last layer got worse while an earlier one improved; ``None`` where it did not.
 
     Since the step at which the last layer was best, its score fell by more than ``tolerance`` and stayed so for
-    ``patience`` looks, while some earlier layer's is now higher, by more than ``tolerance``, than at that step.
+    ``patience`` measurements, while some earlier layer's is now higher, by more than ``tolerance``, than at that step.
 
     Args:
         scores: one value per layer by step, higher is better.
         layers: the layers' numbers, ascending.
-        patience: number of looks in a row, ``1`` or more.
+        patience: number of measurements in a row, ``1`` or more.
         tolerance: what is not noise, in the score's own unit.
         what: what the words call the score.
 
@@ -73,7 +73,7 @@ def collapse(entropies: Mapping[int, Sequence[float]], layers: Sequence[int], *,
     return None
 
 
-def by_step(steps: Mapping[int, Values], name: str) -> dict[int, list[float]]:
+def by_step(steps: Mapping[int, Values], name: str, layers: Sequence[int]) -> dict[int, list[float]]:
     """Return one metric's values by step, of the steps that have one for every layer."""
-    found = {step: values[name] for step, values in steps.items() if name in values}
+    found = {step: [values.get(name, {}).get(layer, math.nan) for layer in layers] for step, values in steps.items()}
     return {step: values for step, values in found.items() if not any(map(math.isnan, values))}

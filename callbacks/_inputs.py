@@ -1,4 +1,4 @@
-"""The fixed inputs of a probe: tokenised once, or taken once from a dataloader."""
+"""The fixed inputs of a callback: tokenized once, or read once from a dataloader, and their views."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from midlayer_encoders._random import isolated_random
 from midlayer_encoders.callbacks._backbone import accepted_inputs, main_input
+from midlayer_encoders.callbacks._settings import Settings
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.measuring import num_views
 from midlayer_encoders.reading.batches import plan_batches
+from midlayer_encoders.selection.ridge import check_labels
+from midlayer_encoders.views.texts import augment
 
-__all__ = ["Batch", "Passes", "loaded_passes", "text_passes"]
+__all__ = ["Batch", "Passes", "count_inputs", "label_numbers", "make_passes"]
 
 _NOT_INPUTS = {"labels", "label", "decoder_input_ids", "return_dict", "output_hidden_states"}
 _SHORTEST = 4  # tokens: two steps have an angle between them, two halves two tokens each
@@ -21,26 +26,66 @@ _SHORTEST = 4  # tokens: two steps have an angle between them, two halves two to
 
 @dataclass(frozen=True)
 class Batch:
-    """Some of the probe's inputs, ready for the model, and their places in the whole list."""
+    """Some of the inputs, ready for the model, and their positions in the whole list."""
 
     positions: list[int]
     inputs: dict[str, Tensor]
 
 
 Passes = list[list[Batch]]
-"""The batches of the probe itself, then those of each view of it."""
+"""The batches of the inputs themselves, then those of each view of them."""
 
 
-def text_passes(
-    texts: Sequence[str],
-    views: Sequence[Sequence[str]],
-    tokenizer: Any,
-    model: nn.Module,
-    *,
-    max_length: int,
-    token_budget: int,
-) -> Passes:
+def make_passes(settings: Settings, model: nn.Module, tokenizer: Any) -> Passes:
+    """Return the inputs and as many views of them as the metrics want; the global random generators stay as they are.
+
+    Args:
+        settings: of the callback.
+        model: the transformer.
+        tokenizer: the trainer's own, used where the settings have none.
+    """
+    given, views = settings.texts_or_dataloader, settings.views
+    tokenizer = tokenizer if settings.tokenizer is None else settings.tokenizer
+    needed = num_views(settings.make_metrics([0]))
+    if not isinstance(views, int) and len(views) < needed:
+        raise OptionError(f"`views` must hold {needed} views for these metrics, but got {len(views)}.")
+    with isolated_random():
+        if isinstance(given, Sequence) and (not given or isinstance(given[0], str)):
+            return _text_passes(settings, needed, model, tokenizer)
+        if isinstance(views, int) and needed:
+            raise OptionError(
+                "`views` must be given, a dataloader for each, where the inputs are a dataloader and a metric compares "
+                "views (InfoNCE, LiDAR, DiME). Pass them, texts instead, or other `metrics`."
+            )
+        loaders = [] if isinstance(views, int) else views[:needed]
+        passes = [_loaded(each, model, settings.max_inputs, view) for view, each in enumerate([given, *loaders], -1)]
+    counts = {count_inputs(batches) for batches in passes}
+    if len(counts) > 1:
+        raise OptionError(f"`views` must give one view for each input, but the numbers are {sorted(counts)}.")
+    return passes
+
+
+def count_inputs(batches: Sequence[Batch]) -> int:
+    """Return the number of inputs in batches."""
+    return sum(len(batch.positions) for batch in batches)
+
+
+def label_numbers(labels: Sequence[int | str], count: int) -> Tensor:
+    """Return the class of each of ``count`` inputs as a number from ``0``, in the order in which they appear."""
+    classes = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+    numbers = torch.tensor([classes[label] for label in labels])
+    if len(numbers) != count:
+        raise OptionError(f"`labels` must be one for each of the {count} inputs, but got {len(numbers)}.")
+    check_labels(numbers)
+    return numbers
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def _text_passes(settings: Settings, needed: int, model: nn.Module, tokenizer: Any) -> Passes:
     """Return the texts, then each view of them, as batches of token ids."""
+    texts: Any = settings.texts_or_dataloader
     if tokenizer is None:
         raise OptionError("`tokenizer` must be given with texts. Pass the model's, or a dataloader instead of texts.")
     if not texts:
@@ -48,21 +93,26 @@ def text_passes(
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise OptionError(f"`texts` must hold only strings, but `texts[{index}]` is a {type(text).__name__}.")
-    for number, view in enumerate(views):
+    _check_vocabulary(tokenizer, model)
+    encoded = [
+        tokenizer(list(each), truncation=True, max_length=settings.max_length, verbose=False)["input_ids"]
+        for each in (texts, *_text_views(settings, needed))
+    ]
+    _check_lengths([len(ids) for ids in encoded[0]])
+    names = accepted_inputs(model)
+    return [_batches(ids, tokenizer, names, settings.token_budget) for ids in encoded]
+
+
+def _text_views(settings: Settings, needed: int) -> Sequence[Sequence[str]]:
+    texts: Any = settings.texts_or_dataloader
+    if isinstance(settings.views, int):
+        return augment(texts, views=needed, seed=settings.seed) if needed else []
+    for number, view in enumerate(settings.views[:needed]):
         if isinstance(view, str) or len(view) != len(texts):
             raise OptionError(
                 f"`views` must be lists of {len(texts)} texts, one for each text, but view {number} is not."
             )
-    _check_vocabulary(tokenizer, model)
-    encoded = [_encode(each, tokenizer, max_length) for each in (texts, *views)]
-    _check_lengths([len(ids) for ids in encoded[0]])
-    names = accepted_inputs(model)
-    return [_batches(ids, tokenizer, names, token_budget) for ids in encoded]
-
-
-def _encode(texts: Sequence[str], tokenizer: Any, max_length: int) -> list[list[int]]:
-    ids: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=max_length, verbose=False)["input_ids"]
-    return ids
+    return settings.views[:needed]
 
 
 def _check_vocabulary(tokenizer: Any, model: nn.Module) -> None:
@@ -95,21 +145,19 @@ def _batches(ids: list[list[int]], tokenizer: Any, names: set[str] | None, token
 def _padded(ids: list[list[int]], tokenizer: Any, names: set[str] | None) -> dict[str, Tensor]:
     """Return one batch, padded on the right, where every family's positions are right."""
     pad = getattr(tokenizer, "pad_token_id", None)
-    tokens = torch.full((len(ids), max(1, *map(len, ids))), 0 if pad is None else pad, dtype=torch.int64)
-    mask = torch.zeros_like(tokens)
-    for row, each in enumerate(ids):
-        tokens[row, : len(each)] = torch.tensor(each, dtype=torch.int64)
-        mask[row, : len(each)] = 1
-    made = {"input_ids": tokens, "attention_mask": mask}
+    longest = max(1, *map(len, ids))
+    made = {
+        "input_ids": torch.tensor([each + [pad or 0] * (longest - len(each)) for each in ids]),
+        "attention_mask": torch.tensor([[1] * len(each) + [0] * (longest - len(each)) for each in ids]),
+    }
     return {name: value for name, value in made.items() if names is None or name in names}
 
 
-def loaded_passes(loaders: Sequence[Iterable[Any]], model: nn.Module, *, max_inputs: int) -> Passes:
-    """Return the first inputs of a dataloader, and of one for each view, as the batches they came in."""
-    return [_loaded(loader, model, max_inputs, view) for view, loader in enumerate(loaders, start=-1)]
+# --- dataloaders ------------------------------------------------------------------------------------------------------
 
 
 def _loaded(loader: Iterable[Any], model: nn.Module, max_inputs: int, view: int) -> list[Batch]:
+    """Return the first inputs of a dataloader as the batches they came in."""
     names = accepted_inputs(model)
     batches: list[Batch] = []
     taken = 0

@@ -1,70 +1,102 @@
-"""How each metric of a probe is measured: two values share a name only where this is equal."""
+"""``Settings``: the one list of arguments that the callbacks of every trainer take."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import torch
-from torch import Tensor
-
-from midlayer_encoders.callbacks._inputs import Batch
-from midlayer_encoders.callbacks._probe import LABEL_ACCURACY, Probe
+from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
+from midlayer_encoders.callbacks._cadence import EveryNSteps, make_cadence
+from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.measuring import make_for_views
+from midlayer_encoders.metrics import LayerMetric
 
-__all__ = ["Settings", "probe_settings"]
+__all__ = ["Settings", "takes_settings"]
 
-Settings = dict[str, dict[str, Any]]
-"""What the values of each metric depend on besides the weights: strings, numbers and lists of them."""
+_P = ParamSpec("_P")
+_Self = TypeVar("_Self")
 
 
-def probe_settings(probe: Probe, module: str) -> Settings:
-    """Return what each metric of ``probe`` depends on, and no more: token metrics do not know of ``pooling``.
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """What a callback measures, when, and where it writes; checked when it is made.
 
-    Args:
-        probe: what is measured.
-        module: path of the transformer in what is trained.
+    Attributes:
+        texts_or_dataloader: the inputs: texts, or batches of a model's inputs (dicts of tensors). Of a dataloader the
+            first ``max_inputs`` are read, once.
+        tokenizer: of the texts.
+        metrics: ``"paper"``, ``"all"``, one name or several.
+        layers: ``"all"`` or some.
+        every_n_steps: optimizer steps between two measurements, a list of steps, or ``"log2"``: 0, 1, 2, 4, 8 …
+        module: path of the transformer in what is trained; ``"auto"`` takes the one there is.
+        blocks: path of the list of blocks within it, where it cannot be found by rule.
+        norm: of the pooled vectors; ``"none"`` is the paper's.
+        pooling: how token states become one vector.
+        views: number of views of each text for LiDAR (InfoNCE and DiME take the first two), or the views themselves:
+            V lists of texts, or V dataloaders. Made once.
+        labels: class of each input; adds ``label_accuracy``, the cross-validated accuracy of a ridge classifier.
+        seed: of the views and of the labels' folds.
+        max_length: tokens after which a text is truncated.
+        max_inputs: inputs read from a dataloader.
+        token_budget: tokens in a batch of texts.
+        figures: whether to draw heat maps and curves at the end.
+        dirpath: folder of ``history.parquet`` and the figures; by default beside the run's logs.
+        name: prefix of what is logged, and of the files' folder; another for a second callback in one run.
+        strict: whether an error in a measurement stops the run; else it is logged once and the run goes on.
     """
-    inputs, *views = [_digest(_rows(batches)) for batches in probe.passes]
-    place = {"module": module, "blocks": probe.anatomy.blocks}
-    vectors = {"norm": probe.norm, "pooling": probe.pooling}
-    found: Settings = {}
-    for name, metric in (make_for_views(probe.metrics, probe.layers, probe.views) if probe.metrics else {}).items():
-        if metric.kind == "views":
-            found[name] = {**place, **vectors, "views": views[: int(getattr(metric, "views", 0))]}
-        else:
-            found[name] = {**place, **(vectors if metric.kind == "pooled" else {}), "inputs": inputs}
-        if metric.needs_previous:
-            found[name]["layers"] = list(probe.layers)
-    if probe.labels is not None:
-        labels = _digest([repr(probe.labels.tolist()).encode()])
-        found[LABEL_ACCURACY] = {**place, **vectors, "inputs": inputs, "labels": labels, "seed": probe.seed}
-    return found
+
+    texts_or_dataloader: Sequence[str] | Iterable[Any]
+    tokenizer: Any = None
+    _: KW_ONLY
+    metrics: str | Sequence[str] = "paper"
+    layers: Sequence[Layer] | str = "all"
+    every_n_steps: EveryNSteps = "log2"
+    module: str = "auto"
+    blocks: str | None = None
+    norm: Norm = "none"
+    pooling: Pooling = "mean"
+    views: int | Sequence[Any] = 2
+    labels: Sequence[int | str] | None = None
+    seed: int = 0
+    max_length: int = 64
+    max_inputs: int = 256
+    token_budget: int = 16384
+    figures: bool = True
+    dirpath: str | Path | None = None
+    name: str = "midlayer"
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.texts_or_dataloader, str):
+            raise OptionError("`texts_or_dataloader` must be a list of texts, but got one text: write `[text]`.")
+        check_choice("norm", self.norm, NORMS)
+        check_choice("pooling", self.pooling, POOLINGS)
+        make_cadence(self.every_n_steps)
+        self.make_metrics([0])  # a wrong name is refused now
+
+    def make_metrics(self, layers: Sequence[int]) -> dict[str, LayerMetric]:
+        """Return the metrics by name, with nothing in them; none where labels alone are wanted."""
+        views = self.views if isinstance(self.views, int) else len(self.views)
+        return make_for_views(self.metrics, layers, views) if self.metrics else {}
 
 
-def _digest(rows: Sequence[bytes]) -> str:
-    made = hashlib.sha256()
-    for row in rows:
-        made.update(hashlib.sha256(row).digest())
-    return made.hexdigest()[:16]
+def takes_settings(
+    made: Callable[_P, Settings],
+) -> Callable[[Callable[[_Self, Settings], None]], Callable[Concatenate[_Self, _P], None]]:
+    """Return a decorator by which a constructor takes the fields of the settings as its own arguments."""
 
+    def decorate(init: Callable[[_Self, Settings], None]) -> Callable[Concatenate[_Self, _P], None]:
+        @functools.wraps(init)
+        def taking(self: _Self, /, *args: _P.args, **keywords: _P.kwargs) -> None:
+            init(self, made(*args, **keywords))
 
-def _rows(batches: Sequence[Batch]) -> list[bytes]:
-    """Return each input, in the order of the whole list and without its padding, which depends on the batches."""
-    rows: dict[int, bytes] = {}
-    for batch in batches:
-        for row, position in enumerate(batch.positions):
-            rows[position] = _row_bytes({name: value[row] for name, value in sorted(batch.inputs.items())})
-    return [rows[position] for position in sorted(rows)]
+        own = next(iter(inspect.signature(init).parameters.values()))
+        fields = inspect.signature(made)
+        taking.__signature__ = fields.replace(parameters=[own, *fields.parameters.values()])  # type: ignore[attr-defined]
+        return taking
 
-
-def _row_bytes(inputs: dict[str, Tensor]) -> bytes:
-    mask = inputs.get("attention_mask")
-    parts = b""
-    for name, value in inputs.items():
-        if mask is not None and value.shape[:1] == mask.shape:
-            value = value[mask.bool()]
-        raw = value.reshape(-1).contiguous().view(torch.uint8)  # NumPy has no bfloat16
-        parts += f"{name} {value.dtype} {tuple(value.shape)} ".encode() + raw.numpy().tobytes()
-    return parts
+    return decorate

@@ -1,40 +1,25 @@
-"""A look at a model in training that leaves no trace."""
+"""A forward pass of a model in training that leaves no trace."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["isolated_generators", "undisturbed"]
+from midlayer_encoders._random import isolated_random
 
-
-@contextmanager
-def isolated_generators() -> Iterator[None]:
-    """Put the global random generators of Python, NumPy and torch back as they were, whatever happens within."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
+__all__ = ["undisturbed"]
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Run ``model`` in eval mode, without gradients and without compiling, and leave it as it was.
 
-    What a forward pass may change is put back: the mode of each module (some may be frozen in eval mode), buffers that
+    What a forward pass may change is restored: the mode of each module (some may be frozen in eval mode), buffers that
     a module updates or replaces while it runs (rotary tables that grow), and the global random generators.
-    ``no_grad`` rather than ``inference_mode``: a tensor that a module keeps from the look may be used in training.
+    ``no_grad`` rather than ``inference_mode``: a tensor that a module keeps from here may be used in training.
     """
     modes = [(module, module.training) for module in model.modules()]
     kept = [
@@ -43,7 +28,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]
-    with isolated_generators(), torch.no_grad(), _eager():
+    with isolated_random(), torch.no_grad(), _eager():
         model.eval()
         try:
             yield
@@ -56,7 +41,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _eager() -> Iterator[None]:
-    """Run compiled modules as they were written: a look must not make them compile again for other shapes."""
+    """Run compiled modules as they were written: a measurement must not compile them again for other shapes."""
     if torch.compiler.is_compiling() or not hasattr(torch.compiler, "set_stance"):  # torch before 2.6
         yield
         return

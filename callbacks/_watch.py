@@ -9,7 +9,8 @@ from typing import Any, Literal, TypeAlias
 from midlayer_encoders._types import Norm
 from midlayer_encoders.callbacks._cadence import EveryNSteps
 from midlayer_encoders.callbacks._decline import by_step, collapse, decline
-from midlayer_encoders.callbacks._probe import LABEL_ACCURACY, Values
+from midlayer_encoders.callbacks._inputs import count_inputs
+from midlayer_encoders.callbacks._measurement import LABEL_ACCURACY, Values
 from midlayer_encoders.callbacks._recorder import Recorder
 from midlayer_encoders.errors import NotFiniteError, OptionError, check_choice
 
@@ -29,12 +30,12 @@ class Watch(Recorder):
     ``half_match``: whether the two halves of a text find each other.
 
     Args:
-        texts_or_dataloader: the probe, as for the metrics' callback.
+        texts_or_dataloader: the inputs, as for the metrics' callback.
         tokenizer: of the texts.
         labels: class of each input; at least 2 classes and 10 inputs. ``None`` for the label-free score.
-        every_n_steps: optimizer steps between two looks, a list of steps, or ``"log2"``.
+        every_n_steps: optimizer steps between two measurements, a list of steps, or ``"log2"``.
         on_decline: ``"warn"`` only; ``"stop"`` the run too; or save a ``"checkpoint"`` too. Each event once.
-        patience: number of looks in a row at which the last layer must be worse.
+        patience: number of measurements in a row at which the last layer must be worse.
         tolerance: what is not noise, in the score's unit (both scores lie in [0, 1]); by default ``1 / sqrt(N)`` for N
             inputs, two standard errors of a share near one half.
         collapse_share: share of a layer's highest entropy so far below which it has collapsed.
@@ -81,7 +82,7 @@ class Watch(Recorder):
 
     def _failed(self, error: Exception, step: int) -> None:
         if isinstance(error, NotFiniteError):
-            self._not_finite = error  # what this callback looks for, so not a failure of it
+            self._not_finite = error  # what this callback warns of, so not a failure of it
             return
         super()._failed(error, step)
 
@@ -111,13 +112,13 @@ class Watch(Recorder):
         return news
 
     def _found(self, steps: Mapping[int, Values]) -> dict[str, str | None]:
-        if self._probe is None:
+        if self._history is None:
             return {}
-        layers = self._probe.layers
-        score = _LABEL_FREE if self._probe.labels is None else LABEL_ACCURACY
-        scores, entropies = by_step(steps, score), by_step(steps, _ENTROPY)
-        inputs = sum(len(batch.positions) for batch in self._probe.passes[0])
-        tolerance = inputs**-0.5 if self.tolerance is None else self.tolerance
+        measurement = self._history.measurement
+        layers, score = measurement.layers, _LABEL_FREE if measurement.labels is None else LABEL_ACCURACY
+        scores, entropies = (by_step(steps, name, layers) for name in (score, _ENTROPY))
+        noise: float = count_inputs(measurement.passes[0]) ** -0.5
+        tolerance = noise if self.tolerance is None else self.tolerance
         return {
             "not finite": None if self._not_finite is None else str(self._not_finite).rstrip("."),
             "decline": decline(scores, layers, patience=self.patience, tolerance=tolerance, what=score),

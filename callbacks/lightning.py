@@ -11,7 +11,7 @@ from torch import nn
 from midlayer_encoders.callbacks._backbone import has_backbone
 from midlayer_encoders.callbacks._recorder import Recorder
 from midlayer_encoders.callbacks._watch import Watch
-from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.errors import OptionError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,9 +32,9 @@ class LayerMetricsCallback(Recorder, Callback):
 
     Values go to every logger as ``midlayer/<metric>/layer_07``, to ``history.parquet`` beside the run, and into its
     checkpoints, so that a resumed run has the history of one that was not stopped. Heat maps and curves are drawn when
-    training ends. In a distributed run the processes share the probe.
+    training ends. In a distributed run the processes share the inputs.
 
-    The options are those of :class:`~midlayer_encoders.callbacks._recorder.Recorder`::
+    The options are those of :class:`~midlayer_encoders.callbacks._settings.Settings`::
 
         Trainer(callbacks=[LayerMetricsCallback(texts, tokenizer, every_n_steps=100)])
     """
@@ -51,34 +51,31 @@ class LayerMetricsCallback(Recorder, Callback):
         self._begin()
         strategy = type(trainer.strategy).__name__
         if strategy in _SHARDED:
-            raise MidlayerError(
-                f"{type(self).__name__} needs the whole model in each process, but {strategy} shards its weights. "
-                "Train with DDP, or measure its checkpoints afterwards: midlayer progression."
-            )
+            self._refuse_shards(strategy)
         if not trainer.loggers and self._dirpath is None:
             raise OptionError(
                 f"{type(self).__name__} has no logger to log to. Give the Trainer one (`logger=CSVLogger(...)`), or "
                 "pass `dirpath` to keep the history in a file alone."
             )
-        if has_backbone(pl_module) or self._module != "auto" or not _makes_modules_later(pl_module):
-            self._prepare_once(pl_module)
+        if has_backbone(pl_module) or self.settings.module != "auto" or not _makes_modules_later(pl_module):
+            self._prepare(pl_module)
 
     def on_fit_start(self, _: Any, pl_module: nn.Module) -> None:
         """Find a model that was made in the module's own ``setup`` or ``configure_model``."""
-        self._prepare_once(pl_module)
+        self._prepare(pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
-        """Look before the first step."""
+        """Measure before the first step."""
         if self._wants(trainer.global_step):
             self._visit(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: nn.Module, *_: Any) -> None:
-        """Look when a step is due; batches that only accumulate gradients repeat the step before."""
+        """Measure when a step is due; batches that only accumulate gradients repeat the step before."""
         if self._wants(trainer.global_step):
             self._visit(trainer, pl_module)
 
     def on_train_end(self, trainer: Any, pl_module: nn.Module) -> None:
-        """Look at the trained model, and draw."""
+        """Measure the trained model, and draw."""
         if not self._has(trainer.global_step):
             self._visit(trainer, pl_module)
         folder = self._folder(trainer)
@@ -88,9 +85,9 @@ class LayerMetricsCallback(Recorder, Callback):
                     _show(logger, f"{self.name}/{name}", figure, trainer.global_step)
 
     def on_validation_start(self, trainer: Any, pl_module: nn.Module) -> None:
-        """Look once where the run is a validation alone."""
+        """Measure once where the run is a validation alone."""
         if trainer.state.fn == "validate" and not trainer.sanity_checking:
-            self._prepare_once(pl_module)
+            self._prepare(pl_module)
             step = trainer.global_step if self._loaded_step is None else self._loaded_step
             if not self._has(step):
                 self._visit(trainer, pl_module, step)
@@ -109,7 +106,7 @@ class LayerMetricsCallback(Recorder, Callback):
         return {} if self._history is None else self._history.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the history of the run that is resumed."""
+        """Take over the history of the run that is resumed."""
         if self._loaded_step is not None and self._history is not None and self._history.steps:
             return  # of this run, which has gone further since: trainer.test(ckpt_path="best")
         if state_dict and self._history is None:
@@ -119,27 +116,20 @@ class LayerMetricsCallback(Recorder, Callback):
 
     # --- ours ---------------------------------------------------------------------------------------------------------
 
-    def _prepare_once(self, pl_module: nn.Module) -> None:
-        if self._probe is None:
-            self._prepare(pl_module)
-
     def _follows(self, trainer: Any) -> bool:
         """Return whether ``trainer`` has trained under this callback, so that a validation belongs to that run."""
         return self._history is not None and trainer.global_step > 0
 
     def _visit(self, trainer: Any, pl_module: nn.Module, step: int | None = None) -> None:
-        """Look at the model, log what was found, and keep it beside the run."""
+        """Measure the model, log the values, and write them beside the run."""
         step = trainer.global_step if step is None else step
-        values = self._look(pl_module, step, _autocast(trainer))
+        values = self._measure(pl_module, step, _autocast(trainer))
         folder = self._folder(trainer)  # asked in every process: Lightning broadcasts it
         if values is not None and trainer.is_global_zero:
             for logger in trainer.loggers:
                 logger.log_metrics(self._log_values(values), step=step)
             self._write(folder)
-        self._looked(trainer, step)
-
-    def _looked(self, trainer: Any, step: int) -> None:
-        """Do what is to be done after a look: nothing here."""
+        self._after_measurement(trainer, step)
 
     def _folder(self, trainer: Any) -> Path:
         beside = trainer.log_dir or trainer.default_root_dir
@@ -154,7 +144,7 @@ class LastLayerDecline(Watch, LayerMetricsCallback):
         Trainer(callbacks=[LastLayerDecline(texts, tokenizer, labels=labels, on_decline="checkpoint")])
     """
 
-    def _looked(self, trainer: Any, step: int) -> None:
+    def _after_measurement(self, trainer: Any, step: int) -> None:
         if not self._judge(step):
             return
         if self.on_decline == "stop":

@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from midlayer_encoders.callbacks._history import read_state
 from midlayer_encoders.callbacks._recorder import Recorder
 from midlayer_encoders.callbacks._watch import Watch
-from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.errors import OptionError
 
 __all__ = ["LastLayerDeclineTrainerCallback", "LayerMetricsTrainerCallback"]
 
@@ -22,12 +22,12 @@ __all__ = ["LastLayerDeclineTrainerCallback", "LayerMetricsTrainerCallback"]
 class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[misc]
     """Logs every metric of every layer while a Hugging Face Trainer trains, at the exact step.
 
-    A ``TrainerCallback`` is not told of its trainer: call :meth:`attach` for the values to reach the trainer's own
+    A ``TrainerCallback`` does not know its trainer: call :meth:`attach` for the values to reach the trainer's own
     loggers (TensorBoard, W&B, MLflow). Without it they are in ``state.log_history``, in ``history.parquet`` in the
     output folder, and in the figures. A resumed run goes on with the history up to the checkpoint. The tokenizer is
     the trainer's where none is given.
 
-    The options are those of :class:`~midlayer_encoders.callbacks._recorder.Recorder`::
+    The options are those of :class:`~midlayer_encoders.callbacks._settings.Settings`::
 
         callback = LayerMetricsTrainerCallback(texts, every_n_steps=100)
         callback.attach(Trainer(model, args, train_dataset=dataset))
@@ -44,12 +44,10 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
     # --- the trainer's events -----------------------------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Refuse what cannot work, take up the history of a resumed run, and look before the first step."""
-        if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):
-            raise MidlayerError(
-                f"{type(self).__name__} needs the whole model in each process, but FSDP and DeepSpeed shard its "
-                "weights. Train with DDP, or measure its checkpoints afterwards: midlayer progression."
-            )
+        """Refuse what cannot work, take over the history of a resumed run, and measure before the first step."""
+        for option, strategy in (("fsdp", "FSDP"), ("deepspeed", "DeepSpeed")):
+            if getattr(args, option, None):
+                self._refuse_shards(strategy)
         if args.output_dir is None and self._dirpath is None:
             raise OptionError("`dirpath` must be given where the trainer has no `output_dir`.")
         self._begin()
@@ -59,12 +57,12 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
             self._visit(args, state, control, given["model"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Look when a step is due."""
+        """Measure when a step is due."""
         if self._wants(state.global_step):
             self._visit(args, state, control, given["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Look at the trained model, and draw."""
+        """Measure the trained model, and draw."""
         if not self._has(state.global_step):
             self._visit(args, state, control, given["model"])
         if state.is_world_process_zero:
@@ -73,20 +71,20 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
     # --- ours ---------------------------------------------------------------------------------------------------------
 
     def _resume_from(self, path: Path, step: int) -> None:
-        """Take up the steps until the checkpoint from the file of the run before; a new run begins a new file."""
+        """Take over the steps until the checkpoint from the file of the run before; a new run begins a new file."""
         if step == 0 or not path.exists():
             return
         state = read_state(path)
         state["steps"] = {seen: values for seen, values in state["steps"].items() if seen <= step}
         if self._resume(state):
-            copyfile(path, path.with_name(f"history-before-step{step}.parquet"))  # the next look writes a new one
+            copyfile(path, path.with_name(f"history-before-step{step}.parquet"))  # the file is written anew
 
     def _visit(self, args: Any, state: Any, control: Any, model: nn.Module) -> None:
-        values = self._look(model, state.global_step, _autocast(args, model))
+        values = self._measure(model, state.global_step, _autocast(args, model))
         if values is not None and state.is_world_process_zero:
             self._log(state, self._log_values(values))
             self._write(self._folder(args))
-        self._looked(control, state.global_step)
+        self._after_measurement(control, state.global_step)
 
     def _log(self, state: Any, values: dict[str, float]) -> None:
         state.log_history.append({**values, "step": state.global_step, "epoch": state.epoch})
@@ -94,9 +92,6 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
             # The integrations alone: the trainer's own printer would bury the losses under hundreds of values.
             if type(logger).__module__.startswith("transformers.integrations"):
                 logger.on_log(self._trainer.args, state, self._trainer.control, logs=values, model=self._trainer.model)
-
-    def _looked(self, control: Any, step: int) -> None:
-        """Do what is to be done after a look: nothing here."""
 
     def _folder(self, args: Any) -> Path:
         return self._dirpath or Path(args.output_dir) / self.name
@@ -108,7 +103,7 @@ class LastLayerDeclineTrainerCallback(Watch, LayerMetricsTrainerCallback):
     The options are those of :class:`~midlayer_encoders.callbacks._watch.Watch`.
     """
 
-    def _looked(self, control: Any, step: int) -> None:
+    def _after_measurement(self, control: Any, step: int) -> None:
         if not self._judge(step):
             return
         control.should_training_stop |= self.on_decline == "stop"

@@ -1,4 +1,4 @@
-"""mteb seeds the global generators whenever a task is built or evaluated: a fence around it."""
+"""A fence around what draws from the global generators, or seeds them as mteb does: the caller's own draws stay."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class EncoderSpec:
         num_layers: number of blocks of the uncut model.
         norm: whether the final norm is applied to the layer's states.
         pooling: how token states become one vector; ``"head"`` where a joint model's own heads do it.
-        max_length: number of tokens after which a text is cut off.
+        max_length: number of tokens after which a text is truncated.
         dtype: of the weights.
         prompts: name and text of each prompt, and which is used by default.
         bidirectional: whether a causal model's mask is off.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 __all__ = [
     "AnatomyError",
@@ -15,6 +18,7 @@ __all__ = [
     "OptionError",
     "check_choice",
     "did_you_mean",
+    "old_names",
 ]
 
 
@@ -66,3 +70,22 @@ def check_choice(argument: str, value: object, known: Iterable[str]) -> None:
             f"`{argument}` must be one of {', '.join(map(repr, words))}, but got {value!r}."
             + (did_you_mean(value, words) if isinstance(value, str) else "")
         )
+
+
+def old_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a ``__getattr__`` for a module that finds what was renamed, with a ``DeprecationWarning``.
+
+    Args:
+        module: the module's ``__name__``.
+        renamed: the new name of each old one; the old ones will be gone after 0.2.
+    """
+
+    def find(name: str) -> Any:
+        if name not in renamed:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warnings.warn(
+            f"`{name}` is now `{renamed[name]}`; the old name will be gone after 0.2.", DeprecationWarning, stacklevel=2
+        )
+        return getattr(sys.modules[module], renamed[name])
+
+    return find

@@ -1,4 +1,4 @@
-"""Images and sounds that the tests make up."""
+"""Images and audio that the tests make up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def image(seed: int, size: tuple[int, int] = (20, 24)) -> Image.Image:
     return small.resize(size, Image.Resampling.BILINEAR)
 
 
-def sound(seed: int, length: int = 2000) -> tuple[np.ndarray, int]:
+def waveform(seed: int, length: int = 2000) -> tuple[np.ndarray, int]:
     """Return a chord of its own and its rate."""
     draw = np.random.default_rng(seed)
     time = np.arange(length) / RATE
@@ -24,4 +24,4 @@ def sound(seed: int, length: int = 2000) -> tuple[np.ndarray, int]:
 
 
 IMAGES = [image(n, (20 + n, 30 - n)) for n in range(6)]
-SOUNDS = [sound(n, 1500 + 400 * (n % 3)) for n in range(6)]
+WAVEFORMS = [waveform(n, 1500 + 400 * (n % 3)) for n in range(6)]

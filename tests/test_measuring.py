@@ -82,6 +82,20 @@ def test_wrong_input(tiny_folder: Folder) -> None:
         measure(whole, TEXTS, layers=[9])
 
 
+def test_an_encoder_without_blocks_has_no_layers_to_read(tiny_folder: Folder) -> None:
+    with pytest.raises(OptionError, match=r"was cut at layer 0\. Make it with layer=-1"):
+        measure(LayerEncoder(tiny_folder("Llama"), 0, device="cpu"), TEXTS, metrics="curvature")
+
+
+def test_a_conflict_with_the_encoders_own_settings_is_an_error(tiny_folder: Folder) -> None:
+    whole = LayerEncoder(tiny_folder("Llama"), -1, pooling="last", device="cpu")
+    for given in ({"norm": "none"}, {"pooling": "mean"}):
+        with pytest.raises(OptionError, match=r"must be the encoder's, .* make the encoder with"):
+            measure(whole, TEXTS, metrics="dataset_entropy", **given)  # type: ignore[arg-type]
+    same = measure(whole, TEXTS, metrics="dataset_entropy", norm="final", pooling="last")
+    assert same.equals(measure(whole, TEXTS, metrics="dataset_entropy"))
+
+
 def test_the_command_writes_frame_and_figure(tiny_folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("\n".join(TEXTS))
     command = ["metrics", tiny_folder("Llama"), "--texts", str(tmp_path / "t.txt"), "--out", str(tmp_path / "out")]

@@ -1,4 +1,4 @@
-"""Metrics, sweeps and mteb on images and sound."""
+"""Metrics, sweeps and mteb on images and audio."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from midlayer_encoders.metrics import METRICS, curvature, dataset_entropy, infon
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.store import EmbeddingStore
 from midlayer_encoders.sweeping import sweep
-from midlayer_encoders.sweeping.stored_layer import Embedder, LayerView, Prompts
+from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer
 from midlayer_encoders.views.media import augment_media
 from tests.families import DEPTH
-from tests.made_media import IMAGES, SOUNDS, image, sound
+from tests.made_media import IMAGES, WAVEFORMS, image, waveform
 from tests.test_measuring import values
 from tests.tiny_folders import save_joint
 
 Folder = Callable[[str], str]
-LONG = [sound(n, 6000 + 900 * n) for n in range(6)]  # a state of the tiny Whisper is 800 samples
+LONG = [waveform(n, 6000 + 900 * n) for n in range(6)]  # a state of the tiny Whisper is 800 samples
 
 
 @pytest.mark.parametrize(
-    ("name", "items"), [("ViT", IMAGES), ("ViTMAE", IMAGES), ("Wav2Vec2", SOUNDS), ("Whisper", LONG)]
+    ("name", "items"), [("ViT", IMAGES), ("ViTMAE", IMAGES), ("Wav2Vec2", WAVEFORMS), ("Whisper", LONG)]
 )
 def test_measured_metrics_are_the_functions_of_each_layers_own_encoder(
     name: str, items: list[Any], tiny_folder: Folder
@@ -67,23 +67,23 @@ def test_every_metric_is_measured_on_images_and_batches_do_not_matter(tiny_folde
         torch.testing.assert_close(values(other, name), values(frame, name), rtol=2e-3, atol=1e-4, msg=str(name))
 
 
-def test_sounds_that_padding_would_change_share_a_batch_only_at_one_length(tiny_folder: Folder) -> None:
+def test_waveforms_that_padding_would_change_share_a_batch_only_at_one_length(tiny_folder: Folder) -> None:
     lengths = [1500, 1900, 1500, 2300, 1900, 1500]
-    sounds = [sound(n, length) for n, length in enumerate(lengths)]
+    waveforms = [waveform(n, length) for n, length in enumerate(lengths)]
     for name, apart in (("Wav2Vec2", True), ("Wav2Vec2-stable", False)):
-        batches = batches_of(LayerEncoder(tiny_folder(name), -1, device="cpu"), sounds)
+        batches = batches_of(LayerEncoder(tiny_folder(name), -1, device="cpu"), waveforms)
         assert sorted(position for batch in batches for position in batch) == list(range(6))
         assert all(len({lengths[position] for position in batch}) == 1 for batch in batches) == apart
 
 
-def test_the_command_measures_a_folder_of_images_or_sounds(
+def test_the_command_measures_a_folder_of_images_or_waveforms(
     tiny_folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for number, (one, (samples, rate)) in enumerate(zip(IMAGES, SOUNDS, strict=True)):
+    for number, (one, (samples, rate)) in enumerate(zip(IMAGES, WAVEFORMS, strict=True)):
         one.save(tmp_path / f"{number}.png")
         wavfile.write(tmp_path / f"{number}.wav", rate, samples)
     options = ["--out", str(tmp_path / "out"), "--metrics", "curvature,prompt_entropy", "--device", "cpu"]
-    for name, option in (("ViT", "--images"), ("Wav2Vec2", "--sounds")):
+    for name, option in (("ViT", "--images"), ("Wav2Vec2", "--audio")):
         done = CliRunner().invoke(app, ["metrics", tiny_folder(name), option, str(tmp_path), *options])
         assert done.exit_code == 0, done.output
         assert len(pl.read_parquet(tmp_path / "out/metrics.parquet")) == 2 * (DEPTH + 1)
@@ -148,16 +148,16 @@ def test_a_sweep_over_images_scores_as_mteb_scores_each_layer(tiny_folder: Folde
     assert "TinyImages" in result.to_html().read_text()
 
 
-def test_a_view_reads_sounds_by_their_samples(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_a_stored_layer_reads_audio_by_its_samples(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("HuBERT"), -1, device="cpu")
     store = EmbeddingStore(tmp_path, key="e", layers=[2], dim=32)
-    embedder = Embedder(encoder, store, "final", "mean")
-    view = LayerView(
+    embedder = Embedder(encoder, store)
+    stored = StoredLayer(
         store, 2, name="a/b", revision="c", prompts=Prompts(), modalities=encoder.media, ensure=embedder
     )  # fmt: skip
-    items = [{"array": samples, "sampling_rate": rate} for samples, rate in SOUNDS]
+    items = [{"array": samples, "sampling_rate": rate} for samples, rate in WAVEFORMS]
     batches: Any = [{"audio": items[:4], "id": range(4)}, {"audio": items[4:], "id": range(2)}]
-    got = view.encode(batches, task_metadata=None, hf_split="", hf_subset="")  # type: ignore[arg-type]
+    got = stored.encode(batches, task_metadata=None, hf_split="", hf_subset="")  # type: ignore[arg-type]
     expected = LayerEncoder(tiny_folder("HuBERT"), 2, device="cpu").encode(items)
     np.testing.assert_allclose(got, expected, atol=2e-5, rtol=1e-4)
     assert len(store) == 6

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from midlayer_encoders.report import FRAME_SCHEMA, histories, settled, step_of
+from midlayer_encoders.frame import FRAME_SCHEMA, histories, settled, step_of
 
 RESULTS = Path(__file__).parent / "results"
 OBJECTIVES = ("causal", "masked", "ssm")

@@ -10,8 +10,9 @@ import polars as pl
 
 from benchmarks.pretraining import findings
 from benchmarks.pretraining.findings import OBJECTIVES, TUNINGS, by_layer, mean_scores, read_frame, read_runs
+from midlayer_encoders.frame import settled
 from midlayer_encoders.frame.steps import step_word
-from midlayer_encoders.report import plot_steps_heat, settled
+from midlayer_encoders.report import plot_steps_heat
 from midlayer_encoders.report.axes import Axis, layer_axis
 from midlayer_encoders.report.charts import Chart, Dots, Line, Panel, Part, value_axis
 from midlayer_encoders.report.matplotlib_figures import draw

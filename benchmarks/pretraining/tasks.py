@@ -128,7 +128,7 @@ _MAKERS: dict[str, Callable[[Path], Task]] = {
 
 
 class Evaluation:
-    """Scores every layer of a model on every task; texts are tokenised once.
+    """Scores every layer of a model on every task; texts are tokenized once.
 
     Args:
         tasks: what to score.

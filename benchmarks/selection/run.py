@@ -20,8 +20,7 @@ import numpy as np
 import polars as pl
 
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.frame import FRAME_SCHEMA
-from midlayer_encoders.frame.curves import Curve, Curves
+from midlayer_encoders.frame import FRAME_SCHEMA, ByLayer, Curves
 from midlayer_encoders.paper.reference import reference_metrics, reference_scores
 from midlayer_encoders.selection import RULES, CannotChooseError, choose, curves, select
 from midlayer_encoders.selection.rules import best_layer
@@ -51,8 +50,8 @@ class Model:
     name: str
     family: str
     seen: Curves
-    score: Curve
-    tasks: dict[str, Curve]
+    score: ByLayer
+    tasks: dict[str, ByLayer]
 
     @property
     def best(self) -> float:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import polars as pl
 
-from midlayer_encoders.report import FRAME_SCHEMA, plot_metrics, plot_steps_curves
+from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.report import plot_metrics, plot_steps_curves
 from midlayer_encoders.report.probes import plot_probes
 
 RESULTS = Path(__file__).parent / "results"

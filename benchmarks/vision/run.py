@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.vision.images import ImageBatches, augmented, normalised, read_zip
 from benchmarks.vision.model import PatchTransformer
 from benchmarks.vision.objectives import OBJECTIVES, Objective
-from midlayer_encoders.analysis.probing import LiveTokens, ProbeResult, Split, probe_tokens, wilson
+from midlayer_encoders.analysis.probing import LiveTokens, ProbeResult, ProbeTraining, Split, probe_tokens, wilson
 from midlayer_encoders.analysis.probing.tokens import read_tokens, read_vectors
 from midlayer_encoders.callbacks import LayerMetricsCallback
 from midlayer_encoders.measuring import make_for_views, num_views, token_receiver, update_metrics
@@ -96,11 +96,9 @@ def probe_trunk(
             source,
             labels.cpu(),
             split,
-            kind=kind,
-            epochs=epochs,
-            batch_size=512,
-            seed=0,
-            device=device,  # type: ignore[arg-type]
+            kind=kind,  # type: ignore[arg-type]
+            training=ProbeTraining(epochs=epochs, batch_size=512),
+            device=device,
         )
         count = right.shape[1]
         found = ProbeResult(

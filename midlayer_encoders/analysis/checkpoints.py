@@ -186,7 +186,7 @@ def _check_depths(found: Sequence[Checkpoint], trust_remote_code: bool) -> None:
 
 
 def _depth(checkpoint: Checkpoint, trust_remote_code: bool) -> int | None:
-    """Return the number of blocks that a config names; ``None`` where a folder's does not, which is said later."""
+    """Return the number of blocks that a config names; ``None`` where a folder's does not, which is refused later."""
     local = local_only(checkpoint.source, checkpoint.revision)
     try:
         config = load_config(checkpoint.source, checkpoint.revision, local=local, trust_remote_code=trust_remote_code)

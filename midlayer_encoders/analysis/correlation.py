@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +10,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import check_frame
+from midlayer_encoders.frame import ByLayer, check_frame, curves_by_dataset, mean_curve
 
-__all__ = ["CORRELATION_SCHEMA", "STATISTICS", "correlate"]
+__all__ = ["CORRELATION_SCHEMA", "STATISTICS", "correlate", "distance_correlation"]
 
 STATISTICS = ("spearman", "kendall", "dcor", "signed_dcor")
 """Rank correlations, distance correlation (0 to 1), and the latter with Spearman's sign."""
@@ -34,7 +34,6 @@ CORRELATION_SCHEMA = pl.Schema(
 """The columns of :func:`correlate`; where there is no correlation ``value`` is empty and ``note`` says why."""
 
 _LEAST = 4  # layers: with 3, ranks can only agree wholly, half or not at all
-_Curve = Mapping[int, float]
 _Values = NDArray[np.float64]
 
 
@@ -63,7 +62,7 @@ def correlate(
     otherwise with the metric's mean over all texts. ``task`` is ``"average"`` for the mean metric against the mean
     score, over the tasks that are paired with their own texts, or all of them where none is.
 
-    Intervals are 95 % of a moving-block bootstrap over layers: neighbouring layers are alike, so whole runs of
+    Intervals are 95 % of a moving-block bootstrap over layers: neighboring layers are alike, so whole runs of
     ``block`` layers are drawn with replacement until there are as many as before.
 
     Args:
@@ -115,35 +114,21 @@ def _check_kinds(table: pl.DataFrame, metrics: Sequence[str] | None) -> None:
 
 def _pairs(part: pl.DataFrame, metrics: Sequence[str] | None) -> Iterator[_Pair]:
     """Yield each metric of one model with the average and then each task."""
-    scores = _curves(part.filter(kind="score"))
+    scores = curves_by_dataset(part.filter(kind="score"))
     measured = part.filter(kind="metric")
     for name in metrics or measured["name"].unique(maintain_order=True).to_list():
-        curves = _curves(measured.filter(name=name))
+        curves = curves_by_dataset(measured.filter(name=name))
         if not curves or not scores:
             continue
         own = [task for task in scores if task in curves]
-        everywhere = _mean(list(curves.values()))
-        average = _mean([curves[task] for task in own]) if own else everywhere
-        yield _pair(name, "average", average, _mean([scores[task] for task in own or scores]))
+        everywhere = mean_curve(list(curves.values()))
+        average = mean_curve([curves[task] for task in own]) if own else everywhere
+        yield _pair(name, "average", average, mean_curve([scores[task] for task in own or scores]))
         for task, score in scores.items():
             yield _pair(name, task, curves.get(task, everywhere), score)
 
 
-def _curves(rows: pl.DataFrame) -> dict[str, _Curve]:
-    found: dict[str, dict[int, float]] = {}
-    for dataset, layer, value in rows.select("dataset", "layer", "value").iter_rows():
-        if np.isfinite(value):
-            found.setdefault(dataset, {})[layer] = value
-    return dict(found)
-
-
-def _mean(curves: Sequence[_Curve]) -> _Curve:
-    """Return the mean curve, over the layers that every one has."""
-    layers = set.intersection(*(set(curve) for curve in curves))
-    return {layer: float(np.mean([curve[layer] for curve in curves])) for layer in sorted(layers)}
-
-
-def _pair(metric: str, task: str, first: _Curve, second: _Curve) -> _Pair:
+def _pair(metric: str, task: str, first: ByLayer, second: ByLayer) -> _Pair:
     layers = tuple(sorted(set(first) & set(second)))
     x, y = (np.array([curve[layer] for layer in layers], dtype=np.float64) for curve in (first, second))
     return _Pair(metric, task, layers, x, y)
@@ -182,14 +167,46 @@ def _many(pair: _Pair, draws: Sequence[NDArray[np.int64]]) -> dict[str, list[flo
 
 
 def _statistics(x: _Values, y: _Values) -> dict[str, float]:
-    import dcor
     from scipy.stats import rankdata
 
     # Correlations of ranks and of the signs of all differences: scipy's own also test, which takes ten times as long.
     spearman = _cosine(rankdata(x) - (len(x) + 1) / 2, rankdata(y) - (len(y) + 1) / 2)
     kendall = _cosine(np.sign(x[:, None] - x).ravel(), np.sign(y[:, None] - y).ravel())
-    distance = float(dcor.distance_correlation(x, y, method="naive"))
+    distance = distance_correlation(x, y)
     return {"spearman": spearman, "kendall": kendall, "dcor": distance, "signed_dcor": np.sign(spearman) * distance}
+
+
+def distance_correlation(x: _Values, y: _Values) -> float:
+    r"""Return the distance correlation of two samples (Székely et al., 2007), biased as in the paper.
+
+    .. math::
+        \mathcal R^2 = \frac{\langle A, B \rangle}{\lVert A \rVert \lVert B \rVert}, \qquad
+        A_{ij} = |x_i - x_j| - \bar a_i - \bar a_j + \bar a
+
+    with :math:`\bar a_i` the mean distance of sample i from the others and :math:`\bar a` the mean of those.
+
+    Args:
+        x: shape ``(N,)``.
+        y: shape ``(N,)``.
+
+    Returns:
+        Between ``0`` and ``1``; ``0`` where one of them is constant.
+
+    Example:
+        >>> round(distance_correlation(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 6.0])), 6)
+        1.0
+    """
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return 0.0
+    return float(np.sqrt(max(_cosine(_centered_distances(x), _centered_distances(y)), 0.0)))
+
+
+def _centered_distances(x: _Values) -> _Values:
+    """Return the distances between all pairs, less the means of row and column, flat: shape ``(N * N,)``."""
+    distances = np.abs(x[:, None] - x)
+    means = distances.mean(axis=0)
+    centered: _Values = distances - means[:, None] - means + means.mean()
+    return centered.ravel()
 
 
 def _cosine(x: _Values, y: _Values) -> float:

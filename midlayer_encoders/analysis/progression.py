@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import polars as pl
 
@@ -19,12 +18,13 @@ from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, m
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.frame import layer_changes, settled
 from midlayer_encoders.measuring import measure, num_passes
 from midlayer_encoders.metrics import TooFewTextsError
-from midlayer_encoders.report import layer_changes, plot_steps_change, plot_steps_curves, plot_steps_heat, settled
-from midlayer_encoders.report.page import write_page
+from midlayer_encoders.report import plot_steps_change, plot_steps_curves, plot_steps_heat
 from midlayer_encoders.report.steps_page import steps_html, steps_words
 from midlayer_encoders.report.versions import versions
+from midlayer_encoders.results import Result, kept_frame
 from midlayer_encoders.views.texts import augment
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ __all__ = ["ProgressionResult", "progression"]
 
 
 @dataclass(frozen=True)
-class ProgressionResult:
+class ProgressionResult(Result):
     """Metrics of every layer at every step.
 
     Attributes:
@@ -44,10 +44,10 @@ class ProgressionResult:
         failures: revisions that could not be measured, and why.
     """
 
-    frame: pl.DataFrame
-    folder: Path | None
     how: Mapping[str, str]
     failures: Mapping[str, str] = field(default_factory=dict)
+
+    made_by: ClassVar[str] = "progression"
 
     def changes(self) -> pl.DataFrame:
         """Return how much each layer changes between successive steps; see :func:`layer_changes`."""
@@ -69,32 +69,14 @@ class ProgressionResult:
             "change": plot_steps_change(self.frame),
         }
 
-    def to_html(self, path: Path | str | None = None) -> Path:
-        """Write the self-contained page and return where it lies; by default ``report.html`` in the folder."""
+    def html(self) -> str:
+        """Return the self-contained page."""
         notes = [f"{name} failed: {error}" for name, error in self.failures.items()]
-        text = steps_html(self.frame, title=f"{self.frame['model'][0]} learns", how=self.how, notes=notes)
-        return write_page(text, path or self._home() / "report.html")
+        return steps_html(self.frame, title=f"{self.frame['model'][0]} learns", how=self.how, notes=notes)
 
-    def save(self, folder: Path | str | None = None) -> Path:
-        """Write frame (parquet and CSV), changes, settled steps, figures and page into a folder, and return it."""
-        home = Path(folder) if folder is not None else self._home()
-        home.mkdir(parents=True, exist_ok=True)
-        self.frame.write_parquet(home / "frame.parquet")
-        self.frame.write_csv(home / "frame.csv")
-        self.changes().write_csv(home / "changes.csv")
-        self.settled().write_csv(home / "settled.csv")
-        for name, figure in self.plots().items():
-            figure.savefig(home / f"{name}.png", dpi=150)
-        self.to_html(home / "report.html")
-        return home
-
-    def _home(self) -> Path:
-        if self.folder is None:
-            raise OptionError("`folder` must be given here, or `out` to `progression`: there is none to write to.")
-        return self.folder
-
-
-_DEFAULTS = {"norm": "final", "pooling": "mean"}  # what a page says even where nobody chose
+    def tables(self) -> dict[str, pl.DataFrame]:
+        """Return frame (parquet and CSV), changes and settled steps by file name."""
+        return {**super().tables(), "changes.csv": self.changes(), "settled.csv": self.settled()}
 
 
 @dataclass(frozen=True)
@@ -156,10 +138,12 @@ def progression(
         MidlayerError: when every revision failed.
     """
     given = make_options(options, norm="none")
+    if given.revision is not None:
+        raise OptionError(f"`revision` must be left out, since `revisions` names them, but got {given.revision!r}.")
     if isinstance(texts, str) or len(texts) < 2:
         got = "one string" if isinstance(texts, str) else str(len(texts))
         raise OptionError(f"`texts` must be a list of two or more texts, but got {got}; a few hundred are good.")
-    passes = num_passes(metrics, views=views)  # a wrong name is said before anything is read
+    passes = num_passes(metrics, views=views)  # a wrong name is refused before anything is read
     checkpoints = find_checkpoints(model, revisions, trust_remote_code=given.trust_remote_code)
     settings = _Settings(
         model=base_name(model), metrics=metrics if isinstance(metrics, str) else tuple(metrics),
@@ -208,12 +192,11 @@ class _Run:
         """Return a checkpoint's frame: the one that was kept, or a new one that is kept at once."""
         if self.folder is None:
             return self._measured(checkpoint, stage)
-        kept = self.folder / "steps" / f"step{checkpoint.step}.{self.settings.key(checkpoint)}.parquet"
-        if kept.is_file():
-            stage.step((1 + len(self.views)) * len(self.texts))
-            return pl.read_parquet(kept)
-        frame = self._measured(checkpoint, stage)
-        _write(frame, kept)
+        path = self.folder / "steps" / f"step{checkpoint.step}.{self.settings.key(checkpoint)}.parquet"
+        end = stage.done + (1 + len(self.views)) * len(self.texts)
+        frame = kept_frame(path, lambda: self._measured(checkpoint, stage))
+        if stage.done < end:  # it was kept
+            stage.step(end - stage.done)
         return frame
 
     def _measured(self, checkpoint: Checkpoint, stage: Stage) -> pl.DataFrame:
@@ -231,24 +214,12 @@ def _digest(texts: Sequence[str]) -> str:
     return hashlib.blake2b(json.dumps(list(texts)).encode(), digest_size=6).hexdigest()
 
 
-def _write(frame: pl.DataFrame, path: Path) -> None:
-    """Write a frame so that its name stands for the whole of it or is not there, whenever the process is killed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    frame.write_parquet(aside)
-    aside.replace(path)
-
-
 def _how(settings: _Settings, count: int) -> dict[str, str]:
     return {
         "texts": f"{count} ({settings.dataset}, digest {settings.texts})",
         "views": f"seed {settings.seed}",
-        "norm": settings.options.get("norm", "final"),
-        "pooling": settings.options.get("pooling", "mean"),
-        **{
-            name.replace("_", " "): str(value)
-            for name, value in settings.options.items()
-            if name not in ("norm", "pooling")
-        },
+        "norm": "final",
+        "pooling": "mean",
+        **{name.replace("_", " "): str(value) for name, value in settings.options.items()},
         **versions(),
     }

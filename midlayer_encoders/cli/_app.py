@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from midlayer_encoders.errors import OptionError
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as RichProgress
+    from rich.table import Table
 
     from midlayer_encoders._types import Progress
     from midlayer_encoders.encoder.options import EncoderOptions
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 __all__ = [
+    "FieldName",
+    "LayerText",
+    "LayersText",
+    "Limit",
+    "MetricNames",
+    "Model",
+    "Seed",
+    "TextsFile",
+    "Views",
     "app",
     "console",
+    "make_table",
     "parse_layer",
     "parse_layers",
     "parse_names",
     "print_by_layer",
     "print_lines",
+    "print_report",
     "progress_bars",
     "quieten",
+    "refuse_given",
     "stage_bars",
     "whole_model",
 ]
@@ -38,6 +55,13 @@ Model = Annotated[
     str, typer.Argument(help="Folder or name on the hub of a transformers model, or built-in (SmolLM2-135M).")
 ]
 LayerText = Annotated[str, typer.Option("--layer", help="17, -1 (the last), or 0.7 (a fraction of the depth).")]
+LayersText = Annotated[str, typer.Option("--layers", help="all, or layers with commas: 0,6,0.5,-1.")]
+MetricNames = Annotated[str, typer.Option("--metrics", help="paper, all, or names with commas.")]
+TextsFile = Annotated[Path, typer.Option("--texts", help="A text a line, or JSONL with --field.")]
+FieldName = Annotated[str | None, typer.Option("--field", help="Field of each JSON line that holds the text.")]
+Limit = Annotated[int | None, typer.Option("--limit", help="Use the first LIMIT inputs only.")]
+Views = Annotated[int, typer.Option("--views", help="Augmented views of each text, for LiDAR.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of every random draw.")]
 
 
 @app.callback()
@@ -70,6 +94,21 @@ def parse_layers(text: str) -> str | list[int | float]:
 
 def parse_names(text: str) -> str | list[str]:
     return [] if text == "none" else text if text in ("all", "paper") else text.split(",")
+
+
+def refuse_given(context: typer.Context, why: str, *names: str) -> None:
+    """Raise an :class:`OptionError` where one of these parameters was given as a flag, which would have no effect.
+
+    Args:
+        context: of the command.
+        why: end of the sentence, as ``"for texts"``.
+        names: of the command's parameters.
+    """
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise OptionError(f"`{flags[name]}` must be left out {why}.")
 
 
 def whole_model(model: str, options: EncoderOptions) -> LayerEncoder:
@@ -115,17 +154,23 @@ def progress_bars() -> RichProgress:
     return Progress(*columns)
 
 
-def stage_bars(progress: RichProgress, titles: Mapping[str, str] | None = None) -> Progress:
-    """Return a progress callback that moves a bar for each stage, shown once there is something to do."""
+@contextmanager
+def stage_bars(titles: Mapping[str, str] | None = None) -> Iterator[Progress]:
+    """Give a progress callback that moves a bar for each stage, shown once there is something to do.
+
+    Args:
+        titles: of the bars, by stage; a stage without one is its own title.
+    """
     shown: dict[str, Any] = {}
+    with progress_bars() as bars:
 
-    def report(stage: str, done: int, total: int) -> None:
-        if stage not in shown and total:
-            shown[stage] = progress.add_task((titles or {}).get(stage, stage), total=total)
-        if stage in shown:
-            progress.update(shown[stage], completed=done, total=total)
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in shown and total:
+                shown[stage] = bars.add_task((titles or {}).get(stage, stage), total=total)
+            if stage in shown:
+                bars.update(shown[stage], completed=done, total=total)
 
-    return report
+        yield report
 
 
 def quieten() -> None:
@@ -134,16 +179,27 @@ def quieten() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
-def print_by_layer(cells: Mapping[tuple[int, str], str], *, title: str | None = None) -> None:
-    """Print a row for each layer and a column for each metric, a few metrics at a time so that they fit a terminal."""
+def print_report(path: Path) -> None:
+    """Print where a page lies, on one line."""
+    console().print(f"The report: {path}", soft_wrap=True)
+
+
+def make_table(*columns: str, title: str | None = None, left: Collection[str] = ()) -> Table:
+    """Return an empty table; its columns are of numbers, on the right, but for those named in ``left``."""
     from rich.table import Table
 
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="left" if column in left else "right")
+    return table
+
+
+def print_by_layer(cells: Mapping[tuple[int, str], str], *, title: str | None = None) -> None:
+    """Print a row for each layer and a column for each metric, a few metrics at a time so that they fit a terminal."""
     names = list(dict.fromkeys(name for _, name in cells))
     for start in range(0, len(names), 6):
         shown = names[start : start + 6]
-        table = Table(title=title)
-        for head in ("layer", *(name.replace("_", " ") for name in shown)):  # words can wrap
-            table.add_column(head, justify="right")
+        table = make_table("layer", *(name.replace("_", " ") for name in shown), title=title)  # words can wrap
         for layer in sorted({layer for layer, _ in cells}):
             table.add_row(str(layer), *(cells.get((layer, name), "") for name in shown))
         console().print(table)

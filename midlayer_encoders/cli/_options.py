@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field
 from typing import Annotated, Any, TypeVar
 
@@ -18,15 +18,17 @@ __all__ = ["model_options"]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def model_options(**defaults: Any) -> Callable[[_Command], _Command]:
+def model_options(*, without: Sequence[str] = (), **defaults: Any) -> Callable[[_Command], _Command]:
     """Give a command every flag of :class:`EncoderOptions`; it receives them as its argument ``options``.
 
     Args:
+        without: options that do not apply to this command; a flag of theirs is refused as unknown.
         defaults: of this command where they differ, as ``norm="none"`` where metrics are measured.
     """
 
     def decorate(command: _Command) -> _Command:
-        flags = {one.name: one for one in option_fields().values() if one.metadata.get("flag", "") is not None}
+        known = [one for one in option_fields().values() if one.metadata.get("flag", "") is not None]
+        flags = {one.name: one for one in known if one.name not in without}
 
         @functools.wraps(command)
         def run(**given: Any) -> Any:

@@ -7,10 +7,7 @@ from typing import Annotated
 
 import typer
 
-from midlayer_encoders.cli._app import (
-    app,
-    console,
-)
+from midlayer_encoders.cli._app import app, console, make_table
 
 
 @app.command()
@@ -24,8 +21,6 @@ def cache(
     """List the stores of embeddings in a folder, and remove what is not wanted."""
     from datetime import timedelta
 
-    from rich.table import Table
-
     from midlayer_encoders.store import list_stores, prune
 
     if remove or unused_days is not None or keep_gb is not None:
@@ -34,9 +29,8 @@ def cache(
             keep_bytes=None if keep_gb is None else int(keep_gb * 1e9), dry_run=dry_run,
         )  # fmt: skip
         console().print(f"{'Would remove' if dry_run else 'Removed'} {len(gone)} stores.")
-    table = Table()
-    for title in ("key", "model", "texts", "layers", "MB", "last used"):
-        table.add_column(title)
+    columns = ("key", "model", "texts", "layers", "MB", "last used")
+    table = make_table(*columns, left=columns)
     for info in list_stores(root):
         cells = (info.key, str(info.description.get("model", "")), str(info.texts), str(len(info.layers)))
         table.add_row(*cells, f"{info.bytes / 1e6:.1f}", f"{info.last_used:%Y-%m-%d %H:%M}")

@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from midlayer_encoders.cli._app import (
+    FieldName,
+    LayersText,
+    Limit,
+    MetricNames,
+    Seed,
+    TextsFile,
+    Views,
     app,
     console,
     parse_layers,
     parse_names,
     print_by_layer,
-    progress_bars,
+    print_report,
     quieten,
     stage_bars,
 )
@@ -28,20 +35,20 @@ _MODEL = "Folder, name on the hub, name@revision, or built-in"
 
 
 @app.command()
-@model_options(norm="none")
+@model_options(without=["revision"], norm="none")  # each model has its own: name@revision
 def compare(
     *,
     base: Annotated[str, typer.Argument(help=f"{_MODEL}.")],
     tuned: Annotated[list[str], typer.Argument(help=f"One or more to compare with it. {_MODEL}.")],
-    texts: Annotated[Path, typer.Option(help="A text a line, or JSONL with --field; a few hundred.")],
+    texts: TextsFile,
     out: Annotated[Path, typer.Option(help="Folder for frames, figures and page.")],
-    names: Annotated[str, typer.Option("--metrics", help="paper, all, or names with commas.")] = "paper",
-    layers: Annotated[str, typer.Option(help="all, or layers with commas: 0,6,0.5,-1.")] = "all",
-    field: Annotated[str | None, typer.Option(help="Field of each JSON line that holds the text.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Take the first so many texts.")] = None,
-    views: Annotated[int, typer.Option(help="Augmented views of each text, for LiDAR.")] = 16,
+    names: MetricNames = "paper",
+    layers: LayersText = "all",
+    field: FieldName = None,
+    limit: Limit = None,
+    views: Views = 16,
     resamples: Annotated[int, typer.Option(help="Random halves of the texts, for the intervals.")] = 50,
-    seed: Annotated[int, typer.Option(help="Of the augmented views and the halves.")] = 0,
+    seed: Seed = 0,
     options: EncoderOptions,
 ) -> None:
     """Compare models with a base: metrics side by side, differences with intervals, CKA between their layers."""
@@ -52,16 +59,16 @@ def compare(
 
     wanted = comparable(parse_names(names))
     lines = read_texts(texts, field=field)[:limit]
-    with progress_bars() as progress:
+    with stage_bars() as progress:
         result = run(
             base, *tuned, texts=lines, metrics=wanted, layers=parse_layers(layers), views=views, seed=seed,
-            resamples=resamples, dataset=texts.stem, out=out, **options.changed(),
-            progress=stage_bars(progress),
+            resamples=resamples, dataset=texts.stem, out=out, **options.changed() | {"norm": options.norm},
+            progress=progress,
         )  # fmt: skip
     _print_differences(result)
     for note in (*result.words(), *result.notes):
         console().print(note, highlight=False, markup=False)
-    console().print(f"The report: {out / 'report.html'}", soft_wrap=True)
+    print_report(out / "report.html")
 
 
 def _print_differences(result: CompareResult) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from midlayer_encoders.cli._app import app, console, progress_bars, quieten, stage_bars
+from midlayer_encoders.cli._app import app, console, print_report, quieten, stage_bars
 from midlayer_encoders.cli.probe import PROBE_STAGES, print_probe
 
 if TYPE_CHECKING:
@@ -39,33 +39,34 @@ def demo_vision(
         f"{len(known.images)} images, then every layer is probed on 5 to 9, which it has never seen. It is small: it "
         "shows the way, no more."
     )
-    with progress_bars() as progress:
-        bar = progress.add_task("epochs of the model", total=epochs)
-        told = lambda epoch, total, _: progress.update(bar, completed=epoch, total=total)  # noqa: E731
-        folder = train_digit_model(out / "model", known, epochs=epochs, progress=told)
+    with stage_bars() as progress:
+        folder = train_digit_model(
+            out / "model", known, epochs=epochs,
+            progress=lambda epoch, total, _: progress("epochs of the model", epoch, total),
+        )  # fmt: skip
     encoder = LayerEncoder(folder, -1, device="cpu")
     results = []
     for kind in ("attentive", "linear", "knn"):
-        with progress_bars() as progress:
+        with stage_bars(PROBE_STAGES) as progress:
             given: dict[str, Any] = {"test_inputs": asked.images, "test_labels": asked.labels, "kind": kind}
-            given |= {"batch_size": 64, "dataset": "digits 5 to 9", "progress": stage_bars(progress, PROBE_STAGES)}
+            given |= {"batch_size": 64, "dataset": "digits 5 to 9", "progress": progress}
             results.append(probe(encoder, new.images, new.labels, **given))
         print_probe(results[-1])
-    with progress_bars() as progress:
+    with stage_bars({"measuring": "images measured"}) as progress:
         metrics = measure_layers(
-            encoder, asked.images, metrics="paper", views=4, dataset="digits 5 to 9",
-            progress=stage_bars(progress, {"measuring": "images measured"}),
-        )  # fmt: skip
+            encoder, asked.images, metrics="paper", views=4, dataset="digits 5 to 9", progress=progress
+        )
     frame = pl.concat([*(result.frame for result in results), metrics])
-    console().print(f"The report: {_write(out, frame, results, epochs)}", soft_wrap=True)
+    print_report(_write(out, frame, results, epochs))
 
 
 def _write(out: Path, frame: pl.DataFrame, results: list[ProbeResult], epochs: int) -> Path:
     """Write frame, figures and page, and return where the page lies."""
     from midlayer_encoders.report import write_metrics_figure, write_report
     from midlayer_encoders.report.probes import plot_probes
+    from midlayer_encoders.results import write_frame
 
-    frame.write_parquet(out / "frame.parquet")
+    write_frame(frame, out / "frame.parquet")
     tables = {f"{result.kind} probe": result.table for result in results}
     title = "digits 5 to 9, a model trained on 0 to 4"
     figure = plot_probes(tables, num_layers=results[0].num_layers, chance=results[0].chance, title=title)

@@ -49,8 +49,8 @@ def export(
     encoder.save_pretrained(str(out))
     parameters = sum(parameter.numel() for parameter in encoder.parameters())
     towers = ", ".join(f"{name} {number}" for name, number in encoder.layers.items())
-    told = towers or f"{encoder.layer} of {encoder.num_layers}"
-    console().print(f"Layer {told}, {parameters / 1e6:.1f}M parameters, is in {out}. Load it with:")
+    which = towers or f"{encoder.layer} of {encoder.num_layers}"
+    console().print(f"Layer {which}, {parameters / 1e6:.1f}M parameters, is in {out}. Load it with:")
     console().print(f'  SentenceTransformer("{out}")', highlight=False)
 
 

@@ -8,14 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from midlayer_encoders.cli._app import (
+    FieldName,
+    LayersText,
+    Limit,
+    MetricNames,
     Model,
+    Seed,
     app,
     console,
     parse_layers,
     parse_names,
     print_by_layer,
-    progress_bars,
     quieten,
+    refuse_given,
+    stage_bars,
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
@@ -26,60 +32,70 @@ from midlayer_encoders.encoder.options import EncoderOptions
 @model_options(norm="none")
 def metrics(
     *,
+    context: typer.Context,
     model: Model,
     out: Annotated[Path, typer.Option(help="Folder for the frame (parquet and CSV) and the figure.")],
     texts: Annotated[Path | None, typer.Option(help="A text a line, or JSONL with --field.")] = None,
-    images: Annotated[Path | None, typer.Option(help="Folder of images, for a model of images.")] = None,
-    sounds: Annotated[Path | None, typer.Option(help="Folder of sounds, for a model of sound.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder of images, for an image model.")] = None,
+    audio: Annotated[Path | None, typer.Option(help="Folder of audio files, for an audio model.")] = None,
+    sounds: Annotated[Path | None, typer.Option(hidden=True)] = None,
     skip_bad: Annotated[bool, typer.Option(help="Leave out files that cannot be read, and name them.")] = False,
-    names: Annotated[str, typer.Option("--metrics", help="paper, all, or names with commas.")] = "all",
-    layers: Annotated[str, typer.Option(help="all, or layers with commas: 0,6,0.5,-1.")] = "all",
-    field: Annotated[str | None, typer.Option(help="Field of each JSON line that holds the text.")] = None,
+    names: MetricNames = "all",
+    layers: LayersText = "all",
+    field: FieldName = None,
     wikitext: Annotated[bool, typer.Option(help="Drop headings and paragraphs under 30 tokens.")] = False,
-    limit: Annotated[int | None, typer.Option(help="Take the first so many.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the augmented views.")] = 0,
+    limit: Limit = None,
+    seed: Seed = 0,
     options: EncoderOptions,
 ) -> None:
-    """Measure every layer of a model on your texts, images or sounds: one pass over them, and one for each view."""
+    """Measure every layer of a model on your texts, images or audio: one pass over them, and one for each view."""
     quieten()
     from midlayer_encoders.measuring import measure, num_passes
     from midlayer_encoders.media.texts import wikitext_paragraphs
     from midlayer_encoders.report import write_metrics_figure
+    from midlayer_encoders.results import write_frame
 
     wanted = parse_names(names)
-    passes = num_passes(wanted)  # a wrong name is said before the model is loaded
-    kind, source = _only({"texts": texts, "images": images, "sounds": sounds})
+    passes = num_passes(wanted)  # a wrong name is refused before the model is loaded
+    kind, source = _only(context, {"texts": texts, "images": images, "audio": audio, "sounds": sounds})
     lines = _read(kind, source, field=field, skip_bad=skip_bad)
     encoder = whole_model(model, options)
-    if wikitext and kind == "texts":
+    if wikitext:
         # Of the whole paragraph: --max-length must not make it a short one.
         lines = wikitext_paragraphs(lines, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
     lines = lines[:limit]
-    with progress_bars() as progress:
-        bar = progress.add_task(f"{len(lines)} {kind}, {passes} passes", total=len(lines) * passes)
+    unit = "waveforms" if kind == "audio" else kind
+    with stage_bars({"measuring": f"{len(lines)} {unit}, {passes} passes"}) as progress:
         frame = measure(
             encoder, lines, metrics=wanted, layers=parse_layers(layers), seed=seed, dataset=source.stem,
-            progress=lambda _, done, total: progress.update(bar, completed=done, total=total),
+            progress=progress,
         )  # fmt: skip
-    out.mkdir(parents=True, exist_ok=True)
-    frame.write_parquet(out / "metrics.parquet")
-    frame.write_csv(out / "metrics.csv")
+    for suffix in ("parquet", "csv"):
+        write_frame(frame, out / f"metrics.{suffix}")
     write_metrics_figure(frame, out / "metrics.png")
     cells = frame.select("layer", "name", "value").iter_rows()
     print_by_layer({(layer, name): f"{value:.4g}" for layer, name, value in cells})
     console().print(f"Written to {out}: metrics.parquet, metrics.csv, metrics.png")
 
 
-def _only(given: dict[str, Path | None]) -> tuple[str, Path]:
-    """Return the one source that was named."""
+def _only(context: typer.Context, given: dict[str, Path | None]) -> tuple[str, Path]:
+    """Return the one source that was named and its kind, or refuse flags that are about another."""
     named = [(kind, path) for kind, path in given.items() if path is not None]
     if len(named) != 1:
-        raise typer.BadParameter(f"name one of --{', --'.join(given)}, but got {len(named)}")
-    return named[0]
+        raise typer.BadParameter(f"name one of --texts, --images, --audio, but got {len(named)}")
+    kind, path = named[0]
+    if kind == "sounds":
+        typer.echo("--sounds is deprecated and goes with 0.3: write --audio.", err=True)
+        kind = "audio"
+    if kind == "texts":
+        refuse_given(context, "for texts: it is about files of images and audio", "skip_bad")
+    else:
+        refuse_given(context, f"for {kind}: it is about texts", "field", "wikitext")
+    return kind, path
 
 
 def _read(kind: str, source: Path, *, field: str | None, skip_bad: bool) -> list[Any]:
-    """Return the texts of a file, or the paths of a folder's images or sounds."""
+    """Return the texts of a file, or the paths of a folder's images or audio files."""
     from midlayer_encoders.media import media_files
     from midlayer_encoders.media.texts import read_texts
 

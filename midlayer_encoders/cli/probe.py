@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from midlayer_encoders.cli._app import (
+    LayersText,
     Model,
+    Seed,
     app,
     console,
+    make_table,
     parse_layers,
-    progress_bars,
     quieten,
+    refuse_given,
     stage_bars,
     whole_model,
 )
@@ -23,6 +26,13 @@ from midlayer_encoders.encoder.options import EncoderOptions
 if TYPE_CHECKING:
     from midlayer_encoders.analysis.probing import ProbeResult
 
+_WITHOUT_EFFECT = {
+    "attentive": ("pools the tokens by itself", ("pooling", "truncate_dim")),
+    "linear": ("reads one vector of each example", ("keep_gb",)),
+    "knn": ("trains nothing", ("keep_gb", "epochs", "batch_size", "learning_rate")),
+}
+"""Why some parameters would have no effect with each kind of probe."""
+
 PROBE_STAGES = {"reading": "examples read", "training": "epochs, all layers together"}
 
 
@@ -30,18 +40,19 @@ PROBE_STAGES = {"reading": "examples read", "training": "epochs, all layers toge
 @model_options()
 def probe(
     *,
+    context: typer.Context,
     model: Model,
     data: Annotated[Path, typer.Option(help="A folder for each class, or a file with the columns text and label.")],
     out: Annotated[Path, typer.Option(help="Folder for frame, table, figure and page.")],
     test: Annotated[Path | None, typer.Option(help="The same to test on; else a fifth of each class is.")] = None,
     kind: Annotated[str, typer.Option(help="attentive, linear or knn.")] = "attentive",
-    layers: Annotated[str, typer.Option(help="all, or layers with commas: 0,6,0.5,-1.")] = "all",
+    layers: LayersText = "all",
     epochs: Annotated[int, typer.Option(help="At the most; each layer keeps its best.")] = 30,
     batch_size: Annotated[int, typer.Option(help="Examples in a step.")] = 256,
     learning_rate: Annotated[float, typer.Option(help="Of AdamW, at the first step.")] = 1e-3,
     keep_gb: Annotated[float, typer.Option(help="Memory for tokens; above it each epoch reads them again.")] = 4.0,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out files that cannot be read.")] = False,
-    seed: Annotated[int, typer.Option(help="Of split, weights and order.")] = 0,
+    seed: Seed = 0,
     options: EncoderOptions,
 ) -> None:
     """Train a small classifier on every frozen layer, all together, and say which layer tells the classes apart."""
@@ -51,7 +62,9 @@ def probe(
     from midlayer_encoders.analysis.probing.heads import KINDS
     from midlayer_encoders.errors import check_choice
 
-    check_choice("kind", kind, KINDS)  # what is wrong is said before the model is loaded
+    check_choice("kind", kind, KINDS)  # a wrong option is refused before the model is loaded
+    why, names = _WITHOUT_EFFECT[kind]
+    refuse_given(context, f"with `--kind {kind}`, which {why}", *names)
     for path in (data, test):
         if path is not None:
             check_path(path)
@@ -59,44 +72,22 @@ def probe(
     bad = "skip" if skip_bad else "refuse"
     train = read_examples(data, encoder.media, bad=bad)
     tested = read_examples(test, encoder.media, bad=bad) if test is not None else Examples([], [])
-    with progress_bars() as progress:
+    with stage_bars(PROBE_STAGES) as progress:
         result = probe_layers(
             encoder, train.inputs, train.labels, test_inputs=tested.inputs, test_labels=tested.labels, kind=kind,  # type: ignore[arg-type]
             layers=parse_layers(layers), epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,
-            keep_gb=keep_gb, seed=seed, dataset=data.stem, progress=stage_bars(progress, PROBE_STAGES),
+            keep_gb=keep_gb, seed=seed, dataset=data.stem, progress=progress,
         )  # fmt: skip
-    write_probe(result, out)
+    result.save(out)
     print_probe(result)
     console().print(f"Written to {out}: probe.parquet, probe.csv, probe.png, report.html", soft_wrap=True)
 
 
-def write_probe(result: ProbeResult, out: Path) -> None:
-    """Write frame, table, figure and page."""
-    from midlayer_encoders.report import write_report
-
-    out.mkdir(parents=True, exist_ok=True)
-    result.frame.write_parquet(out / "probe.parquet")
-    result.table.write_csv(out / "probe.csv")
-    result.plot().savefig(out / "probe.png", dpi=150)
-    how = {
-        "Probe": f"{result.kind}, all layers trained together on the same batches, each at its best epoch",
-        "Examples": f"{result.num_train} to train, {result.right.shape[1]} to test, {len(result.classes)} classes",
-    }
-    write_report(
-        result.frame, out / "report.html", title=f"Probes of every layer: {result.dataset}", how=how,
-        notes=[result.verdict()],
-        baselines={result.frame["dataset"][0]: result.chance}, baseline_name="Guessing",
-    )  # fmt: skip
-
-
 def print_probe(result: ProbeResult) -> None:
     """Print a row for each layer, and what the best one gains over the last."""
-    from rich.table import Table
-
     best = result.best_layer
-    table = Table(title=f"{result.dataset}: {result.kind} probe, accuracy in per cent")
-    for title in ("layer", "accuracy", "95 % interval", "validation", "best epoch"):
-        table.add_column(title, justify="right")
+    title = f"{result.dataset}: {result.kind} probe, accuracy in per cent"
+    table = make_table("layer", "accuracy", "95 % interval", "validation", "best epoch", title=title)
     for layer, accuracy, low, high, validation, epoch in result.table.iter_rows():
         cells = (f"{100 * accuracy:.1f}", f"{100 * low:.1f} to {100 * high:.1f}", f"{100 * validation:.1f}")
         style = "bold green" if layer == best else None

@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from midlayer_encoders.cli._app import (
+    FieldName,
+    LayersText,
+    Limit,
+    MetricNames,
+    Seed,
+    TextsFile,
+    Views,
     app,
     console,
     parse_layers,
     parse_names,
     print_by_layer,
+    print_report,
     progress_bars,
     quieten,
 )
@@ -24,21 +32,21 @@ if TYPE_CHECKING:
 
 
 @app.command()
-@model_options(norm="none")
+@model_options(without=["revision"], norm="none")  # --revisions names them
 def progression(
     *,
     model: Annotated[str, typer.Argument(help="Name on the hub, or a folder of checkpoint-500, step500, …")],
-    texts: Annotated[Path, typer.Option(help="A text a line, or JSONL with --field.")],
+    texts: TextsFile,
     out: Annotated[Path, typer.Option(help="Folder for frame, figures and page; a run that was killed goes on there.")],
     revisions: Annotated[
         str | None, typer.Option(help="step1,step512,…: on the hub, or sub-folders of MODEL (all by default).")
     ] = None,
-    names: Annotated[str, typer.Option("--metrics", help="paper, all, or names with commas.")] = "paper",
-    layers: Annotated[str, typer.Option(help="all, or layers with commas: 0,6,0.5,-1.")] = "all",
-    field: Annotated[str | None, typer.Option(help="Field of each JSON line that holds the text.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Take the first so many texts.")] = None,
-    views: Annotated[int, typer.Option(help="Augmented views of each text, for LiDAR.")] = 16,
-    seed: Annotated[int, typer.Option(help="Of the augmented views.")] = 0,
+    names: MetricNames = "paper",
+    layers: LayersText = "all",
+    field: FieldName = None,
+    limit: Limit = None,
+    views: Views = 16,
+    seed: Seed = 0,
     options: EncoderOptions,
 ) -> None:
     """Measure every layer at every step of a model's training: which layers settle first?"""
@@ -53,13 +61,13 @@ def progression(
         bar = progress.add_task("checkpoints", total=None)
         result = run(
             model, asked, texts=lines, metrics=wanted, layers=parse_layers(layers), views=views, seed=seed,
-            dataset=texts.stem, out=out, **options.changed(),
+            dataset=texts.stem, out=out, **options.changed() | {"norm": options.norm},
             progress=lambda name, done, total: progress.update(bar, completed=done, total=total, description=name),
         )  # fmt: skip
     _print_settled(result)
     for name, error in result.failures.items():
         console().print(f"{name} failed, {error}", style="bold red", highlight=False, markup=False)
-    console().print(f"The report: {out / 'report.html'}", soft_wrap=True)
+    print_report(out / "report.html")
     if result.failures:
         raise typer.Exit(1)
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from midlayer_encoders.cli._app import app, console, parse_layers, quieten, whole_model
+from midlayer_encoders.cli._app import (
+    Seed,
+    app,
+    console,
+    parse_layers,
+    print_report,
+    quieten,
+    whole_model,
+)
 from midlayer_encoders.cli._options import model_options
 from midlayer_encoders.encoder.options import EncoderOptions
 
@@ -48,7 +57,7 @@ def reproduce(
     pass_per_prefix: Annotated[
         bool, typer.Option(help="fig5 on a model that looks ahead: a pass for each prefix.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
+    seed: Seed = 0,
     options: EncoderOptions,
 ) -> None:
     """Run the paper's experiments on your model: one by name, or all that can run, with one report.
@@ -62,28 +71,29 @@ def reproduce(
     from midlayer_encoders.paper.reproduce import resolve_experiments, write_experiments
     from midlayer_encoders.paper.setting import TENTHS, Setting
 
-    names = resolve_experiments(figure)  # a wrong name is said before a model is loaded
+    names = resolve_experiments(figure)  # a wrong name is refused before a model is loaded
     max_length = options.max_length or 64
     if limit < 2 or max_length < 8:
         raise OptionError(f"`limit` must be 2 or more and `max_length` 8 or more, but got {limit} and {max_length}.")
     options = replace(options, max_length=None)
-
-    def load(name: str) -> LayerEncoder:
-        encoder = whole_model(name, options)
-        # Solutions are read to twice the length, where the model has the positions.
-        encoder.max_seq_length = min(encoder.max_seq_length or 2 * max_length, 2 * max_length)
-        return encoder
-
     setting = Setting(
-        models=tuple(model or ()), load=load, out=out, texts=_texts(texts, max_length), solutions=_solutions(solutions),
+        models=tuple(model or ()), load=partial(_load, options=options, max_length=max_length), out=out,
+        texts=_texts(texts, max_length), solutions=_solutions(solutions),
         reference=reference or _default("../reference"), revisions=tuple(revisions.split(",") if revisions else ()),
         tasks=tasks, layers=TENTHS if layers == "tenths" else _layers(layers), swept=tuple(map(_frame, swept or ())),
         limit=limit, max_length=max_length, seed=seed, pass_per_prefix=pass_per_prefix, options=options,
     )  # fmt: skip
-    outcomes = run(names, setting, told=_say)
-    console().print(f"The report: {write_experiments(outcomes, setting)}", soft_wrap=True)
+    outcomes = run(names, setting, report=_say)
+    print_report(write_experiments(outcomes, setting))
     if any(one.status == "failed" or (one.status == "left out" and figure != "all") for one in outcomes):
         raise typer.Exit(1)
+
+
+def _load(name: str, *, options: EncoderOptions, max_length: int) -> LayerEncoder:
+    """Return the encoder of a whole model; solutions are read to twice the length, where it has the positions."""
+    encoder = whole_model(name, options)
+    encoder.max_seq_length = min(encoder.max_seq_length or 2 * max_length, 2 * max_length)
+    return encoder
 
 
 def _say(outcome: Outcome) -> None:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from midlayer_encoders.cli._app import (
+    FieldName,
     Model,
+    Seed,
+    TextsFile,
     app,
     console,
+    make_table,
     print_lines,
-    progress_bars,
     quieten,
     stage_bars,
     whole_model,
@@ -30,16 +33,16 @@ if TYPE_CHECKING:
 def select_command(
     *,
     model: Model,
-    texts: Annotated[Path, typer.Option(help="A text a line, or JSONL with --field.")],
+    texts: TextsFile,
     labels: Annotated[Path | None, typer.Option(help="The label of each text, a line each; empty for none.")] = None,
     rule: Annotated[
         str, typer.Option(help="auto, few-labels, half-match, valley-midpoint, fixed-depth, last, or min-METRIC.")
     ] = "auto",
     all_rules: Annotated[bool, typer.Option(help="Measure what every rule needs: 3 passes, not 1.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the table, the frame and the figure.")] = None,
-    field: Annotated[str | None, typer.Option(help="Field of each JSON line that holds the text.")] = None,
+    field: FieldName = None,
     max_texts: Annotated[int, typer.Option(help="Look at so many texts, at equal steps.")] = 500,
-    seed: Annotated[int, typer.Option(help="Of views, folds and resamples.")] = 0,
+    seed: Seed = 0,
     options: EncoderOptions,
 ) -> None:
     """Choose a layer of a model, and show what every other rule would have chosen."""
@@ -47,15 +50,14 @@ def select_command(
     from midlayer_encoders.media.texts import read_texts
     from midlayer_encoders.selection import select, selection_passes
 
-    selection_passes(rule, all_rules=all_rules)  # a wrong name is said before the model is loaded
+    selection_passes(rule, all_rules=all_rules)  # a wrong name is refused before the model is loaded
     lines = read_texts(texts, field=field)
     known = _read_labels(labels, len(lines)) if labels is not None else None
     encoder = whole_model(model, options)
-    with progress_bars() as progress:
+    with stage_bars({"measuring": "texts measured", "labels": "labeled texts read"}) as progress:
         found = select(
-            encoder, lines, known, rule=rule, all_rules=all_rules, max_texts=max_texts, seed=seed,
-            progress=stage_bars(progress, {"measuring": "texts measured", "labels": "labeled texts read"}),
-        )  # fmt: skip
+            encoder, lines, known, rule=rule, all_rules=all_rules, max_texts=max_texts, seed=seed, progress=progress
+        )
     _print(found)
     if out is not None:
         _write(found, out)
@@ -74,11 +76,8 @@ def _read_labels(path: Path, count: int) -> list[str | None]:
 
 
 def _print(found: Selection) -> None:
-    from rich.table import Table
-
-    table = Table(title=f"Layer {found.layer} of {found.num_layers} of {found.model}, by {found.rule}")
-    for title, side in (("rule", "left"), ("layer", "right"), ("why, or why not", "left")):
-        table.add_column(title, justify=side)  # type: ignore[arg-type]
+    title = f"Layer {found.layer} of {found.num_layers} of {found.model}, by {found.rule}"
+    table = make_table("rule", "layer", "why, or why not", title=title, left=("rule", "why, or why not"))
     for choice in found.choices:
         style = "bold green" if choice.rule == found.rule else "dim" if choice.layer is None else None
         table.add_row(choice.rule, "" if choice.layer is None else str(choice.layer), choice.reason, style=style)
@@ -87,8 +86,9 @@ def _print(found: Selection) -> None:
 
 
 def _write(found: Selection, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    found.to_frame().write_csv(out / "selection.csv")
-    found.frame.write_parquet(out / "frame.parquet")
+    from midlayer_encoders.results import write_frame
+
+    write_frame(found.to_frame(), out / "selection.csv")
+    write_frame(found.frame, out / "frame.parquet")
     found.plot().savefig(out / "selection.png", dpi=150)
     console().print(f"Written to {out}: selection.csv, frame.parquet, selection.png")

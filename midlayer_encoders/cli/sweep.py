@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from midlayer_encoders.cli._app import (
+    LayersText,
     Model,
     app,
     console,
+    make_table,
     parse_layers,
     parse_names,
-    progress_bars,
+    print_lines,
+    print_report,
     quieten,
     stage_bars,
     whole_model,
@@ -37,7 +40,7 @@ def sweep(
     tasks: Annotated[
         str, typer.Option(help="Names of mteb tasks or benchmarks, paper, builtin, or paths, with commas.")
     ],
-    layers: Annotated[str, typer.Option(help="all, or layers with commas: 0,6,0.5,-1.")] = "all",
+    layers: LayersText = "all",
     names: Annotated[str, typer.Option("--metrics", help="none, paper, all, or names with commas.")] = "paper",
     out: Annotated[Path | None, typer.Option(help="Folder for frame, results and page.")] = None,
     store: Annotated[Path | None, typer.Option(help="Folder of embeddings, which sweeps may share.")] = None,
@@ -51,7 +54,7 @@ def sweep(
     quieten()
     from midlayer_encoders.tasks import task_sources
 
-    task_sources(tasks.split(","))  # a wrong name is said before the model is loaded
+    task_sources(tasks.split(","))  # a wrong name is refused before the model is loaded
     encoder = whole_model(model, options)
     run_sweep(
         encoder, tasks.split(","), layers=parse_layers(layers), metrics=parse_names(names), out=out, store=store,
@@ -64,22 +67,22 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
     """Run a sweep with its bars, print the table and where the page lies; exit with 1 where a task failed."""
     from midlayer_encoders import sweeping
 
-    with progress_bars() as progress:
-        result = sweeping.sweep(encoder, tasks, progress=stage_bars(progress, _TITLES), **options)
+    with stage_bars(_TITLES) as progress:
+        result = sweeping.sweep(encoder, tasks, progress=progress, **options)
     _print_scores(result)
     for task, error in result.failures.items():
         console().print(f"{task} failed, {error}", style="bold red", highlight=False, markup=False)
     if not result.frame.is_empty():  # where every task failed there is nothing to report
-        console().print(f"The report: {result.to_html()}", soft_wrap=True)
-    if not result.failures:
-        return
-    raise typer.Exit(1)
+        print_report(result.to_html())
+    if result.frame.filter(kind="score").height and result.summary().average is not None:
+        print_lines(encoder, result.best())
+    if result.failures:
+        raise typer.Exit(1)
 
 
 def _print_scores(result: SweepResult) -> None:
     """Print a row for each layer, a column for each task, and what the best layer gains over the last."""
     import polars as pl
-    from rich.table import Table
 
     from midlayer_encoders.tasks import task_label
 
@@ -87,10 +90,8 @@ def _print_scores(result: SweepResult) -> None:
     if scores.is_empty():
         return
     found = result.summary()
-    table = Table(title=result.notes.title)
     labels = (re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", task_label(curve.name)) for curve in found.tasks)
-    for title in ("layer", *labels, "mean"):
-        table.add_column(title, justify="right")
+    table = make_table("layer", *labels, "mean", title=result.notes.title)
     curves = [*found.tasks, *([found.average] if found.average else [])]
     for layer in sorted(scores["layer"].unique().to_list()):
         cells = (curve.points.get(layer) for curve in curves)
@@ -116,12 +117,18 @@ def report(folder: Annotated[Path, typer.Argument(help="The --out of a sweep.")]
     """Write the page of a sweep again from its frame."""
     from midlayer_encoders.sweeping.result import SweepResult
 
-    console().print(f"The report: {SweepResult.load(folder).to_html()}", soft_wrap=True)
+    print_report(SweepResult.load(folder).to_html())
 
 
 @app.command()
 def demo(out: Annotated[Path, typer.Option(help="Folder for what it finds.")] = Path("midlayer-results/demo")) -> None:
     """Score all 31 layers of the built-in model (SmolLM2-135M) on the five built-in tasks, offline, with a report."""
+    from midlayer_encoders.tasks.docstrings import versions
+
     quieten()
+    sources = ", ".join(f"{name} {version}" for name, version in versions().items())
+    console().print(
+        f"Scores belong to these versions, whose docstrings the tasks are made of: {sources}.", highlight=False
+    )
     encoder = whole_model("built-in", EncoderOptions(device="cpu"))
     run_sweep(encoder, ["builtin"], metrics="paper", metric_texts=64, views=4, out=out)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from midlayer_encoders._random import isolated_random
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -73,7 +75,7 @@ def train_digit_model(
         image_size=_SIZE, patch_size=_PATCH, hidden_size=_WIDTH, num_hidden_layers=_BLOCKS, num_attention_heads=4,
         intermediate_size=4 * _WIDTH,
     )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
+    with isolated_random():
         torch.manual_seed(seed)
         model = ViTModel(config)
         _fit(model, pixels, torch.tensor(digits.labels), epochs, progress)

@@ -1,4 +1,4 @@
-"""What images and sounds need on their way through an encoder: reading, a fixed order of patches, masks, lengths."""
+"""What images and audio need on their way through an encoder: reading, a fixed order of patches, masks, lengths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from midlayer_encoders.media import InputError, check_taken, medium_of, read_image, read_sound
+from midlayer_encoders.media import InputError, check_taken, medium_of, read_audio, read_image
 from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.reading.pooling import real_tokens
 
@@ -19,6 +19,7 @@ __all__ = [
     "check_lengths",
     "least_samples",
     "media_taken",
+    "moved",
     "pass_by_length",
     "probe_input",
     "read_inputs",
@@ -42,9 +43,13 @@ def media_taken(modalities: Sequence[Any]) -> list[str]:
 
 
 def sampling_rate(processor: Any) -> int | None:
-    """Return the samples a second that a processor was made for, ``None`` where it prepares no sound."""
-    rate = getattr(getattr(processor, "feature_extractor", processor), "sampling_rate", None)
+    """Return the samples a second that a processor was made for, ``None`` where it prepares no audio."""
+    rate = getattr(_extractor(processor), "sampling_rate", None)
     return int(rate) if rate is not None else None
+
+
+def _extractor(processor: Any) -> Any:
+    return getattr(processor, "feature_extractor", processor)
 
 
 def both_media(item: Any) -> bool:
@@ -55,10 +60,10 @@ def both_media(item: Any) -> bool:
 def read_inputs(
     items: Sequence[Any], taken: Sequence[str], *, model: str, rate: int | None, max_pixels: int
 ) -> list[Any]:
-    """Return the inputs of a batch in the forms that processors take: texts, RGB images, sounds at the model's rate.
+    """Return the inputs of a batch in the forms that processors take: texts, RGB images, waveforms at the model's rate.
 
     Args:
-        items: as :func:`~midlayer_encoders.media.read_image` and :func:`~midlayer_encoders.media.read_sound` take
+        items: as :func:`~midlayer_encoders.media.read_image` and :func:`~midlayer_encoders.media.read_audio` take
             them, each perhaps under the name of its medium, as ``{"image": …}``.
         taken: the media that the model takes.
         model: its name, for errors.
@@ -84,7 +89,7 @@ def _read(item: Any, taken: Sequence[str], model: str, rate: int | None, max_pix
     check_taken(medium, taken, given, model=model)
     if medium == "image":
         return read_image(given, max_pixels=max_pixels)
-    return given if medium == "text" else read_sound(given, rate=rate)
+    return given if medium == "text" else read_audio(given, rate=rate)
 
 
 def least_samples(config: Any) -> int:
@@ -105,19 +110,20 @@ def least_samples(config: Any) -> int:
     return least
 
 
-def check_lengths(sounds: Sequence[Any], items: Sequence[Any], model: nn.Module, processor: Any) -> bool:
-    """Raise where a sound is too short for a model to make one state; return whether one is cut off at its end."""
+def check_lengths(waveforms: Sequence[Any], items: Sequence[Any], model: nn.Module, processor: Any) -> bool:
+    """Raise where a waveform is too short for a model to make one state; return whether one is truncated."""
     least = least_samples(model.config)
-    for sound, item in zip(sounds, items, strict=True):
-        if (length := len(sound["array"])) < least:
-            error = InputError(
-                f"A sound must have at least {least} samples ({1000 * least / sound['sampling_rate']:.0f} ms), of "
-                f"which {type(model).__name__} makes one state, but has {length}."
+    lengths = [len(waveform["array"]) for waveform in waveforms]
+    for waveform, item, length in zip(waveforms, items, lengths, strict=True):
+        if length < least:
+            shortest = f"{least} samples ({1000 * least / waveform['sampling_rate']:.0f} ms)"
+            raise InputError(
+                f"A waveform must have at least {shortest}, of which {type(model).__name__} makes one state, but has "
+                f"{length}.",
+                item=item,
             )
-            error.item = item
-            raise error
-    longest = getattr(getattr(processor, "feature_extractor", processor), "n_samples", None)
-    return longest is not None and any(len(sound["array"]) > longest for sound in sounds)
+    longest = getattr(_extractor(processor), "n_samples", None)
+    return longest is not None and max(lengths) > longest
 
 
 # --- in the forward pass --------------------------------------------------------------------------------------------
@@ -141,6 +147,10 @@ def without_needless_mask(model: nn.Module, features: dict[str, Any]) -> dict[st
     mask = features.get("attention_mask")
     if mask is None or not suffers_from_padding(model) or not bool(mask.all()):
         return features
+    return _without_mask(features)
+
+
+def _without_mask(features: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in features.items() if key != "attention_mask"}
 
 
@@ -150,16 +160,21 @@ def with_token_mask(model: nn.Module, features: dict[str, Any]) -> dict[str, Any
     return {**features, "attention_mask": real_tokens(features.get("attention_mask"), states, model=model).long()}
 
 
+def moved(features: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return features with their tensors on a device."""
+    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in features.items()}
+
+
 def pass_by_length(forward: Callable[[dict[str, Any]], dict[str, Any]], features: dict[str, Any]) -> dict[str, Any]:
-    """Return what ``forward`` makes of a batch of sounds, passed in parts of one length each, without padding."""
+    """Return what ``forward`` makes of a batch of waveforms, passed in parts of one length each, without padding."""
     if "attention_mask" not in features:
         return forward(features)
     lengths = features["attention_mask"].sum(dim=1)
     parts: list[tuple[Tensor, dict[str, Any]]] = []
     for length in lengths.unique().tolist():
         rows = (lengths == length).nonzero().flatten()
-        kept = {key: value for key, value in features.items() if key != "attention_mask"}
-        cropped = {key: value[rows, :length] if isinstance(value, Tensor) else value for key, value in kept.items()}
+        kept = _without_mask(features).items()
+        cropped = {key: value[rows, :length] if isinstance(value, Tensor) else value for key, value in kept}
         parts.append((rows, forward(cropped)))
     return {**features, **{name: _joined(parts, name) for name in ("token_embeddings", "attention_mask")}}
 
@@ -175,7 +190,7 @@ def _joined(parts: Sequence[tuple[Tensor, dict[str, Any]]], name: str) -> Tensor
 
 
 def probe_input(taken: Sequence[str], rate: int | None) -> Any:
-    """Return a small input of a medium that the model takes, to look at its states with: of sound 100 ms."""
+    """Return a small input of a medium that the model takes, to look at its states with: 100 ms of audio."""
     if "text" in taken:
         return "a b c"
     if "image" in taken:

@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.modules import InputModule
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Layer, Medium, Norm
-from midlayer_encoders.encoder.inputs import probe_input, sampling_rate
+from midlayer_encoders.encoder.inputs import moved, probe_input, sampling_rate
 from midlayer_encoders.encoder.spec import processor_name
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.models.anatomy import find_anatomy, resolve_layer
@@ -68,7 +68,7 @@ class MemoryModule(InputModule):
         options = {"return_tensors": "pt", **_CALLS[self.medium]}
         if self.medium == "audio":
             options["sampling_rate"] = given[0]["sampling_rate"]
-            given = [sound["array"] for sound in given]
+            given = [waveform["array"] for waveform in given]
         return self.processor(given, **options)
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
@@ -85,9 +85,8 @@ class MemoryModule(InputModule):
     def get_embedding_dimension(self) -> int:
         """Return the width of the states, as one small input shows it."""
         features = self.preprocess([probe_input([self.medium], sampling_rate(self.processor))])
-        device = next(self.model.parameters()).device
-        moved = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in features.items()}
-        return int(self.forward(moved)["token_embeddings"].shape[-1])
+        on_device = moved(features, next(self.model.parameters()).device)
+        return int(self.forward(on_device)["token_embeddings"].shape[-1])
 
     def save(self, output_path: str, *_: Any, **__: Any) -> NoReturn:
         """Refuse: a folder that loads anywhere holds modules of sentence-transformers only."""

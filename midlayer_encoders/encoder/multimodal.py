@@ -1,20 +1,21 @@
-"""A SentenceTransformer that takes images and sounds as people have them, and pools the real states of each."""
+"""A SentenceTransformer that takes images and audio as people have them, and pools the real states of each."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Pooling
+from midlayer_encoders.encoder.compat import PlainOnDisk
 from midlayer_encoders.encoder.inputs import (
     check_lengths,
     media_taken,
+    moved,
     pass_by_length,
     read_inputs,
     sampling_rate,
@@ -24,6 +25,7 @@ from midlayer_encoders.encoder.inputs import (
 )
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.errors import CutError
+from midlayer_encoders.models import compat
 from midlayer_encoders.models.load import has_automatic_class
 from midlayer_encoders.models.padding import suffers_from_padding
 
@@ -35,8 +37,8 @@ logger = logging.getLogger(__name__)
 _BOOKKEEPING = {"modality", "task", "prompt_length", "token_embeddings", "sentence_embedding"}
 
 
-class MultimodalEncoder(SentenceTransformer):
-    """What a ``LayerEncoder`` knows of images and sound: reading them, their masks, mteb, and what a folder can hold.
+class MultimodalEncoder(PlainOnDisk):
+    """What a ``LayerEncoder`` knows of images and audio: reading them, their masks, mteb, and what a folder can hold.
 
     Attributes:
         name: of the model, for errors.
@@ -72,14 +74,14 @@ class MultimodalEncoder(SentenceTransformer):
 
     @property
     def sampling_rate(self) -> int | None:
-        """Samples a second that its model of sound was made for; sounds at another rate are resampled."""
+        """Samples a second that its audio model was made for; waveforms at another rate are resampled."""
         return sampling_rate(self.processor) if "audio" in self.media else None
 
     def for_mteb(self) -> Any:
         """Return this encoder as mteb should see it: with the media that it takes.
 
         ``mteb.evaluate`` takes a text encoder as it is, but any local SentenceTransformer for one of text alone, and
-        refuses to run tasks of images or sound on it.
+        refuses to run tasks of images or audio on it.
         """
         from mteb.models import SentenceTransformerEncoderWrapper
 
@@ -90,7 +92,7 @@ class MultimodalEncoder(SentenceTransformer):
     # --- inputs ------------------------------------------------------------------------------------------------------
 
     def is_singular_input(self, inputs: Any) -> bool:  # type: ignore[override]
-        """Return whether this is one input, not several; a sound as ``(array, rate)`` is one."""
+        """Return whether this is one input, not several; a waveform as ``(array, rate)`` is one."""
         if isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[1], int | np.integer):
             return True
         return bool(super().is_singular_input(inputs))
@@ -101,28 +103,23 @@ class MultimodalEncoder(SentenceTransformer):
         )  # fmt: skip
         model: Any = self[0].model
         if "audio" in self.media and hasattr(model, "config"):
-            cut_off = check_lengths(read, inputs, model, self.processor)
-            if cut_off and not self._truncation_warned:
+            truncated = check_lengths(read, inputs, model, self.processor)
+            if truncated and not self._truncation_warned:
                 self._truncation_warned = True
                 logger.warning(
                     "Audio is longer than the window of %s and is truncated; this is warned once.", self.name
                 )
         if suffers_from_padding(model):  # the extractor's scaling needs the mask, the model does not
             kwargs["processing_kwargs"] = {"audio": {"return_attention_mask": True}}
-        return without_needless_mask(
-            model, with_fixed_order(model, SentenceTransformer.preprocess(self, read, **kwargs))
-        )
+        return without_needless_mask(model, with_fixed_order(model, PlainOnDisk.preprocess(self, read, **kwargs)))
 
     def model_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
         """Return the features of a batch that the model itself takes, on its device."""
-        features = self._moved(self.preprocess(inputs, prompt=prompt))
+        features = moved(self.preprocess(inputs, prompt=prompt), self.device)
         return {key: value for key, value in features.items() if isinstance(value, Tensor) and key not in _BOOKKEEPING}
 
-    def _moved(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in features.items()}
-
     def _forward_media(self, features: dict[str, Any]) -> dict[str, Any]:
-        """Run the modules on images or sounds: pooling is told which states are real."""
+        """Run the modules on images or audio: pooling knows which states are real."""
         first: Any = self[0]
         model = first.model
 
@@ -165,12 +162,12 @@ class MultimodalEncoder(SentenceTransformer):
         if getattr(model, "main_input_name", "") == "input_features" and self.pooling != "cls":
             raise CutError(
                 f"The states of {type(model).__name__} fill a fixed window, and the pooling of a plain folder cannot "
-                "leave out those after the sound's end, since it knows masks of the states' own length only: its "
+                "leave out those after the waveform's end, since it knows masks of the states' own length only: its "
                 "vectors would be others. Use this encoder itself, or pooling='cls'."
             )
-        if suffers_from_padding(model) or hasattr(model, "_get_feature_vector_attention_mask"):
+        if suffers_from_padding(model) or compat.has_mask_of_states(model):
             logger.warning(
-                "A plain folder pools the padding of shorter sounds in a batch: encode with batch_size=1 there."
+                "A plain folder pools the padding of shorter waveforms in a batch: encode with batch_size=1 there."
             )
         if not has_automatic_class(model.config):
             raise CutError(

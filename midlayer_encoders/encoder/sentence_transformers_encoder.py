@@ -10,24 +10,23 @@ import inspect
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Unpack, cast
 
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from midlayer_encoders._types import EncoderSpec, Layer, Medium, Norm, Pooling
 from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, centering
 from midlayer_encoders.encoder.checks import check_states, turn_mask_off
-from midlayer_encoders.encoder.inputs import both_media, probe_input
+from midlayer_encoders.encoder.inputs import both_media, moved, probe_input
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.multimodal import MultimodalEncoder
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, with_options
 from midlayer_encoders.encoder.spec import CardData, base_name, model_card, weights_digest
 from midlayer_encoders.errors import NotFiniteError, OptionError
 from midlayer_encoders.media import InputError
+from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.selection import Selection, select
@@ -132,7 +131,8 @@ class LayerEncoder(MultimodalEncoder):
             if options.bidirectional:
                 turn_mask_off(self[0], cut, self.name)
             if not isinstance(self[0], MemoryModule):
-                check_states(self[0], cut, self._moved(self.preprocess([probe_input(self.media, self.sampling_rate)])))
+                features = self.preprocess([probe_input(self.media, self.sampling_rate)])
+                check_states(self[0], cut, moved(features, self.device))
         if options.center is not None:
             self._center_on(options.center)
 
@@ -185,18 +185,11 @@ class LayerEncoder(MultimodalEncoder):
         first: Any = self[0]
         return first.anatomy if isinstance(first, MemoryModule) else find_anatomy(first.model)
 
-    def _create_model_card(self, path: str, *_: Any, **__: Any) -> None:
-        """Write our own card: the generated one names this class and guesses the lineage."""
+    def model_card_text(self) -> str:
+        """Return the README of the folder that ``save_pretrained`` writes."""
         parameters = sum(parameter.numel() for parameter in self.parameters())
         trained = "generated_from_trainer" in self.model_card_data.tags
-        Path(path, "README.md").write_text(
-            model_card(self.spec, parameters=parameters, trained=trained, media=self.media), encoding="utf8"
-        )
-
-    @classmethod
-    def _load_with_module_classes(cls, *args: Any, **kwargs: Any) -> Any:
-        """Load a checkpoint as what it is on disk, a plain SentenceTransformer, when the trainer asks for it."""
-        return SentenceTransformer._load_with_module_classes(*args, **kwargs)
+        return model_card(self.spec, parameters=parameters, trained=trained, media=self.media)
 
     # --- encoding ---------------------------------------------------------------------------------------------------
 
@@ -270,13 +263,10 @@ class LayerEncoder(MultimodalEncoder):
 
     def _check_finite(self, inputs: Sequence[Any], embeddings: Any, single: bool) -> None:
         rows = [embeddings] if single else embeddings
-        if isinstance(rows, np.ndarray | Tensor) and bool(
-            rows.isfinite().all() if isinstance(rows, Tensor) else np.isfinite(rows).all()
-        ):
+        if isinstance(rows, np.ndarray | Tensor) and torch.as_tensor(rows).isfinite().all():
             return
         for text, row in zip(inputs, rows, strict=True):
-            values = row if isinstance(row, np.ndarray | Tensor) else None
-            if values is not None and not bool(torch.isfinite(torch.as_tensor(values)).all()):
+            if isinstance(row, np.ndarray | Tensor) and not torch.as_tensor(row).isfinite().all():
                 raise NotFiniteError(
                     f"Layer {self.layer} of {self.name} gives NaN or infinity for {str(text)[:80]!r} "
                     f"in {self.dtype}. Load it with dtype='float32', or check the weights."
@@ -286,20 +276,13 @@ class LayerEncoder(MultimodalEncoder):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a worker process needs, without the hooks that transformers puts back at its next pass."""
-        for module in self.modules():
-            for key, hook in list(module._forward_hooks.items()):
-                if getattr(hook, "__module__", "") == "transformers.utils.output_capturing":
-                    del module._forward_hooks[key]
-            if getattr(module, "_output_capturing_hooks_installed", False):
-                module._output_capturing_hooks_installed = False  # type: ignore[assignment]
+        compat.drop_recording_hooks(self)
         return self.__dict__.copy()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        model: Any = self[0].model
-        if hasattr(model, "config"):
-            with torch.device("meta"):
-                type(model)(model.config)  # a class learns which outputs it can record when its first model is made
+        if hasattr(self.transformer, "config"):
+            compat.register_recordable_outputs(self.transformer)
 
 
 LayerEncoder.__init__.__signature__ = with_options(inspect.signature(LayerEncoder.__init__))  # type: ignore[attr-defined]

@@ -122,7 +122,7 @@ def result_revision(spec: EncoderSpec) -> str:
 _EXAMPLES = {
     "text": 'embeddings = model.encode(["a text", "another text"])',
     "image": 'images = model.encode(["a photo.jpg", PIL.Image.open("another.png")])',
-    "audio": 'sounds = model.encode([{"array": samples, "sampling_rate": 16000}], batch_size=1)',
+    "audio": 'waveforms = model.encode([{"array": samples, "sampling_rate": 16000}], batch_size=1)',
 }
 
 
@@ -172,29 +172,18 @@ class CardData(SentenceTransformerModelCardData):
     def _spec(self) -> Any:
         return getattr(self.model, "spec", None)
 
-    @property
-    def model_name(self) -> str | None:
-        """The model's name and the layer."""
-        return result_name(spec) if (spec := self._spec()) is not None else None
-
-    @model_name.setter
-    def model_name(self, value: str | None) -> None:
+    def _ignored(self, value: Any) -> None:
         """Pass over what the base class would store."""
 
-    @property
-    def base_model_revision(self) -> str | None:
-        """What tells apart encoders that differ in anything else."""
-        return result_revision(spec) if (spec := self._spec()) is not None else None
-
-    @base_model_revision.setter
-    def base_model_revision(self, value: str | None) -> None:
-        """Pass over what the base class would store."""
-
-    @property
-    def base_model(self) -> str | None:
-        """The name of the model that was cut."""
-        return getattr(self.model, "name", None)  # without the spec, which reads every weight
-
-    @base_model.setter
-    def base_model(self, value: str | None) -> None:
-        """Pass over what the base class would store."""
+    model_name = property(
+        lambda self: result_name(spec) if (spec := self._spec()) is not None else None,
+        _ignored,
+        doc="The model's name and the layer.",
+    )
+    base_model_revision = property(
+        lambda self: result_revision(spec) if (spec := self._spec()) is not None else None,
+        _ignored,
+        doc="What tells apart encoders that differ in anything else.",
+    )
+    # Without the spec, which reads every weight.
+    base_model = property(lambda self: getattr(self.model, "name", None), _ignored, doc="The model that was cut.")

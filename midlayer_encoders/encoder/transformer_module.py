@@ -8,6 +8,7 @@ from typing import Any
 from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import nn
 
+from midlayer_encoders.encoder.compat import transformer_around
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.models.padding import suffers_from_padding
@@ -21,18 +22,6 @@ _MEDIA = {"pixel_values": "image", "input_values": "audio", "input_features": "a
 _PADDED_ALWAYS = {"siglip", "siglip2", "aimv2", "aimv2_text_model"}
 
 
-class _Prepared(Transformer):
-    """sentence-transformers' own module around a model that is loaded already; it becomes a plain one when made."""
-
-    prepared: Any
-
-    def _load_config(self, *_: Any, **__: Any) -> tuple[Any, bool]:
-        return self.prepared.config, False
-
-    def _load_model(self, *_: Any, **__: Any) -> Any:
-        return self.prepared
-
-
 def transformer_module(
     model: str,
     loaded: nn.Module,
@@ -44,12 +33,10 @@ def transformer_module(
 ) -> Transformer:
     """Return the module that prepares inputs and reads the layer's states, or of a joint model what its heads make."""
     config: Any = loaded.config
-    kind = type("Prepared", (_Prepared,), {"prepared": loaded})
     options = _processor_options(model, loaded, source, max_length)
     if isinstance(cut, JointCut):
         options.pop("model_input_names", None)  # its processor knows whether its model wants a mask
-    module: Any = kind(model, processor_kwargs=options)
-    module.__class__ = Transformer
+    module = transformer_around(loaded, model, options)
     if getattr(loaded, "hf_quantizer", None) is not None:  # GGUF weights are plain ones once they are read
         loaded.hf_quantizer = None  # type: ignore[assignment]
         if hasattr(config, "quantization_config"):
@@ -77,22 +64,17 @@ def _processor_options(
     options = {key: value for key, value in source.items() if value is not None}
     medium = _MEDIA.get(str(loaded.main_input_name))
     if medium == "audio":
-        # Many models of sound have no tokenizer, and transformers looks for one unless it is told what to make.
-        options["config"] = _extracting(config, model, options)
+        # Many audio models have no tokenizer, and transformers looks for one unless the config names the class to make.
+        from transformers import AutoFeatureExtractor
+
+        config.processor_class = type(AutoFeatureExtractor.from_pretrained(model, **options)).__name__
+        options["config"] = config
     elif medium is None and getattr(config, "model_type", "") != "imagegpt":
         if not hasattr(config, "type_vocab_size"):  # GPT2 would embed the token types
             options["model_input_names"] = ["input_ids", "attention_mask"]
         if max_length is not None:
             options["model_max_length"] = _checked_length(max_length, config, model)
     return options
-
-
-def _extracting(config: Any, model: str, options: Mapping[str, Any]) -> Any:
-    """Return ``config``, in which the class of the model's feature extractor is named; it is saved with the model."""
-    from transformers import AutoFeatureExtractor
-
-    config.processor_class = type(AutoFeatureExtractor.from_pretrained(model, **options)).__name__
-    return config
 
 
 def _read_states(module: Any, cut: Cut, model: str, chat_template: bool) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from midlayer_encoders.frame.curves import Curves, check_blocks, curves
+from midlayer_encoders.frame.curves import ByLayer, Curves, check_blocks, curves, curves_by_dataset, mean_curve
 from midlayer_encoders.frame.schema import (
     FRAME_SCHEMA,
     KINDS,
+    NamedSubject,
     Series,
     Subject,
     check_frame,
@@ -21,8 +22,10 @@ from midlayer_encoders.frame.summaries import Curve, Summary, average_baseline, 
 __all__ = [
     "FRAME_SCHEMA",
     "KINDS",
+    "ByLayer",
     "Curve",
     "Curves",
+    "NamedSubject",
     "Series",
     "Subject",
     "Summary",
@@ -31,8 +34,10 @@ __all__ = [
     "check_frame",
     "check_one_model",
     "curves",
+    "curves_by_dataset",
     "histories",
     "layer_changes",
+    "mean_curve",
     "metric_series",
     "number_of_layers",
     "settled",

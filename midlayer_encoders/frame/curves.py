@@ -1,19 +1,20 @@
-"""What the rules read: the curves of one model over its layers, from a tidy frame."""
+"""Curves over layers from a tidy frame: of each dataset, their mean, and all those of one model."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame.schema import check_frame, check_one_model
+from midlayer_encoders.frame.schema import block_counts, check_frame, check_one_model
 
-__all__ = ["Curve", "Curves", "check_blocks", "curves"]
+__all__ = ["ByLayer", "Curves", "check_blocks", "curves", "curves_by_dataset", "mean_curve"]
 
-Curve = Mapping[int, float]
+ByLayer: TypeAlias = Mapping[int, float]
 """Value by layer, in the order of the layers."""
 
 _LEAST_BLOCKS = 3
@@ -35,9 +36,9 @@ class Curves:
     model: str
     revision: str
     num_layers: int
-    metrics: Mapping[str, Curve]
-    tasks: Mapping[str, Curve]
-    score: Curve
+    metrics: Mapping[str, ByLayer]
+    tasks: Mapping[str, ByLayer]
+    score: ByLayer
 
 
 def curves(frame: pl.DataFrame) -> Curves:
@@ -56,17 +57,48 @@ def curves(frame: pl.DataFrame) -> Curves:
     frame = check_frame(frame)
     model, revision = check_one_model(frame)
     num_layers = _num_layers(frame, model)
-    finite = frame.filter(pl.col("value").is_finite())
-    measured = finite.filter(kind="metric")
-    metrics = {name: _mean(list(_by(measured.filter(name=name)).values())) for name in _names(measured, "name")}
-    tasks = _by(finite.filter(kind="score"))
-    score = _mean(list(tasks.values())) if tasks else {}
-    return Curves(model, revision, num_layers, metrics, tasks, score)
+    measured = frame.filter(pl.col("kind") == "metric", pl.col("value").is_finite())
+    metrics = {
+        str(name): mean_curve(list(curves_by_dataset(rows).values()))
+        for (name,), rows in measured.group_by("name", maintain_order=True)
+    }
+    tasks = curves_by_dataset(frame.filter(pl.col("kind") == "score"))
+    return Curves(model, revision, num_layers, metrics, tasks, mean_curve(list(tasks.values())))
+
+
+def curves_by_dataset(rows: pl.DataFrame) -> dict[str, ByLayer]:
+    """Return the finite values of each dataset by layer, in the order of the rows; a dataset without any has none.
+
+    Args:
+        rows: of a tidy frame: one metric of one model, or its scores, one for each task.
+    """
+    found: dict[str, ByLayer] = {}
+    for (dataset,), part in rows.group_by("dataset", maintain_order=True):
+        names = part["name"].unique(maintain_order=True).to_list()
+        if len(names) > 1:
+            raise OptionError(
+                f"`frame` must have one score for each task, its main one, but got {', '.join(names)} for "
+                f"{dataset!r}; filter the others out."
+            )
+        finite = part.filter(pl.col("value").is_finite()).sort("layer")
+        if not finite.is_empty():
+            found[str(dataset)] = dict(finite.select("layer", "value").iter_rows())
+    return found
+
+
+def mean_curve(curves: Sequence[ByLayer]) -> ByLayer:
+    """Return the mean of curves over the layers that all of them have; empty where there are none.
+
+    Example:
+        >>> mean_curve([{0: 0.5, 1: 0.25, 2: 1.0}, {0: 0.25, 2: 0.5}])
+        {0: 0.375, 2: 0.75}
+    """
+    shared = sorted(set.intersection(*map(set, curves))) if curves else []
+    return {layer: math.fsum(curve[layer] for curve in curves) / len(curves) for layer in shared}
 
 
 def _num_layers(frame: pl.DataFrame, model: str) -> int:
-    deep = frame.filter(pl.col("depth") > 0).select("layer", "depth").unique()
-    found: list[int] = sorted({round(layer / depth) for layer, depth in deep.iter_rows()})
+    found = block_counts(frame)
     if len(found) > 1:
         raise OptionError(
             f"`frame` must hold one model at one depth, but {model} has {' and '.join(map(str, found))} blocks in it: "
@@ -85,21 +117,3 @@ def check_blocks(num_layers: int, model: str) -> None:
             f"`model` must have {_LEAST_BLOCKS} blocks or more to choose between its layers, but {model} has "
             f"{num_layers}: compare its layers on your task instead."
         )
-
-
-def _names(rows: pl.DataFrame, column: str) -> list[str]:
-    return rows[column].unique(maintain_order=True).to_list()
-
-
-def _by(rows: pl.DataFrame) -> dict[str, Curve]:
-    """Return a curve for each dataset."""
-    found: dict[str, dict[int, float]] = {}
-    for dataset, layer, value in rows.sort("layer").select("dataset", "layer", "value").iter_rows():
-        found.setdefault(dataset, {})[layer] = value
-    return dict(found)
-
-
-def _mean(every: list[Curve]) -> Curve:
-    """Return the mean of curves over the layers that all of them have."""
-    shared = set(every[0]).intersection(*every[1:])
-    return {layer: math.fsum(curve[layer] for curve in every) / len(every) for layer in every[0] if layer in shared}

@@ -14,8 +14,10 @@ from midlayer_encoders.errors import OptionError, did_you_mean
 __all__ = [
     "FRAME_SCHEMA",
     "KINDS",
+    "NamedSubject",
     "Series",
     "Subject",
+    "block_counts",
     "check_frame",
     "check_one_model",
     "metric_series",
@@ -58,8 +60,23 @@ class Subject(Protocol):
         """Number of blocks of the whole model."""
 
 
+@dataclass(frozen=True)
+class NamedSubject:
+    """A subject by its name, where no model is in memory."""
+
+    model: str
+    revision: str | None
+    num_layers: int
+
+
 def tidy_rows(
-    values: Mapping[int, float], of: Subject, *, kind: Literal["score", "metric"], dataset: str, name: str
+    values: Mapping[int, float],
+    of: Subject,
+    *,
+    kind: Literal["score", "metric"],
+    dataset: str,
+    name: str,
+    extra: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the rows of one curve; a layer without a value (NaN) has none.
 
@@ -69,8 +86,15 @@ def tidy_rows(
         kind: of the values.
         dataset: what they were measured on.
         name: of the score or metric.
+        extra: cells of further columns, the same in every row.
+
+    Example:
+        >>> rows = tidy_rows({0: 0.5, 6: 0.75}, NamedSubject("m", None, 12), kind="metric", dataset="t", name="dime")
+        >>> tidy_frame(rows).select("revision", "layer", "depth", "value").rows()
+        [('default', 0, 0.0, 0.5), ('default', 6, 0.5, 0.75)]
     """
     same = {"model": of.model, "revision": of.revision or "default", "kind": kind, "dataset": dataset, "name": name}
+    same |= extra or {}
     return [
         {**same, "layer": layer, "depth": layer / max(of.num_layers, 1), "value": value}
         for layer, value in values.items()
@@ -174,8 +198,18 @@ def number_of_layers(frame: pl.DataFrame) -> int:
         >>> number_of_layers(pl.DataFrame({"layer": [0, 6], "depth": [0.0, 0.25]}))
         24
     """
-    deep = frame.filter(pl.col("depth") > 0)
-    return max((round(layer / depth) for layer, depth in deep.select("layer", "depth").iter_rows()), default=0)
+    return max(block_counts(frame), default=0)
+
+
+def block_counts(frame: pl.DataFrame) -> list[int]:
+    """Return the numbers of blocks that the layers and depths of a frame speak of, ascending; layer 0 speaks of none.
+
+    Example:
+        >>> block_counts(pl.DataFrame({"layer": [0, 6, 6], "depth": [0.0, 0.25, 0.5]}))
+        [12, 24]
+    """
+    deep = frame.filter(pl.col("depth") > 0).select("layer", "depth").unique()
+    return sorted({round(layer / depth) for layer, depth in deep.iter_rows()})
 
 
 def metric_series(frame: pl.DataFrame) -> dict[str, list[Series]]:

@@ -47,6 +47,11 @@ class History:
         finite = self.values[np.isfinite(self.values)]
         return float(finite.max() - finite.min()) if finite.size else 0.0
 
+    def of_layer(self, layer: int) -> list[tuple[int, float]]:
+        """Return the steps at which a layer has a finite value, and that value."""
+        values = self.values[:, self.layers.index(layer)].tolist()
+        return [(step, value) for step, value in zip(self.steps, values, strict=True) if np.isfinite(value)]
+
 
 def step_of(revision: str) -> int:
     """Return the training step that a revision's or a checkpoint's name holds.
@@ -157,17 +162,16 @@ def layer_changes(frame: pl.DataFrame) -> pl.DataFrame:
         [(0, 0.0), (1, 0.5)]
     """
     rows = [
-        (one.dataset, one.name, layer, previous, step, change, change / one.span if one.span else 0.0)
+        (one.dataset, one.name, layer, *steps, change, change / one.span if one.span else 0.0)
         for one in histories(frame)
-        for column, layer in enumerate(one.layers)
-        for previous, step, change in _moves(one, column)
+        for layer in one.layers
+        for *steps, change in _moves(one.of_layer(layer))
     ]
     names = {"dataset": pl.String, "name": pl.String, "layer": pl.Int64, "previous": pl.Int64, "step": pl.Int64}
     return pl.DataFrame(rows, schema=names | {"change": pl.Float64, "relative": pl.Float64}, orient="row")
 
 
-def _moves(one: History, column: int) -> list[tuple[int, int, float]]:
-    known = [(s, v) for s, v in zip(one.steps, one.values[:, column].tolist(), strict=True) if np.isfinite(v)]
+def _moves(known: list[tuple[int, float]]) -> list[tuple[int, int, float]]:
     return [(previous, step, abs(after - before)) for (previous, before), (step, after) in pairwise(known)]
 
 
@@ -196,8 +200,8 @@ def settled(frame: pl.DataFrame, *, within: float = 0.1) -> pl.DataFrame:
         raise OptionError(f"`within` must be a share in (0, 1) of the metric's range, as 0.1, but got {within}.")
     rows = []
     for one in histories(frame):
-        for column, layer in enumerate(one.layers):
-            known = [(s, v) for s, v in zip(one.steps, one.values[:, column].tolist(), strict=True) if np.isfinite(v)]
+        for layer in one.layers:
+            known = one.of_layer(layer)
             if known:
                 final = known[-1][1]
                 far = [place for place, (_, value) in enumerate(known) if abs(value - final) > within * one.span]

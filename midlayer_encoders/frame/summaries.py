@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame.curves import curves_by_dataset, mean_curve
 from midlayer_encoders.frame.schema import check_frame, check_one_model, number_of_layers
 
 __all__ = ["Curve", "Summary", "average_baseline", "spans", "summary"]
@@ -90,13 +90,13 @@ def summary(frame: pl.DataFrame) -> Summary:
     frame = check_frame(frame)
     model, revision = check_one_model(frame)
     scores = frame.filter(pl.col("kind") == "score")
-    names = scores["dataset"].unique(maintain_order=True).to_list()
-    found = [_task_curve(name, scores.filter(pl.col("dataset") == name)) for name in names]
-    tasks = tuple(curve for curve in found if curve.points)
-    layers = sorted(set().union(*(curve.points for curve in tasks)))
-    complete = [layer for layer in layers if all(layer in curve.points for curve in tasks)]
-    incomplete = tuple(layer for layer in layers if layer not in complete)
-    average = _average(tasks, complete) if complete else None
+    measures = dict(scores.select("dataset", "name").unique(maintain_order=True).iter_rows())
+    points = {task: {layer: 100 * one for layer, one in by.items()} for task, by in curves_by_dataset(scores).items()}
+    tasks = tuple(Curve(task, measures[task], by) for task, by in points.items())
+    mean = mean_curve(list(points.values()))
+    average = Curve("average", "mean of the tasks' main scores", mean) if mean else None
+    incomplete = tuple(sorted(set().union(*points.values()) - set(mean)))
+    unscored = [task for task in measures if task not in points]
     num_layers = number_of_layers(frame)
     return Summary(
         model=model,
@@ -105,7 +105,7 @@ def summary(frame: pl.DataFrame) -> Summary:
         tasks=tasks,
         average=average,
         incomplete=incomplete,
-        remarks=tuple(_remarks(found, average, incomplete, num_layers)),
+        remarks=tuple(_remarks(unscored, average, incomplete, num_layers)),
     )
 
 
@@ -116,25 +116,8 @@ def average_baseline(found: Summary, baselines: Mapping[str, float]) -> float | 
     return 100 * math.fsum(baselines[task.name] for task in found.tasks) / len(found.tasks)
 
 
-def _task_curve(task: str, scores: pl.DataFrame) -> Curve:
-    measures = scores["name"].unique(maintain_order=True).to_list()
-    if len(measures) > 1:
-        raise OptionError(
-            f"`frame` must have one score for each task, its main one, but got {', '.join(measures)} for {task!r}; "
-            "filter the others out."
-        )
-    rows = scores.filter(pl.col("value").is_finite()).sort("layer")
-    return Curve(task, measures[0], {layer: 100 * value for layer, value in rows.select("layer", "value").iter_rows()})
-
-
-def _average(tasks: tuple[Curve, ...], layers: list[int]) -> Curve:
-    points = {layer: math.fsum(task.points[layer] for task in tasks) / len(tasks) for layer in layers}
-    return Curve("average", "mean of the tasks' main scores", points)
-
-
-def _remarks(found: list[Curve], average: Curve | None, incomplete: tuple[int, ...], num_layers: int) -> list[str]:
+def _remarks(unscored: list[str], average: Curve | None, incomplete: tuple[int, ...], num_layers: int) -> list[str]:
     remarks = []
-    unscored = [curve.name for curve in found if not curve.points]
     if unscored:
         remarks.append(f"No layer has a finite score on {', '.join(unscored)}, which is left out.")
     if incomplete and average is None:

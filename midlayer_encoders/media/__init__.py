@@ -1,20 +1,26 @@
-"""Images and sounds as people have them, read into one form each: an RGB image, one channel of sound and its rate."""
+"""Images and audio as people have them, read into one form each: an RGB image, one channel of audio and its rate."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from midlayer_encoders.errors import old_names
 from midlayer_encoders.media._arrays import InputError
-from midlayer_encoders.media.audio import Sound, audio_lengths, read_sound
+from midlayer_encoders.media.audio import Waveform, audio_lengths, read_audio
 from midlayer_encoders.media.images import is_pil, read_image
 from midlayer_encoders.media.kinds import check_taken, media_files, medium_of
 
 __all__ = [
     "InputError",
-    "Sound",
+    "Waveform",
     "audio_lengths",
     "check_taken",
     "is_pil",
     "media_files",
     "medium_of",
+    "read_audio",
     "read_image",
-    "read_sound",
 ]
+
+if not TYPE_CHECKING:  # else every misspelled name would pass
+    __getattr__ = old_names(__name__, {"read_sound": "read_audio", "Sound": "Waveform"})

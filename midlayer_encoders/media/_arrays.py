@@ -1,4 +1,4 @@
-"""What reading images and reading sounds share: the error, arrays out of tensors, an input in few words."""
+"""What reading images and reading audio share: the error, arrays out of tensors, an input in few words."""
 
 from __future__ import annotations
 
@@ -11,17 +11,32 @@ import numpy.typing as npt
 
 from midlayer_encoders.errors import MidlayerError
 
-__all__ = ["InputError", "as_array", "shown"]
+__all__ = ["InputError", "as_array", "check_file", "damaged", "shown"]
 
 
 class InputError(MidlayerError, ValueError):
-    """An image or a sound that cannot be read, or a medium that the model does not take.
+    """An image or audio that cannot be read, or a medium that the model does not take.
 
     Attributes:
         item: the input as it was given, where it was one of several.
     """
 
-    item: Any = None
+    def __init__(self, message: str, *, item: Any = None) -> None:
+        super().__init__(message)
+        self.item = item
+
+
+def check_file(path: Path, kinds: str) -> None:
+    """Raise an :class:`InputError` unless there is a file at ``path``."""
+    if not path.is_file():
+        raise InputError(
+            f"`inputs` must be {kinds}, but there is no file {str(path)!r}. A text is for a model of text."
+        )
+
+
+def damaged(path: Path, kind: str, reason: Exception) -> InputError:
+    """Return the error for a file that cannot be read."""
+    return InputError(f"{path} cannot be read as {kind}: {reason}. It may be damaged: replace or remove it.")
 
 
 def as_array(source: Any) -> npt.NDArray[Any]:
@@ -30,7 +45,7 @@ def as_array(source: Any) -> npt.NDArray[Any]:
         source = source.detach().cpu().numpy()
     if not isinstance(source, np.ndarray):
         raise InputError(
-            "`inputs` must be PIL images, paths, arrays or tensors, or for sound (array, rate), "
+            "`inputs` must be PIL images, paths, arrays or tensors, or for audio (array, rate), "
             f"but got a {type(source).__name__}: {shown(source)}."
         )
     return source

@@ -1,4 +1,4 @@
-"""A sound as people have it, read into one channel of floats at the rate that a model wants."""
+"""A waveform as people have it, read into one channel of floats at the rate that a model wants."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from midlayer_encoders.media._arrays import InputError, as_array, shown
+from midlayer_encoders.media._arrays import InputError, as_array, check_file, damaged, shown
 
-__all__ = ["Sound", "audio_lengths", "read_sound"]
+__all__ = ["Waveform", "audio_lengths", "read_audio"]
 
-_MOST_CHANNELS = 16  # an array with more than that on both axes is not a sound
+_MOST_CHANNELS = 16  # an array with more than that on both axes is not a waveform
 
 
-class Sound(TypedDict):
-    """One channel of sound, float32, shape ``(T,)``, and its samples a second; what sentence-transformers takes."""
+class Waveform(TypedDict):
+    """One channel of audio, float32, shape ``(T,)``, and its samples a second; what sentence-transformers takes."""
 
     array: npt.NDArray[np.float32]
     sampling_rate: int
 
 
-def read_sound(source: Any, *, rate: int | None = None) -> Sound:
-    """Return one channel of sound as floats, at the rate asked for.
+def read_audio(source: Any, *, rate: int | None = None) -> Waveform:
+    """Return one channel of audio as floats, at the rate asked for.
 
     Channels are averaged, integers scaled to the range from -1 to 1, and another rate is resampled by SciPy's
     polyphase filter.
@@ -36,14 +36,14 @@ def read_sound(source: Any, *, rate: int | None = None) -> Sound:
         source: ``{"array": …, "sampling_rate": …}``, ``(array, rate)``, the path of a file, or a decoder of torchcodec.
             WAV is read by SciPy, other files by the soundfile package where it is installed. The longer axis of an
             array of several channels is time.
-        rate: samples a second that the model was made for; ``None`` keeps the sound's own.
+        rate: samples a second that the model was made for; ``None`` keeps the waveform's own.
 
     Raises:
         InputError: when it is empty, has no rate, is not finite, or cannot be read.
 
     Example:
-        >>> sound = read_sound((np.ones((2, 8000), dtype=np.int16), 8000), rate=16000)
-        >>> sound["array"].shape, sound["sampling_rate"]
+        >>> waveform = read_audio((np.ones((2, 8000), dtype=np.int16), 8000), rate=16000)
+        >>> waveform["array"].shape, waveform["sampling_rate"]
         ((16000,), 16000)
     """
     array, given, name = _waveform(source)
@@ -57,32 +57,28 @@ def read_sound(source: Any, *, rate: int | None = None) -> Sound:
 
 def audio_lengths(waveforms: Sequence[Any], rate: int | None) -> list[int]:
     """Return the number of samples of each waveform at the model's rate; files are read for it."""
-    return [len(read_sound(sound, rate=rate)["array"]) for sound in waveforms]
+    return [len(read_audio(waveform, rate=rate)["array"]) for waveform in waveforms]
 
 
 def _waveform(source: Any) -> tuple[npt.NDArray[Any], Any, str]:
-    """Return the samples of a sound as it was given, its rate, and what to call it."""
+    """Return the samples of a waveform as it was given, its rate, and what to call it."""
     if isinstance(source, str | Path):
-        return *_open_sound(Path(source).expanduser()), str(source)
+        return *_open_audio(Path(source).expanduser()), str(source)
     if isinstance(source, Mapping) and {"array", "sampling_rate"} <= set(source):
-        return as_array(source["array"]), source["sampling_rate"], "the sound"
+        return as_array(source["array"]), source["sampling_rate"], "the waveform"
     if isinstance(source, tuple) and len(source) == 2:
-        return as_array(source[0]), source[1], "the sound"
+        return as_array(source[0]), source[1], "the waveform"
     if hasattr(source, "get_all_samples"):  # torchcodec's decoder, which datasets hands out
         samples = source.get_all_samples()
-        return samples.data.numpy(), samples.sample_rate, "the sound"
+        return samples.data.numpy(), samples.sample_rate, "the waveform"
     raise InputError(
-        "A sound must come with its rate: (array, 16000) or {'array': array, 'sampling_rate': 16000}, "
+        "A waveform must come with its rate: (array, 16000) or {'array': array, 'sampling_rate': 16000}, "
         f"but got {shown(source)}."
     )
 
 
-def _open_sound(path: Path) -> tuple[npt.NDArray[Any], int]:
-    if not path.is_file():
-        raise InputError(
-            f"`inputs` must be sounds or paths of sounds, but there is no file {str(path)!r}. "
-            "A text is for a model of text."
-        )
+def _open_audio(path: Path) -> tuple[npt.NDArray[Any], int]:
+    check_file(path, "waveforms or paths of audio files")
     try:
         if path.suffix.lower() == ".wav":
             from scipy.io import wavfile
@@ -90,21 +86,15 @@ def _open_sound(path: Path) -> tuple[npt.NDArray[Any], int]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", wavfile.WavFileWarning)  # chunks beside the samples
                 rate, samples = wavfile.read(path)
-            return samples, int(rate)
-        soundfile = importlib.import_module("soundfile")
+        else:
+            samples, rate = importlib.import_module("soundfile").read(path, dtype="float32")
     except ImportError:
         raise InputError(
             f"{path} cannot be read: {path.suffix or 'a file without a suffix'} needs the soundfile package. "
-            "Install it (pip install soundfile), or convert the sound to WAV."
+            "Install it (pip install soundfile), or convert the file to WAV."
         ) from None
-    except (ValueError, EOFError, OSError) as reason:
-        raise InputError(
-            f"{path} cannot be read as sound: {reason}. It may be damaged: replace or remove it."
-        ) from reason
-    try:
-        samples, rate = soundfile.read(path, dtype="float32")
-    except RuntimeError as reason:
-        raise InputError(f"{path} cannot be read as sound: {reason}") from reason
+    except (ValueError, EOFError, OSError, RuntimeError) as reason:  # the last is soundfile's
+        raise damaged(path, "audio", reason) from reason
     return samples, int(rate)
 
 
@@ -114,7 +104,7 @@ def _one_channel(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:
     elif array.ndim != 1:
         raise InputError(f"The array of {name} must have shape (T,), (C, T) or (T, C), but got {array.shape}.")
     if not array.size:
-        raise InputError(f"`inputs` must be sounds of at least one sample, but {name} is empty.")
+        raise InputError(f"`inputs` must be waveforms of at least one sample, but {name} is empty.")
     if array.dtype.kind == "u":  # eight bits of WAV: 128 is silence
         samples = array.astype(np.float32) / np.float32(128) - 1
     elif array.dtype.kind == "i":

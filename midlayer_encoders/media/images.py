@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from midlayer_encoders._types import MAX_PIXELS
-from midlayer_encoders.media._arrays import InputError, as_array
+from midlayer_encoders.media._arrays import InputError, as_array, check_file, damaged
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -22,7 +22,7 @@ __all__ = ["is_pil", "read_image"]
 def read_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Image:
     """Return an image in RGB.
 
-    Greyscale becomes three equal channels, palettes their colours, 16 bits eight; what is transparent is laid on white.
+    Grayscale becomes three equal channels, palettes their colors, 16 bits eight; what is transparent is laid on white.
     A photograph read from a file is turned as its EXIF says. Of an animation the first frame counts.
 
     Args:
@@ -54,11 +54,7 @@ def _open_image(path: Path, max_pixels: int) -> Image:
     from PIL import Image as Pillow
     from PIL import ImageOps
 
-    if not path.is_file():
-        raise InputError(
-            f"`inputs` must be images or paths of images, but there is no file {str(path)!r}. "
-            "A text is for a model of text."
-        )
+    check_file(path, "images or paths of images")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)  # the limit is ours
@@ -73,9 +69,7 @@ def _open_image(path: Path, max_pixels: int) -> Image:
             "Make it smaller, or raise `PIL.Image.MAX_IMAGE_PIXELS` as well as `max_pixels`."
         ) from reason
     except (OSError, SyntaxError, ValueError) as reason:  # what Pillow's many readers raise on a damaged file
-        raise InputError(
-            f"{path} cannot be read as an image: {reason}. It may be damaged: replace or remove it."
-        ) from reason
+        raise damaged(path, "an image", reason) from reason
 
 
 def _check_pixels(size: tuple[int, int], max_pixels: int, name: str) -> None:
@@ -126,6 +120,6 @@ def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     if not (math.isfinite(low) and math.isfinite(high)) or low < 0 or high > most:
         raise InputError(
             f"An image as an array must hold {'integers from 0 to 255' if whole else 'floats from 0 to 1'}, but its "
-            f"values go from {low:g} to {high:g}. Scale it, and undo any normalisation: the model's processor does it."
+            f"values go from {low:g} to {high:g}. Scale it, and undo any normalization: the model's processor does it."
         )
     return np.asarray(array if whole else np.round(array.astype(np.float64) * 255)).astype(np.uint8)

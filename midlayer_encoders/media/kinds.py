@@ -10,16 +10,16 @@ from typing import Any, Literal
 from midlayer_encoders._types import MAX_PIXELS, Medium
 from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.media._arrays import InputError, shown
-from midlayer_encoders.media.audio import read_sound
+from midlayer_encoders.media.audio import read_audio
 from midlayer_encoders.media.images import is_pil, read_image
 
 __all__ = ["check_taken", "media_files", "medium_of"]
 
-_SUFFIXES: dict[str, tuple[str, ...]] = {
+_SUFFIXES: dict[Medium, tuple[str, ...]] = {
     "image": (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp"),
     "audio": (".wav", ".flac", ".ogg", ".mp3"),
 }
-_WORDS = {"text": "a text", "image": "an image", "audio": "a sound"}
+_WORDS = {"text": "a text", "image": "an image", "audio": "a waveform"}
 
 _log = logging.getLogger(__name__)
 
@@ -27,21 +27,23 @@ _log = logging.getLogger(__name__)
 def medium_of(item: Any, taken: Sequence[str]) -> Medium:
     """Return what an input is, for a model that takes these media.
 
-    A string is a text where the model takes texts, unless it is the path of an image or sound file that the model also
-    takes; where it takes none, it is a path. An array of three axes is an image; of two, a greyscale image for a model
-    of images and sound of several channels for one of sound.
+    A string is a text where the model takes texts, unless it is the path of an image or audio file that the model also
+    takes; where it takes none, it is a path. An array of three axes is an image; of two, a grayscale image for a model
+    of images and audio of several channels for one of audio.
 
     Example:
         >>> medium_of("a text", ["text", "image"]), medium_of("a.png", ["image"]), medium_of(([0.0], 16000), ["audio"])
         ('text', 'image', 'audio')
     """
     if isinstance(item, str | Path):
+        written: Medium = next(
+            (kind for kind, suffixes in _SUFFIXES.items() if str(item).lower().endswith(suffixes)), "text"
+        )
         if isinstance(item, str) and "text" in taken:
-            found = [kind for kind, suffixes in _SUFFIXES.items() if item.lower().endswith(suffixes)]
-            return found[0] if found and found[0] in taken and Path(item).is_file() else "text"  # type: ignore[return-value]
+            return written if written in taken and Path(item).is_file() else "text"
         if "image" in taken or "audio" in taken:
             return "image" if "image" in taken else "audio"
-        return next((kind for kind, suffixes in _SUFFIXES.items() if str(item).lower().endswith(suffixes)), "text")  # type: ignore[misc]
+        return written
     if is_pil(item):
         return "image"
     if isinstance(item, Mapping | tuple) or hasattr(item, "get_all_samples"):
@@ -63,7 +65,7 @@ def check_taken(medium: Medium, taken: Sequence[str], item: Any, *, model: str) 
 def media_files(
     folder: Path | str, medium: Literal["image", "audio"], *, bad: str = "refuse", max_pixels: int = MAX_PIXELS
 ) -> list[Path]:
-    """Return the image or sound files of a folder and those below it, in the order of their paths.
+    """Return the image or audio files of a folder and those below it, in the order of their paths.
 
     Args:
         folder: where they are.
@@ -89,7 +91,7 @@ def media_files(
 
 def _readable(path: Path, medium: str, bad: str, max_pixels: int) -> bool:
     try:
-        _ = read_image(path, max_pixels=max_pixels) if medium == "image" else read_sound(path)
+        _ = read_image(path, max_pixels=max_pixels) if medium == "image" else read_audio(path)
     except InputError as reason:
         if bad == "refuse":
             raise

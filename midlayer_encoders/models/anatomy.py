@@ -1,4 +1,4 @@
-"""Where a model keeps its embeddings, its blocks, its final norm, and within a block its sub-layers.
+"""Where a model keeps its embeddings, its blocks and its final norm.
 
 Layers are counted once, here: ``0`` is what the first block receives, ``k`` what block ``k`` hands on, ``L`` the last.
 Everything is found by rule from the module tree; the few families that break a rule stand in one table each.
@@ -7,19 +7,17 @@ Everything is found by rule from the module tree; the few families that break a 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
 from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import AnatomyError, LayerIndexError
+from midlayer_encoders.models import compat
 
-__all__ = ["SITES", "Anatomy", "Site", "block_sites", "find_anatomy", "resolve_layer", "resolve_layers"]
-
-_LINEAR = ("Linear", "Conv1D", "NonDynamicallyQuantizableLinear")
+__all__ = ["Anatomy", "find_anatomy", "resolve_layer", "resolve_layers"]
 
 
 @dataclass(frozen=True)
@@ -50,20 +48,12 @@ class Anatomy:
         """Return the same anatomy as seen from a module that holds the model at ``path``."""
         final = tuple(f"{path}.{name}" for name in self.final)
         embeddings = None if self.embeddings is None else f"{path}.{self.embeddings}"
-        return Anatomy(f"{path}.{self.blocks}", self.num_layers, final, embeddings, self.num_blocks)
+        return replace(self, blocks=f"{path}.{self.blocks}", final=final, embeddings=embeddings)
 
     def block(self, model: nn.Module, layer: int) -> nn.Module:
         """Return the block whose output is ``layer``, from ``1`` to ``num_layers``."""
         position = (layer - 1) * self.num_blocks // self.num_layers
         return model.get_submodule(self.blocks)[position]  # type: ignore[index, no-any-return]
-
-
-@dataclass(frozen=True)
-class Site:
-    """A point inside a block: the input or output of one of its modules (``""`` is the block itself)."""
-
-    module: str
-    side: Literal["input", "output"]
 
 
 def resolve_layer(layer: Layer, num_layers: int, *, name: str = "this model") -> int:
@@ -151,12 +141,10 @@ _SHARED = "albert_layer_groups"  # ALBERT passes through its groups several time
 def _block_list(model: nn.Module) -> str:
     """Return the path of the block list: the largest list of like modules whose class is kept whole on a device.
 
-    ``_no_split_modules`` names what transformers does not split over devices, which is the block in nearly every
-    family; where it names nothing, the list with the most parameters is the one.
+    That class is the block in nearly every family; where transformers names none, the list with the most parameters
+    is the one.
     """
-    whole = set(getattr(model, "_no_split_modules", None) or ())
-    for module in model.modules():
-        whole |= set(getattr(module, "_no_split_modules", None) or ())
+    whole = compat.unsplit_classes(model)
     lists: list[tuple[str, Any]] = [
         (path, module)
         for path, module in model.named_modules()
@@ -221,7 +209,7 @@ def _owner(model: nn.Module, path: str) -> tuple[str, Any]:
     found: tuple[str, Any] = ("", None)
     for above in _ancestors(path):
         module = model.get_submodule(above)
-        if hasattr(module, "config") and hasattr(module, "base_model_prefix"):
+        if compat.is_pretrained(module):
             found = (above, module.config)
     return found
 
@@ -231,7 +219,7 @@ def _embeddings(model: nn.Module) -> str | None:
     try:
         wanted = model.get_input_embeddings()  # type: ignore[operator]
     except (AttributeError, NotImplementedError, TypeError):
-        names = ("embeddings", "feature_projection")  # the latter in models of sound
+        names = ("embeddings", "feature_projection")  # the latter in audio models
         wanted = next((module for name, module in model.named_modules() if name.endswith(names)), None)
     return next((name for name, module in model.named_modules() if module is wanted), None)
 
@@ -240,7 +228,7 @@ def _embeddings(model: nn.Module) -> str | None:
 
 
 def _opt_final(config: Any) -> tuple[str, ...]:
-    normed = bool(config.do_layer_norm_before and not config._remove_final_layer_norm)
+    normed = bool(config.do_layer_norm_before) and not compat.opt_lacks_final_norm(config)
     projected = bool(config.word_embed_proj_dim != config.hidden_size)
     return ("decoder.final_layer_norm",) * normed + ("decoder.project_out",) * projected
 
@@ -275,75 +263,4 @@ def _final_norm(model: nn.Module, blocks: str) -> tuple[str, ...] | None:
             )
         if norms:
             return (f"{above}.{norms[0]}".lstrip("."),)
-    return None
-
-
-# --- inside a block -------------------------------------------------------------------------------------------------
-
-_ATTENTION = re.compile(r"Attention|Attn|Mixer")
-_OUTPUT_PROJECTION = re.compile(r"(^|\.)(o|o_proj|out_proj|c_proj|dense|out_lin|Wo|proj)$")
-_FUSED = {"WavLMAttention"}  # hands its projections' weights to one function, and never calls them
-_SPARSE = re.compile(r"Moe|MoE|Sparse")
-
-# The residual stream between attention and MLP: what the norm before the MLP receives, or, in blocks that norm after
-# each sum, what the norm after the attention returns. First match wins.
-_MIDDLE: tuple[tuple[str, Literal["input", "output"]], ...] = (
-    (r"pre_feedforward_layernorm|ln_2|mlp_norm|layer_norm2|layernorm_after|(rms_)?norm2|layer\.1\.layer_norm", "input"),
-    (r"attention\.(output\.)?LayerNorm|sa_layer_norm", "output"),
-    (r"post_attention_layernorm|final_layer_norm", "input"),
-)
-
-
-SITES = (
-    "residual_in", "attention_in", "attention", "attention_sum", "residual_mid",
-    "mlp_in", "mlp", "mlp_sum", "residual_out",
-)  # fmt: skip
-"""Every point inside a block that has a name, in the order in which a text passes them."""
-
-
-def block_sites(block: nn.Module, config: Any = None) -> dict[str, Site]:
-    """Return the named points inside a block, those it has.
-
-    Args:
-        block: one of the blocks.
-        config: the model's, which says whether attention and MLP stand side by side or after one another.
-
-    Returns:
-        ``residual_in``, ``attention_in`` (what attention reads: the stream after the norm before it, or the stream
-        itself in blocks that norm after each sum), ``attention`` (what attention adds to the stream, before any scale
-        or norm on it), ``residual_mid`` (the stream between attention and MLP; absent where they stand side by side or
-        there is one only), ``mlp_in``, ``mlp`` and ``residual_out``; and in blocks that norm after each sum
-        ``attention_sum`` and ``mlp_sum``, the stream before those norms. A state-space mixer counts as attention.
-    """
-    names = dict(block.named_modules())
-    sites = {"residual_in": Site("", "input"), "residual_out": Site("", "output")}
-    heads = [name for name, module in names.items() if name and _ATTENTION.search(type(module).__name__)]
-    inside = tuple(f"{name}." for name in heads)
-    linear = [name for name, module in names.items() if type(module).__name__ in _LINEAR]
-    if attention := [name for name in linear if name.startswith(inside) and _OUTPUT_PROJECTION.search(name)]:
-        readers = [name for name in linear if name.startswith(inside) and name not in attention]
-        reader, writer = (readers[0], attention[-1]) if type(names[heads[0]]).__name__ not in _FUSED else heads[:1] * 2
-        sites |= {"attention_in": Site(reader, "input"), "attention": Site(writer, "output")}
-    sparse = [name for name, module in names.items() if name and _SPARSE.search(type(module).__name__)]
-    if mlp := sparse[:1] or [name for name in linear if not name.startswith(inside)]:
-        sites |= {"mlp_in": Site(mlp[0], "input"), "mlp": Site(mlp[-1], "output")}
-    if (middle := _middle(list(names), config)) is not None and "attention" in sites and "mlp" in sites:
-        sites["residual_mid"] = middle
-        if middle.side == "output":
-            norms = [name for name, module in names.items() if name and type(module).__name__.endswith("Norm")]
-            outer = [name for name in norms if not name.startswith(inside) and name != middle.module]
-            sites |= {"attention_sum": Site(middle.module, "input"), "mlp_sum": Site(outer[-1], "input")}
-    return {name: sites[name] for name in SITES if name in sites}
-
-
-def _middle(names: list[str], config: Any) -> Site | None:
-    if getattr(config, "use_parallel_residual", False):
-        return None
-    if getattr(config, "model_type", None) == "opt" and not config.do_layer_norm_before:
-        return Site("self_attn_layer_norm", "output")
-    if getattr(config, "do_stable_layer_norm", True) is False:
-        return Site("layer_norm", "output")
-    for pattern, side in _MIDDLE:
-        if found := [name for name in names if re.search(rf"(^|\.)({pattern})$", name)]:
-            return Site(found[0], side)
     return None

@@ -12,15 +12,15 @@ from torch import nn
 
 from midlayer_encoders._types import Norm
 from midlayer_encoders.errors import CutError
-from midlayer_encoders.models.anatomy import Anatomy, block_sites
+from midlayer_encoders.models import compat
+from midlayer_encoders.models.anatomy import Anatomy
+from midlayer_encoders.models.sites import block_sites
 
 __all__ = ["Cut", "JointCut", "cut_config", "cut_model", "plan_cut"]
 
 # Names by which configs count blocks, and by which they list something for each block.
 _COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers")
 _PER_LAYER = re.compile(r"layer|block")
-# Settings of a backbone's outputs, one for each block: transformers makes them anew when they are absent.
-_STAGES = ("out_features", "out_indices", "stage_names", "_out_features", "_out_indices")
 # Families that record each block's output, not its input: the embeddings have no entry.
 _OUTPUTS_RECORDED = {"mamba", "mamba2", "falcon_mamba"}
 # Families that cannot be made, or run, without any block.
@@ -95,10 +95,10 @@ def cut_config(config: Any, num_layers: int, keep: int) -> Any:
     for name, value in fields.items():
         if isinstance(value, list) and len(value) == num_layers and _PER_LAYER.search(name):
             fields[name] = [value[min(position, num_layers - 1)] for position in range(keep)]
-    for name in _STAGES:
+    for name in compat.BACKBONE_STAGES:
         fields.pop(name, None)
     made = type(config).from_dict(fields)
-    made._name_or_path = getattr(config, "_name_or_path", "")
+    made.name_or_path = config.name_or_path
     made.dtype = getattr(config, "dtype", None)  # the dictionary holds its name only
     return made
 
@@ -113,7 +113,7 @@ def cut_model(model: nn.Module, cut: Cut) -> nn.Module:
     config = getattr(model, "config", None)
     if config is not None and cut.keep != cut.anatomy.num_layers:
         made = cut_config(config, cut.anatomy.num_layers, cut.keep)
-        for name in (*_COUNTS, *(key for key in made.to_dict() if _PER_LAYER.search(key)), *_STAGES):
+        for name in (*_COUNTS, *(key for key in made.to_dict() if _PER_LAYER.search(key)), *compat.BACKBONE_STAGES):
             # Every module of the model may hold this config, so it is changed, not replaced.
             if name in config.__dict__ and name in made.__dict__:
                 config.__dict__[name] = made.__dict__[name]

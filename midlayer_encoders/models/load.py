@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import nn
 
 from midlayer_encoders._types import Layer, Norm
 from midlayer_encoders.errors import CutError, LayerIndexError, MidlayerError, ModelNotFoundError, OptionError
+from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, resolve_layer
 from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, plan_cut
 from midlayer_encoders.models.hub import load_config, local_only
@@ -26,13 +27,6 @@ from midlayer_encoders.models.towers import TOWERS, check_tower, find_towers, to
 
 __all__ = ["has_automatic_class", "load_cut", "merge_adapters"]
 
-# The modules that hold an encoder of their own where the whole model also has a decoder.
-_ENCODERS = {
-    "t5": "T5EncoderModel",
-    "mt5": "MT5EncoderModel",
-    "umt5": "UMT5EncoderModel",
-    "whisper": "models.whisper.modeling_whisper.WhisperEncoder",
-}
 # What precedes the keys of such an encoder, by the class that wrote the files, where transformers does not know it.
 _WRITTEN_BELOW = {
     "WhisperForConditionalGeneration": "model.encoder",
@@ -80,44 +74,53 @@ def load_cut(
     """
     _check_gguf(model, gguf_file)
     local = local_only(model, revision, filename=gguf_file or "config.json")
-    source: dict[str, Any] = {"revision": revision, "local_files_only": local, "trust_remote_code": trust_remote_code}
+    extra: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if gguf_file is not None:
-        source["gguf_file"] = gguf_file
-    extra = {key: value for key, value in source.items() if key not in ("revision", "local_files_only")}
+        extra["gguf_file"] = gguf_file
     config = load_config(model, revision, local=local, **extra)
+    source = {"revision": revision, "local_files_only": local, "device_map": device_map, **extra}
     source["dtype"] = dtype if dtype is not None else "auto"
-    source["device_map"] = device_map
-    whole = _empty(config, trust_remote_code)
-    towers = find_towers(whole)
-    if tower is None and towers:
-        return _load_joint(model, whole, layer, norm, towers, adapters, source)
-    others: list[str] = []
-    prefix: str | None = None
-    if tower is not None:
-        check_tower(tower, towers, model)
-        prefix = towers[tower]
-        whole = _tower(whole, prefix)
-    else:
-        prefix = next((_WRITTEN_BELOW[name] for name in config.architectures or () if name in _WRITTEN_BELOW), None)
-    if prefix is not None:
-        others = [rf"^(?!{re.escape(prefix)}\.)"]  # the files hold the other tower, or the decoder, too
+    with compat.LOADING:
+        whole = _empty(config, trust_remote_code)
+        towers = find_towers(whole)
+        if tower is None and towers:
+            return _load_joint(model, whole, layer, norm, towers, adapters, source)
+        if tower is not None:
+            check_tower(tower, towers, model)
+            prefix: str | None = towers[tower]
+            whole = _tower(whole, towers[tower])
+        else:
+            prefix = next((_WRITTEN_BELOW[name] for name in config.architectures or () if name in _WRITTEN_BELOW), None)
+        return _load_single(model, whole, layer, norm, prefix, adapters, source)
+
+
+def _load_single(
+    model: str,
+    whole: Any,
+    layer: Layer | Mapping[str, Layer],
+    norm: Norm,
+    prefix: str | None,
+    adapters: Sequence[str],
+    source: dict[str, Any],
+) -> tuple[nn.Module, Cut]:
+    """Read a model of one tower, or a tower that the files hold below ``prefix``, cut at a layer."""
     if isinstance(layer, Mapping):
         raise LayerIndexError(f"`layer` must be one number for {model}, which has one tower, but got {dict(layer)}.")
     anatomy = find_anatomy(whole)
     resolved = resolve_layer(layer, anatomy.num_layers, name=model)
     cut = plan_cut(anatomy, resolved, norm, model_type=getattr(whole.config, "model_type", ""))
-    keep = min(cut.keep, anatomy.num_layers)
-    if adapters:
-        read = _read(type(whole), model, whole.config, source, final=anatomy.final, dropped=others, prefix=prefix)
-        loaded = merge_adapters(read, adapters)
-    else:
-        small = cut_config(whole.config, anatomy.num_layers, keep)
-        _check(whole, small, [(anatomy, keep)], trust_remote_code)
-        dropped = [*others, *_dropped(anatomy, keep)]
-        loaded = _read(type(whole), model, small, source, final=anatomy.final, dropped=dropped, prefix=prefix)
+    # The files hold the other tower, or the decoder, too.
+    dropped = [rf"^(?!{re.escape(prefix)}\.)"] if prefix is not None else []
+    config = whole.config
+    if not adapters:
+        keep = min(cut.keep, anatomy.num_layers)
+        config = cut_config(config, anatomy.num_layers, keep)
+        _check(whole, config, [(anatomy, keep)], source["trust_remote_code"])
+        dropped += _dropped(anatomy, keep)
+    read = _read(type(whole), model, config, source, final=anatomy.final, dropped=dropped, prefix=prefix)
+    loaded = merge_adapters(read, adapters) if adapters else read
     # What is left of the cut after the load: blocks that adapters needed, one to add, one to silence.
-    rest = Cut(_after(anatomy, loaded), cut.layer, cut.norm, cut.keep, cut.output, cut.silent)
-    return cut_model(loaded, rest).eval(), cut
+    return cut_model(loaded, replace(cut, anatomy=_after(anatomy, loaded))).eval(), cut
 
 
 def _load_joint(
@@ -197,22 +200,16 @@ def _empty(config: Any, trust_remote_code: bool = False) -> Any:
     """Return the model of ``config`` on the meta device: its modules without weights."""
     import transformers
 
-    made_for = _ENCODERS.get(getattr(config, "model_type", ""))
+    encoder = compat.encoder_class(getattr(config, "model_type", ""))
     with torch.device("meta"):
-        if made_for is not None:
-            return _attribute(transformers, made_for)(config)
+        if encoder is not None:
+            return encoder(config)
         if getattr(config, "is_encoder_decoder", False):
             raise CutError(
                 f"{type(config).__name__} is an encoder and a decoder, and which layer comes after which is not "
-                f"defined. Pass the encoder alone; known by themselves: {', '.join(_ENCODERS)}."
+                f"defined. Pass the encoder alone; known by themselves: {', '.join(compat.ENCODERS)}."
             )
         return transformers.AutoModel.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code)
-
-
-def _attribute(package: Any, path: str) -> Any:
-    for name in path.split("."):
-        package = getattr(package, name)
-    return package
 
 
 def _check(whole: Any, config: Any, kept: Sequence[tuple[Anatomy, int]], trust_remote_code: bool) -> None:
@@ -292,9 +289,9 @@ def _dropped(anatomy: Anatomy, keep: int) -> list[str]:
 def _after(anatomy: Anatomy, model: nn.Module) -> Anatomy:
     """Return the anatomy of a model that was loaded with fewer blocks."""
     if anatomy.shared:
-        return Anatomy(anatomy.blocks, model.config.num_hidden_layers, anatomy.final, anatomy.embeddings, 1)  # type: ignore[union-attr, arg-type]
+        return replace(anatomy, num_layers=model.config.num_hidden_layers, num_blocks=1)  # type: ignore[union-attr, arg-type]
     size = len(model.get_submodule(anatomy.blocks))  # type: ignore[arg-type]
-    return Anatomy(anatomy.blocks, size, anatomy.final, anatomy.embeddings, size)
+    return replace(anatomy, num_layers=size, num_blocks=size)
 
 
 def _read(
@@ -317,9 +314,12 @@ def _read(
     if source["dtype"] not in ("auto", None) and not source["dtype"].is_floating_point:
         raise OptionError(f"`dtype` must be a floating point type, but got {source['dtype']}.")
     options = {key: value for key, value in source.items() if value is not None}
+    # Checkpoints of a language model hold the same blocks below a prefix.
+    loose = [pattern.replace("^", r"(^|\.)", 1) for pattern in dropped if "(?!" not in pattern]
     try:
-        with _expected(kind, dropped, prefix):
-            loaded, told = kind.from_pretrained(model, config=config, output_loading_info=True, **options)
+        loaded, told = compat.read_weights(
+            kind, model, unexpected=[*loose, *dropped], prefix=prefix, config=config, **options
+        )  # fmt: skip
     except (OSError, SafetensorError) as reason:
         raise ModelNotFoundError(f"The weights of {model!r} cannot be read: {reason}") from reason
     after = tuple(f"{path}." for path in final)  # a norm that another family applies to its pooled token only
@@ -331,17 +331,3 @@ def _read(
             f"{', '.join(missing[:_NAMED])}{more}. They may be of another model, or damaged."
         )
     return loaded
-
-
-@contextmanager
-def _expected(kind: Any, patterns: Sequence[str], prefix: str | None) -> Iterator[None]:
-    """Keep the load report from listing the dropped blocks, and nothing else; name what precedes a tower's keys."""
-    before = kind._keys_to_ignore_on_load_unexpected, kind.base_model_prefix
-    # Checkpoints of a language model hold the same blocks below a prefix.
-    loose = [pattern.replace("^", r"(^|\.)", 1) for pattern in patterns if "(?!" not in pattern]
-    kind._keys_to_ignore_on_load_unexpected = [*(before[0] or ()), *loose, *patterns]
-    kind.base_model_prefix = prefix or before[1]
-    try:
-        yield
-    finally:
-        kind._keys_to_ignore_on_load_unexpected, kind.base_model_prefix = before

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import polars as pl
 
 from midlayer_encoders.analysis.correlation import correlate
-from midlayer_encoders.frame import FRAME_SCHEMA
-from midlayer_encoders.paper.reference import reference_metrics, reference_scores
+from midlayer_encoders.frame import curves, tidy_frame, tidy_rows
+from midlayer_encoders.paper.reference import reference_metrics
 from midlayer_encoders.paper.setting import REFERENCE, MissingInputError, Setting
 from midlayer_encoders.report.experiments import score_panels
 from midlayer_encoders.report.ticks import number, signed
-from midlayer_encoders.selection import CannotChooseError, choose, curves
+from midlayer_encoders.results import kept_frame
+from midlayer_encoders.selection import CannotChooseError, choose
 
 __all__ = [
     "Rows",
@@ -98,27 +99,17 @@ def correlations(reference: Sequence[str]) -> Callable[[Setting], pl.DataFrame]:
     """Return what correlates metrics with scores, of the models and of some of the paper's."""
 
     def run(setting: Setting) -> pl.DataFrame:
-        frames = [_correlated(setting, frame, f"sweep{place}") for place, frame in enumerate(setting.sweeps())]
-        if setting.reference is not None:
-            both = pl.concat([reference_scores(setting.reference), reference_metrics(setting.reference)])
-            mine = both.filter(pl.col("model").is_in(reference), pl.col("revision") == "main")
-            if mine["kind"].n_unique() == 2:
-                mine = mine.with_columns(pl.col("model") + REFERENCE)
-                frames.append(_correlated(setting, mine, "-".join(reference)))
-        if not frames:
-            raise MissingInputError("It needs a model (--model) or the paper's tables (--reference DIR).")
-        return pl.concat(frames)
+        names = [*(f"sweep{place}" for place in range(len(setting.sweeps()))), "-".join(reference)]
+        frames = setting.with_reference(reference)
+        return pl.concat(_correlated(setting, frame, name) for frame, name in zip(frames, names, strict=False))
 
     return run
 
 
 def _correlated(setting: Setting, frame: pl.DataFrame, name: str) -> pl.DataFrame:
     """Return the correlations of a frame, kept in the folder: three figures show them."""
-    kept = setting.out / "correlations" / f"{name}-{setting.digest}.parquet"
-    if not kept.is_file():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        correlate(frame, resamples=_RESAMPLES, seed=setting.seed).write_parquet(kept)
-    return pl.read_parquet(kept)
+    path = setting.out / "correlations" / f"{name}-{setting.digest}.parquet"
+    return kept_frame(path, lambda: correlate(frame, resamples=_RESAMPLES, seed=setting.seed))
 
 
 def correlation_words(frame: pl.DataFrame) -> list[str]:
@@ -166,7 +157,7 @@ def training(names: Sequence[str]) -> Callable[[Setting], pl.DataFrame]:
             model = setting.wanted_models()[0]
             found = progression(
                 model, setting.revisions, texts=setting.some_texts(4), metrics=list(names), views=4, seed=setting.seed,
-                **{**setting.options.changed(), "max_length": setting.max_length},
+                **{**setting.options.changed(), "max_length": setting.max_length, "revision": None},
             )  # fmt: skip
             return found.frame
         folder = setting.reference_folder("checkpoints (--revisions step1,step512,… of the first model)")
@@ -222,15 +213,8 @@ _RULES = ("last", "fixed-depth", "min-dime", "min-infonce", "min-dataset-entropy
 
 def chosen_layers(setting: Setting) -> pl.DataFrame:
     """Return for each model, task and rule the layer that it chooses and its score."""
-    frames = [part for frame in setting.sweeps() for part in frame.partition_by("model", maintain_order=True)]
-    if setting.reference is not None:
-        paper = ["Pythia-410m", "LLM2Vec-mntp-unsup-simcse-8B"]
-        both = pl.concat([reference_scores(setting.reference), reference_metrics(setting.reference)])
-        mine = both.filter(pl.col("model").is_in(paper), pl.col("revision") == "main")
-        frames += [part.with_columns(pl.col("model") + REFERENCE) for part in mine.partition_by("model")]
-    if not frames:
-        raise MissingInputError("It needs a model (--model) or the paper's tables (--reference DIR).")
-    return pl.concat(_chosen(frame) for frame in frames)
+    frames = setting.with_reference(["Pythia-410m", "LLM2Vec-mntp-unsup-simcse-8B"])
+    return pl.concat(_chosen(part) for frame in frames for part in frame.partition_by("model", maintain_order=True))
 
 
 def _chosen(frame: pl.DataFrame) -> pl.DataFrame:
@@ -241,7 +225,7 @@ def _chosen(frame: pl.DataFrame) -> pl.DataFrame:
     scores, measured = (frame.filter(pl.col("kind") == kind) for kind in ("score", "metric"))
     whole = curves(frame).score
     best = max(whole, key=lambda k: whole[k])
-    rows = []
+    rows: list[dict[str, Any]] = []
     for (task,), part in scores.group_by("dataset", maintain_order=True):
         own = measured.filter(pl.col("dataset") == task)
         found = curves(pl.concat([part, measured if own.is_empty() else own]))
@@ -251,9 +235,8 @@ def _chosen(frame: pl.DataFrame) -> pl.DataFrame:
             except CannotChooseError:
                 continue
             near = min(found.score, key=lambda k: (abs(k - layer), k))
-            value = found.score[near]
-            rows.append((found.model, found.revision, near, near / found.num_layers, "score", task, rule, value))
-    return pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row")
+            rows += tidy_rows({near: found.score[near]}, found, kind="score", dataset=str(task), name=rule)
+    return tidy_frame(rows)
 
 
 def chosen_table(frame: pl.DataFrame) -> Rows:

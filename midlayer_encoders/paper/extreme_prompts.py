@@ -5,21 +5,20 @@ Prompts are changed as token ids, so their number of tokens stays, and all of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+import polars as pl
 import torch
 
 from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.metrics import Normalization, prompt_entropy
-from midlayer_encoders.paper.token_ids import check_experiment, experiment_frame, ids_reader, text_values, tokenised
+from midlayer_encoders.paper.token_ids import check_experiment, experiment_frame, ids_reader, text_values, tokenized
 from midlayer_encoders.reading.reader import LayerReader
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 __all__ = ["PROMPT_KINDS", "PromptKind", "extreme_prompts", "replaced", "shortened"]
@@ -94,7 +93,6 @@ def extreme_prompts(
     seed: int = 0,
     dataset: str = "texts",
     token_budget: int = 4096,
-    done: Callable[[int], None] | None = None,
 ) -> pl.DataFrame:
     """Return the tidy frame of prompt entropy at every layer for changed prompts.
 
@@ -109,18 +107,17 @@ def extreme_prompts(
         probabilities: of a token to be replaced, each in ``[0, 1]``.
         lengths: tokens of the prefixes. Only texts that have the longest are taken: curves differ by length alone.
         layers: ``"all"`` or some.
-        max_length: tokens after which a text is cut off.
+        max_length: tokens after which a text is truncated.
         seed: of the draws.
         dataset: what the frame calls the texts.
         token_budget: tokens in a batch.
-        done: called after each batch with the number of prompts in it.
 
     Returns:
         The tidy columns, and ``condition`` (the kind) and ``amount`` (probability or number of tokens).
     """
     check_experiment(encoder, texts)
     _check(kinds, probabilities, lengths, max_length)
-    ids = tokenised(encoder, texts, max_length=max_length)
+    ids = tokenized(encoder, texts, max_length=max_length)
     reader = ids_reader(encoder, layers=layers)
     rows: list[dict[str, object]] = []
     prompts: dict[tuple[PromptKind, float], list[list[int]]] = {
@@ -130,10 +127,10 @@ def extreme_prompts(
         for amount in probabilities
     }
     if prompts:
-        rows += _measured(reader, prompts, "maxEntropy", token_budget, done)
+        rows += _measured(reader, prompts, "maxEntropy", token_budget)
     if "length" in kinds:
-        rows += _measured(reader, _prefixes(encoder, ids, lengths), "raw", token_budget, done)
-    return _frame(encoder, rows, dataset)
+        rows += _measured(reader, _prefixes(encoder, ids, lengths), "raw", token_budget)
+    return experiment_frame(encoder, rows, dataset=dataset, extra={"condition": pl.String(), "amount": pl.Float64()})
 
 
 def _check(kinds: Sequence[str], probabilities: Sequence[float], lengths: Sequence[int], max_length: int) -> None:
@@ -179,12 +176,11 @@ def _measured(
     prompts: Mapping[tuple[PromptKind, float], Sequence[Sequence[int]]],
     normalization: Normalization,
     token_budget: int,
-    done: Callable[[int], None] | None,
 ) -> Iterator[dict[str, object]]:
     """Yield the mean entropy of each condition and layer; the prompts of all conditions share batches."""
     flat = [one for many in prompts.values() for one in many]
     entropy = partial(prompt_entropy, normalization=normalization)
-    values = text_values(reader, flat, entropy, token_budget=token_budget, done=done)
+    values = text_values(reader, flat, entropy, token_budget=token_budget)
     start = 0
     for (kind, amount), many in prompts.items():
         means = values[:, start : start + len(many)].mean(1)
@@ -193,9 +189,3 @@ def _measured(
             yield {
                 "layer": layer, "name": "prompt_entropy", "value": value, "condition": kind, "amount": float(amount),
             }  # fmt: skip
-
-
-def _frame(encoder: LayerEncoder, rows: Sequence[dict[str, object]], dataset: str) -> pl.DataFrame:
-    import polars as pl
-
-    return experiment_frame(encoder, rows, dataset=dataset, extra={"condition": pl.String(), "amount": pl.Float64()})

@@ -1,7 +1,7 @@
 r"""Prompt entropy along a text (Figure 5): every prefix of it from one forward pass and one Gram matrix.
 
 A causal model gives the tokens of a prefix the states that they have in the whole text, so one pass serves all
-prefixes. Centring acts on the Gram matrix itself: with :math:`G = Z Z^\top` of the whole text, prefix :math:`t` needs
+prefixes. Centering acts on the Gram matrix itself: with :math:`G = Z Z^\top` of the whole text, prefix :math:`t` needs
 
 .. math::
     A^{(t)}_{ij} = G_{ij} - m_i - m_j + c, \qquad m_i = \tfrac1t \sum_{j \le t} G_{ij}, \quad
@@ -13,9 +13,11 @@ prefix's matrix at all; other orders find the spectra of the leading corners, ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import torch
 from torch import Tensor
 
@@ -23,15 +25,13 @@ from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import Normalization, prompt_entropy
 from midlayer_encoders.metrics.matrix_entropy import check_entropy_options, entropy_of_gram, normalized_entropy
-from midlayer_encoders.paper.token_ids import check_experiment, experiment_frame, ids_reader, tokenised
+from midlayer_encoders.paper.token_ids import check_experiment, experiment_frame, ids_reader, text_values, tokenized
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.reading.reader import LayerReader
 from midlayer_encoders.spectra import Method
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 __all__ = ["entropy_along", "prefix_entropies"]
@@ -101,23 +101,23 @@ def prefix_entropies(
 
 
 def _prefix_grams(gram: Tensor, lengths: Tensor, center: bool, unit: bool) -> Tensor:
-    """Return the Gram matrix of each prefix, centred and scaled, in its leading corner; shape ``(P, T, T)``."""
-    means, centre, scale = _centring(gram, lengths, center, unit)
-    grams = gram - means[:, :, None] - means[:, None, :] + centre[:, None, None]
+    """Return the Gram matrix of each prefix, centered and scaled, in its leading corner; shape ``(P, T, T)``."""
+    means, middle, scale = _centering(gram, lengths, center, unit)
+    grams = gram - means[:, :, None] - means[:, None, :] + middle[:, None, None]
     return grams.mul_(scale[:, :, None]).mul_(scale[:, None, :])
 
 
-def _centring(gram: Tensor, lengths: Tensor, center: bool, unit: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _centering(gram: Tensor, lengths: Tensor, center: bool, unit: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return what each prefix subtracts from the Gram matrix, ``(P, T)`` and ``(P,)``, and its scales, ``(P, T)``."""
     inside = torch.arange(len(gram), device=gram.device) < lengths[:, None]
-    means, centre = torch.zeros_like(inside, dtype=gram.dtype), gram.new_zeros(len(lengths))
+    means, middle = torch.zeros_like(inside, dtype=gram.dtype), gram.new_zeros(len(lengths))
     if center:
         means = gram.cumsum(-1)[:, lengths - 1].T / lengths[:, None]
-        centre = torch.where(inside, means, 0.0).sum(-1) / lengths
-    squares = gram.diagonal() - 2 * means + centre[:, None]
+        middle = torch.where(inside, means, 0.0).sum(-1) / lengths
+    squares = gram.diagonal() - 2 * means + middle[:, None]
     longest = torch.where(inside, gram.diagonal(), 0.0).amax(-1, keepdim=True)
     kept = inside & ~(squares <= (_ROUNDING * longest if center else 0.0))  # NaN is kept
-    return means, centre, torch.where(kept, squares.rsqrt() if unit else torch.ones_like(squares), 0.0)
+    return means, middle, torch.where(kept, squares.rsqrt() if unit else torch.ones_like(squares), 0.0)
 
 
 def _collision_entropies(gram: Tensor, lengths: Tensor, center: bool, unit: bool) -> Tensor:
@@ -126,14 +126,14 @@ def _collision_entropies(gram: Tensor, lengths: Tensor, center: bool, unit: bool
     The squared Frobenius norm of a prefix's matrix is a quadratic form of its scales: with :math:`w_i` their squares,
     the sum of :math:`w_i w_j (G_{ij} - m_i - m_j + c)^2` is multiplied out, so no matrix is made for a prefix.
     """
-    means, centre, scale = _centring(gram, lengths, center, unit)
+    means, middle, scale = _centering(gram, lengths, center, unit)
     weights = scale.square()
     through, weighted = weights @ gram, weights * means
     total, first, second = weights.sum(-1), weighted.sum(-1), (weighted * means).sum(-1)
     norm = (weights @ gram.square() * weights).sum(-1) - 4 * (weighted * through).sum(-1)
-    norm += 2 * centre * (through * weights).sum(-1) + 2 * total * second + 2 * first.square()
-    norm += (centre * total).square() - 4 * centre * first * total
-    trace = (weights * (gram.diagonal() - 2 * means + centre[:, None])).sum(-1)
+    norm += 2 * middle * (through * weights).sum(-1) + 2 * total * second + 2 * first.square()
+    norm += (middle * total).square() - 4 * middle * first * total
+    trace = (weights * (gram.diagonal() - 2 * means + middle[:, None])).sum(-1)
     entropy: Tensor = 2 * trace.log() - norm.log()
     return entropy.masked_fill(trace == 0, 0.0).clamp_min(0.0)
 
@@ -150,7 +150,6 @@ def entropy_along(
     pass_per_prefix: bool = False,
     dataset: str = "texts",
     token_budget: int = 4096,
-    done: Callable[[int], None] | None = None,
 ) -> pl.DataFrame:
     """Return the tidy frame of prompt entropy along texts: mean and deviation over texts at each position.
 
@@ -161,11 +160,10 @@ def entropy_along(
         every: measure the prefixes of so many tokens, twice as many, and so on.
         alpha: order of the entropy.
         normalization: what it is divided by.
-        max_length: tokens after which a text is cut off.
+        max_length: tokens after which a text is truncated.
         pass_per_prefix: pass every prefix through the model by itself, which a model that looks ahead needs.
         dataset: what the frame calls the texts.
         token_budget: tokens in a batch.
-        done: called after each batch with the number of texts in it.
 
     Returns:
         The tidy columns, and ``position`` (tokens so far), ``deviation`` (standard deviation over texts) and ``texts``
@@ -174,37 +172,51 @@ def entropy_along(
     check_experiment(encoder, texts)
     if every < 1:
         raise OptionError(f"`every` must be a positive number of tokens, but got {every}.")
-    ids = tokenised(encoder, texts, max_length=max_length)
+    ids = tokenized(encoder, texts, max_length=max_length)
     reader = ids_reader(encoder, layers=layers)
     if not pass_per_prefix and _looks_ahead(reader, ids[0]):
         raise OptionError(
             f"`encoder` must hold a causal model for all prefixes to come from one pass, but the first token of "
             f"{encoder.spec.model} sees the last. Pass `pass_per_prefix=True` (--pass-per-prefix): a pass for each."
         )
-    rows = {layer: row for row, layer in enumerate(reader.layers)}
-    longest = max(map(len, ids))
-    lengths = [range(every, len(one) + 1, every) for one in ids]
-    values = torch.full((len(rows), len(ids), longest // every), torch.nan, dtype=torch.float64)
-    options = {"alpha": alpha, "normalization": normalization}
+    entropies = _entropies_alone if pass_per_prefix else _entropies_together
+    values = entropies(reader, ids, every, token_budget, alpha=alpha, normalization=normalization)
+    return _along_frame(encoder, reader.layers, values, every, dataset)
 
-    def whole(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
+
+def _entropies_together(
+    reader: LayerReader, ids: Sequence[Sequence[int]], every: int, token_budget: int, **options: Any
+) -> Tensor:
+    """Return the entropy of each layer, text and prefix, ``(L, N, P)``, from one pass over each text."""
+    values = _no_values(reader, ids, every)
+    rows = {layer: row for row, layer in enumerate(reader.layers)}
+
+    def tokens(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
         for one, real, text in zip(states, mask, positions, strict=True):
-            found = prefix_entropies(one[real], lengths[text], **options)  # type: ignore[arg-type]
+            found = prefix_entropies(one[real], range(every, len(ids[text]) + 1, every), **options)
             values[rows[layer], text, : len(found)] = found.cpu()
 
-    prefixes = [(text, place) for text, some in enumerate(lengths) for place in range(len(some))]
+    for _ in reader.embed(ids, plan_batches([len(one) for one in ids], token_budget=token_budget), tokens=tokens):
+        pass
+    return values
 
-    def alone(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
-        found = prompt_entropy(states, mask, **options).double().cpu()  # type: ignore[arg-type]
-        for value, position in zip(found, positions, strict=True):
-            values[(rows[layer], *prefixes[position])] = value
 
-    passed = [ids[text][: every * (place + 1)] for text, place in prefixes] if pass_per_prefix else ids
-    batches = plan_batches([len(one) for one in passed], token_budget=token_budget)
-    for positions, _ in reader.embed(passed, batches, tokens=alone if pass_per_prefix else whole):
-        if done is not None:
-            done(len(positions))
-    return _along_frame(encoder, reader.layers, values, every, dataset)
+def _entropies_alone(
+    reader: LayerReader, ids: Sequence[Sequence[int]], every: int, token_budget: int, **options: Any
+) -> Tensor:
+    """Return the same from a pass over each prefix."""
+    values = _no_values(reader, ids, every)
+    places = [(text, place) for text, one in enumerate(ids) for place in range(len(one) // every)]
+    prefixes = [ids[text][: every * (place + 1)] for text, place in places]
+    found = text_values(reader, prefixes, partial(prompt_entropy, **options), token_budget=token_budget)
+    for (text, place), column in zip(places, found.T, strict=True):
+        values[:, text, place] = column
+    return values
+
+
+def _no_values(reader: LayerReader, ids: Sequence[Sequence[int]], every: int) -> Tensor:
+    shape = len(reader.layers), len(ids), max(map(len, ids)) // every
+    return torch.full(shape, torch.nan, dtype=torch.float64)
 
 
 @torch.inference_mode()
@@ -223,8 +235,6 @@ def _looks_ahead(reader: LayerReader, ids: Sequence[int]) -> bool:
 def _along_frame(
     encoder: LayerEncoder, layers: Sequence[int], values: Tensor, every: int, dataset: str
 ) -> pl.DataFrame:
-    import polars as pl
-
     reached = values[0].isfinite().sum(0)
     rows = [
         {

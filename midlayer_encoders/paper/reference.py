@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 import polars as pl
 
 from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.report import FRAME_SCHEMA, check_frame
+from midlayer_encoders.frame import FRAME_SCHEMA, check_frame
 
 __all__ = ["Recipe", "reference_metrics", "reference_scores"]
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
+import polars as pl
 import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.spectra import spectral_entropy
-
-if TYPE_CHECKING:
-    import polars as pl
 
 __all__ = ["order_entropies", "power_law"]
 
@@ -57,10 +56,6 @@ def order_entropies(
         >>> [(name, round(value, 4)) for name, value in flat.select("name", "value").iter_rows()]
         [('matrix_entropy', 1.0), ('tail_share', 0.3333)]
     """
-    import polars as pl
-
-    from midlayer_encoders.frame import FRAME_SCHEMA
-
     if size < 2:
         raise OptionError(f"`size` must be 2 eigenvalues or more, but got {size}.")
     if not orders or not exponents or min(exponents) < 0:
@@ -68,14 +63,16 @@ def order_entropies(
             f"`orders` and `exponents` must name one or more, exponents of 0 or more, but got {list(orders)} and "
             f"{list(exponents)}."
         )
-    rows = []
+    of = NamedSubject("power law", f"n={size}", 0)
+    rows: list[dict[str, Any]] = []
     for beta in exponents:
         values = power_law(size, beta)
         for alpha in orders:
             whole = float(spectral_entropy(torch.diag(values), alpha=alpha, method="exact"))
             head = float(spectral_entropy(torch.diag(values[: size // 2]), alpha=alpha, method="exact"))
             found = {"matrix_entropy": whole / math.log(size), "tail_share": (whole - head) / whole}
-            rows += [
-                ("power law", f"n={size}", 0, 0.0, "metric", "i^-beta", *one, alpha, beta) for one in found.items()
-            ]
-    return pl.DataFrame(rows, schema={**FRAME_SCHEMA, "alpha": pl.Float64(), "beta": pl.Float64()}, orient="row")
+            for name, value in found.items():
+                rows += tidy_rows(
+                    {0: value}, of, kind="metric", dataset="i^-beta", name=name, extra={"alpha": alpha, "beta": beta}
+                )
+    return tidy_frame(rows, extra={"alpha": pl.Float64(), "beta": pl.Float64()})

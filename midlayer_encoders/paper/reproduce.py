@@ -17,6 +17,7 @@ from midlayer_encoders.paper.setting import MissingInputError, Setting
 from midlayer_encoders.report.experiments_page import Finding, experiments_html
 from midlayer_encoders.report.page import write_page
 from midlayer_encoders.report.versions import versions
+from midlayer_encoders.results import write_frame
 
 __all__ = ["Outcome", "Status", "reproduce", "resolve_experiments", "write_experiments"]
 
@@ -61,7 +62,7 @@ def resolve_experiments(name: str) -> list[str]:
 
 
 def reproduce(
-    names: Sequence[str], setting: Setting, *, told: Callable[[Outcome], None] = lambda _: None
+    names: Sequence[str], setting: Setting, *, report: Callable[[Outcome], None] = lambda _: None
 ) -> list[Outcome]:
     """Run experiments, write frame and figure of each into the setting's folder, and return how each went.
 
@@ -71,7 +72,7 @@ def reproduce(
     Args:
         names: of :data:`~midlayer_encoders.paper.experiments.EXPERIMENTS`.
         setting: what to run on.
-        told: called with each outcome as it is known.
+        report: called with each outcome as it is known.
     """
     for name in names:
         check_choice("names", name, EXPERIMENTS)
@@ -79,7 +80,7 @@ def reproduce(
     outcomes = []
     for name in names:
         outcome = _outcome(name, setting)
-        told(outcome)
+        report(outcome)
         outcomes.append(outcome)
     return outcomes
 
@@ -112,8 +113,8 @@ def _keep(name: str, setting: Setting, frame: pl.DataFrame) -> None:
     """Write frame and figure; the mark that they belong to this setting comes last, so a killed run leaves none."""
     mark = setting.out / f"{name}.json"
     mark.unlink(missing_ok=True)
-    frame.write_parquet(setting.out / f"{name}.parquet")
-    frame.write_csv(setting.out / f"{name}.csv")
+    for kind in ("parquet", "csv"):
+        write_frame(frame, setting.out / f"{name}.{kind}")
     EXPERIMENTS[name].draw(frame).savefig(setting.out / f"{name}.png", dpi=110)
     mark.write_text(json.dumps({"setting": setting.digest}), encoding="utf8")
 

@@ -15,9 +15,10 @@ from midlayer_encoders._types import Layer
 from midlayer_encoders.analysis.checkpoints import files_fingerprint
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.frame import tidy_frame
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.paper.reference import reference_metrics, reference_scores
+from midlayer_encoders.results import kept_frame
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -52,7 +53,7 @@ class Setting:
         layers: that are scored; by default every tenth of the depth, which takes a third of the time of all 31.
         swept: tidy frames of sweeps made elsewhere, taken as they are beside what is swept here.
         limit: how many texts a prompt experiment takes; metrics over texts take four times as many.
-        max_length: tokens after which a text is cut off.
+        max_length: tokens after which a text is truncated.
         seed: of every draw.
         pass_per_prefix: pass each prefix of a solution through the model by itself, for models that look ahead.
         workers: processes that score layers; ``None`` for all cores.
@@ -142,14 +143,17 @@ class Setting:
 
     def metrics(self, model: str) -> pl.DataFrame:
         """Return the paper's metrics of every layer on the texts; kept in the folder."""
-        kept = self.out / "metrics" / f"{self.models.index(model)}-{self.digest}.parquet"
-        if kept.is_file():
-            return pl.read_parquet(kept)
-        texts = self.some_texts(4)
-        frame = measure_layers(self.encoder(model), texts, metrics="paper", views=4, seed=self.seed, dataset="texts")
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        frame.write_parquet(kept)
-        return frame.cast(dict(FRAME_SCHEMA))  # type: ignore[arg-type]
+        path = self.out / "metrics" / f"{self.models.index(model)}-{self.digest}.parquet"
+        options: dict[str, Any] = {"metrics": "paper", "views": 4, "seed": self.seed, "dataset": "texts"}
+        return kept_frame(path, lambda: measure_layers(self.encoder(model), self.some_texts(4), **options))
+
+    def with_reference(self, models: Sequence[str]) -> list[pl.DataFrame]:
+        """Return the frames of sweeps, and one of the paper's own scores and metrics of some models, or raise."""
+        paper = pl.concat([self.reference_scores(models), self._of_reference(reference_metrics, models)])
+        frames = [*self.sweeps(), *([paper] if paper["kind"].n_unique() == 2 else [])]
+        if not frames:
+            raise MissingInputError("It needs a model (--model) or the paper's tables (--reference DIR).")
+        return frames
 
     def reference_scores(self, models: Sequence[str]) -> pl.DataFrame:
         """Return the paper's own scores of some models at their last revision; none where there are no tables."""
@@ -166,7 +170,7 @@ class Setting:
 
     def _of_reference(self, read: Callable[[Path], pl.DataFrame], models: Sequence[str]) -> pl.DataFrame:
         if self.reference is None:
-            return pl.DataFrame(schema=FRAME_SCHEMA)
+            return tidy_frame(())
         frame = read(self.reference).filter(pl.col("revision") == "main")
         mine = pl.concat(frame.filter(pl.col("model") == model) for model in models)
         return mine.with_columns(pl.col("model") + REFERENCE)

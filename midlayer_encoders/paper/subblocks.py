@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import polars as pl
 import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.metrics import METRICS, LayerMetric, make_metrics
-from midlayer_encoders.models.anatomy import block_sites
-from midlayer_encoders.paper.token_ids import check_experiment, experiment_frame, ids_reader, tokenised
+from midlayer_encoders.models.sites import block_sites
+from midlayer_encoders.paper.token_ids import check_experiment, experiment_frame, ids_reader, tokenized
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.capture import capture
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 __all__ = ["model_sites", "subblocks"]
@@ -38,19 +37,17 @@ def subblocks(
     max_length: int = 128,
     dataset: str = "texts",
     token_budget: int = 4096,
-    done: Callable[[int], None] | None = None,
 ) -> pl.DataFrame:
     """Return the tidy frame of token metrics at the points inside every block, all from one pass over the texts.
 
     Args:
         encoder: with the whole model.
         texts: two or more, of three tokens or more each.
-        sites: ``"all"`` that the blocks have, or some; see :func:`~midlayer_encoders.models.anatomy.block_sites`.
+        sites: ``"all"`` that the blocks have, or some; see :func:`~midlayer_encoders.models.sites.block_sites`.
         metrics: of token states, such as ``"prompt_effective_rank"`` (the paper's figure) or ``"prompt_entropy"``.
-        max_length: tokens after which a text is cut off.
+        max_length: tokens after which a text is truncated.
         dataset: what the frame calls the texts.
         token_budget: tokens in a batch.
-        done: called after each batch with the number of texts in it.
 
     Returns:
         The tidy columns, and ``site``. The layer of a point inside a block is that of its output, ``1`` to
@@ -64,7 +61,7 @@ def subblocks(
     reader = ids_reader(encoder)
     layers = list(range(1, reader.anatomy.num_layers + 1))
     made = {site: _token_metrics(metrics, layers) for site in wanted}
-    ids = tokenised(encoder, texts, max_length=max_length)
+    ids = tokenized(encoder, texts, max_length=max_length)
     for batch in plan_batches([len(one) for one in ids], token_budget=token_budget):
         inputs = dict(reader.preprocess([ids[position] for position in batch]))
         real = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
@@ -75,8 +72,6 @@ def subblocks(
 
         with torch.inference_mode():
             capture(reader.model, inputs, receive, anatomy=reader.anatomy, layers=layers, sites=wanted)
-        if done is not None:
-            done(len(batch))
     return _frame(encoder, made, dataset)
 
 
@@ -90,13 +85,10 @@ def _token_metrics(names: str | Sequence[str], layers: Sequence[int]) -> dict[st
 
 
 def _frame(encoder: LayerEncoder, made: dict[str, dict[str, LayerMetric]], dataset: str) -> pl.DataFrame:
-    import polars as pl
-
     rows = [
         {"layer": layer, "name": name, "value": value, "site": site}
         for site, metrics in made.items()
         for name, metric in metrics.items()
         for layer, value in zip(metric.layers, metric.compute().tolist(), strict=True)
-        if value == value  # NaN: the first layer of a comparison with the one before
     ]
     return experiment_frame(encoder, rows, dataset=dataset, extra={"site": pl.String()})

@@ -11,16 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
+import polars as pl
 import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.metrics import dataset_entropy, effective_rank, infonce, matrix_entropy
-
-if TYPE_CHECKING:
-    import polars as pl
 
 __all__ = ["STATEMENTS", "Check", "check_theorems", "theorem_verdicts"]
 
@@ -79,10 +78,6 @@ def check_theorems(*, draws: int = 1000, width: int = 256, seed: int = 0) -> pl.
         The tidy columns with ``name`` ``"left"`` and ``"right"`` and the case as ``dataset``, and ``statement``,
         ``draw`` and ``holds``.
     """
-    import polars as pl
-
-    from midlayer_encoders.frame import FRAME_SCHEMA
-
     if draws < 100 or width < 16:
         raise OptionError(f"`draws` must be 100 or more and `width` 16 or more, but got {draws} and {width}.")
     generator = torch.Generator().manual_seed(seed)
@@ -92,19 +87,17 @@ def check_theorems(*, draws: int = 1000, width: int = 256, seed: int = 0) -> pl.
         *_information(generator),
         *_matrix_entropy_for_h(generator),
     ]
-    rows = [
-        ("mathematics", "default", 0, 0.0, "metric", one.case, name, value, one.statement, draw, one.holds)
-        for draw, one in enumerate(checks)
-        for name, value in (("left", one.left), ("right", one.right))
-    ]
-    extra = {"statement": pl.String(), "draw": pl.Int64(), "holds": pl.Boolean()}
-    return pl.DataFrame(rows, schema={**FRAME_SCHEMA, **extra}, orient="row")
+    of = NamedSubject("mathematics", None, 0)
+    rows: list[dict[str, Any]] = []
+    for draw, one in enumerate(checks):
+        extra = {"statement": one.statement, "draw": draw, "holds": one.holds}
+        for name, value in (("left", one.left), ("right", one.right)):
+            rows += tidy_rows({0: value}, of, kind="metric", dataset=one.case, name=name, extra=extra)
+    return tidy_frame(rows, extra={"statement": pl.String(), "draw": pl.Int64(), "holds": pl.Boolean()})
 
 
 def theorem_verdicts(frame: pl.DataFrame) -> pl.DataFrame:
     """Return for each statement how many draws there were, in how many it holds, and the range of left over right."""
-    import polars as pl
-
     sides = frame.pivot("name", index=["statement", "draw", "holds"], values="value")
     ratio = pl.col("left") / pl.col("right")
     return sides.group_by("statement", maintain_order=True).agg(

@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import torch
 from torch import Tensor
 
 from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import tidy_frame, tidy_rows
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.reader import LayerReader, layer_reader
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["check_experiment", "experiment_frame", "ids_reader", "text_values", "tokenised"]
+__all__ = ["check_experiment", "experiment_frame", "ids_reader", "text_values", "tokenized"]
 
 LEAST_BLOCKS = 3
 LEAST_TOKENS = 3
@@ -39,8 +39,8 @@ def check_experiment(encoder: LayerEncoder, texts: Sequence[str], *, least: int 
         raise OptionError(f"`texts` must hold {least} texts or more, but got {len(texts)}.")
 
 
-def tokenised(encoder: LayerEncoder, texts: Sequence[str], *, max_length: int = 128) -> list[list[int]]:
-    """Return the token ids of each text, cut off after ``max_length``, or raise where one is too short to measure."""
+def tokenized(encoder: LayerEncoder, texts: Sequence[str], *, max_length: int = 128) -> list[list[int]]:
+    """Return the token ids of each text, truncated after ``max_length``, or raise where one is too short to measure."""
     if max_length < LEAST_TOKENS:
         raise OptionError(f"`max_length` must be {LEAST_TOKENS} tokens or more, but got {max_length}.")
     longest = min(max_length, encoder.max_seq_length or max_length)
@@ -79,7 +79,6 @@ def text_values(
     function: TextFunction,
     *,
     token_budget: int = 4096,
-    done: Callable[[int], None] | None = None,
 ) -> Tensor:
     """Return a number for each layer and text, shape ``(L, N)`` float64, from one pass over shared batches."""
     values = torch.full((len(reader.layers), len(ids)), torch.nan, dtype=torch.float64)
@@ -88,11 +87,8 @@ def text_values(
     def tokens(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
         values[rows[layer], positions] = function(states, mask).double().cpu()
 
-    for positions, _ in reader.embed(
-        ids, plan_batches([len(one) for one in ids], token_budget=token_budget), tokens=tokens
-    ):
-        if done is not None:
-            done(len(positions))
+    for _ in reader.embed(ids, plan_batches([len(one) for one in ids], token_budget=token_budget), tokens=tokens):
+        pass
     return values
 
 
@@ -100,11 +96,15 @@ def experiment_frame(
     encoder: LayerEncoder, rows: Iterable[Mapping[str, Any]], *, dataset: str, extra: Mapping[str, Any]
 ) -> pl.DataFrame:
     """Return the tidy frame of rows of ``layer, name, value`` and the columns that ``extra`` gives types for."""
-    import polars as pl
-
-    from midlayer_encoders.frame import FRAME_SCHEMA
-
     spec = encoder.spec
-    same = {"model": spec.model, "revision": spec.revision or "default", "kind": "metric", "dataset": dataset}
-    full = [{**same, "depth": row["layer"] / spec.num_layers, **row} for row in rows]
-    return pl.DataFrame(full, schema={**FRAME_SCHEMA, **extra})
+    return tidy_frame(
+        (
+            tidy
+            for row in rows
+            for tidy in tidy_rows(
+                {row["layer"]: row["value"]}, spec, kind="metric", dataset=dataset, name=row["name"],
+                extra={column: row[column] for column in extra},
+            )
+        ),
+        extra=extra,
+    )  # fmt: skip

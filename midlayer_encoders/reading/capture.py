@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from midlayer_encoders._types import Norm
 from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.models.anatomy import Anatomy, Site, block_sites
+from midlayer_encoders.models.anatomy import Anatomy
+from midlayer_encoders.models.sites import Site, block_sites
 from midlayer_encoders.reading.norm import final_norm
 
 __all__ = ["STREAM", "Receive", "capture"]
@@ -48,7 +49,7 @@ def capture(
         anatomy: of ``model``.
         layers: which layers, ``0`` to ``num_layers``.
         norm: ``"final"`` applies the final norm to the residual stream before it is handed on.
-        sites: points of each block to hand on; see :func:`~midlayer_encoders.models.anatomy.block_sites`.
+        sites: points of each block to hand on; see :func:`~midlayer_encoders.models.sites.block_sites`.
     """
     with _hooked(model, receive, anatomy, sorted(set(layers)), norm, sites):
         try:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from midlayer_encoders._types import POOLINGS, Pooling
 from midlayer_encoders.errors import check_choice
+from midlayer_encoders.models import compat
 
 __all__ = ["pool", "real_tokens"]
 
@@ -49,7 +50,7 @@ def pool(states: Tensor, mask: Tensor, pooling: Pooling = "mean") -> Tensor:
 def real_tokens(real: Tensor | None, states: Tensor, *, model: nn.Module | None = None) -> Tensor:
     """Return which states are of real tokens, bool, shape ``(B, T)``; all of them where the inputs do not say.
 
-    Models of sound convolve their samples or spectra down to fewer states than the mask of their inputs has entries.
+    Audio models convolve their samples or spectra down to fewer states than the mask of their inputs has entries.
     Those that say how (Wav2Vec2, HuBERT, WavLM) are asked; Whisper's states are every second one of its spectra.
 
     Args:
@@ -62,8 +63,8 @@ def real_tokens(real: Tensor | None, states: Tensor, *, model: nn.Module | None 
     real, length = real.to(states.device), states.shape[1]
     if real.shape[1] == length:
         return real.bool()
-    if (asked := getattr(model, "_get_feature_vector_attention_mask", None)) is not None:
-        return asked(length, real.long()).bool()  # type: ignore[no-any-return]
+    if model is not None and compat.has_mask_of_states(model):
+        return compat.mask_of_states(model, length, real)
     if getattr(model, "main_input_name", "") == "input_features":
         return real[:, :: -(-real.shape[1] // length)].bool()
     return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)

@@ -164,6 +164,11 @@ def layer_reader(
             "them, which is made for one layer. Make it without `center`."
         )
     anatomy = source.anatomy
+    if not anatomy.num_blocks:
+        raise OptionError(
+            f"`encoder` must keep a block to read layers from, but {source.name} was cut at layer 0. "
+            "Make it with layer=-1."
+        )
     wanted = resolve_layers(layers, source.layer, name=source.name)  # a raw encoder keeps a block that is not a layer
 
     def preprocess(inputs: list[Any]) -> dict[str, Tensor]:

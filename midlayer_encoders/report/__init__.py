@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from midlayer_encoders.frame import (
-    FRAME_SCHEMA,
-    Curve,
-    Summary,
-    check_frame,
-    histories,
-    layer_changes,
-    settled,
-    step_of,
-    summary,
-)
 from midlayer_encoders.report.metrics import plot_metrics, write_metrics_figure
 from midlayer_encoders.report.scores import plot_heatmap, plot_scores
 from midlayer_encoders.report.steps import plot_steps_change, plot_steps_curves, plot_steps_heat
 from midlayer_encoders.report.sweep_page import report_html, write_report
 
 __all__ = [
-    "FRAME_SCHEMA",
-    "Curve",
-    "Summary",
-    "check_frame",
-    "histories",
-    "layer_changes",
     "plot_heatmap",
     "plot_metrics",
     "plot_scores",
@@ -32,9 +15,6 @@ __all__ = [
     "plot_steps_curves",
     "plot_steps_heat",
     "report_html",
-    "settled",
-    "step_of",
-    "summary",
     "write_metrics_figure",
     "write_report",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from midlayer_encoders.frame.steps import thinned
+from midlayer_encoders.report.ticks import layer_ticks
 
 __all__ = ["DEPTH", "Axis", "layer_axis", "named_axis", "place_axis"]
 
@@ -55,9 +56,15 @@ def named_axis(names: Sequence[str]) -> Axis:
 def place_axis(label: str, names: Sequence[object], most: int = 6) -> Axis:
     """Return an axis with a place for each name, ``most`` of which have it written: evenly spaced, the last among them.
 
+    Where every layer from 0 on has a place, they are round numbers instead.
+
     Example:
         >>> place_axis("layer", [0, 4, 8, 12], most=2).ticks
         ((0, '0'), (3, '12'))
+        >>> [text for _, text in place_axis("layer", range(31), most=9).ticks]
+        ['0', '5', '10', '15', '20', '25', '30']
     """
-    ticks = tuple((place, str(names[place])) for place in thinned(len(names), most))
+    every = list(names) == list(range(len(names)))
+    places = layer_ticks(len(names) - 1, most) if every else thinned(len(names), most)
+    ticks = tuple((place, str(names[place])) for place in places)
     return Axis(label, -0.5, len(names) - 0.5, ticks)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from midlayer_encoders.report.axes import Axis
-from midlayer_encoders.report.ticks import padded
+from midlayer_encoders.report.ticks import padded, significant
 
 __all__ = [
     "Bars", "Cells", "Chart", "Dots", "Level", "Line", "Mark", "Panel", "Part", "Rule", "Scale", "Word", "layer_tips",
@@ -144,6 +144,7 @@ class Cells:
         tips: a text for each.
         scale: of the colors.
         peaks: column of the cell to point out in each row; empty for none.
+        labels: what each row shows, for those who cannot see it; empty for its name.
         apart: whether the first row stands apart from the others.
     """
 
@@ -151,6 +152,7 @@ class Cells:
     tips: tuple[tuple[str, ...], ...]
     scale: Scale
     peaks: tuple[int, ...] = ()
+    labels: tuple[str, ...] = ()
     apart: bool = False
 
 
@@ -201,7 +203,7 @@ class Panel:
         if part.tips:
             return part.tips
         name = f"{part.label or self.title}, {self.x.label}"
-        return tuple(f"{name} {x:g}: {y:.4g}" for x, y in zip(part.x, part.y, strict=True))
+        return tuple(f"{name} {x:g}: {significant(y)}" for x, y in zip(part.x, part.y, strict=True))
 
 
 @dataclass(frozen=True)
@@ -262,11 +264,13 @@ def value_axis(parts: Sequence[Part], label: str = "", *, pad: float = 0.08) -> 
     return Axis(label, *padded([value for value in values if math.isfinite(value)] or [0.0], pad))
 
 
-def layer_tips(name: str, layers: Sequence[float], values: Sequence[float], form: str = "{:.4g}") -> tuple[str, ...]:
-    """Return the text of each layer of a curve.
+def layer_tips(
+    name: str, layers: Sequence[float], values: Sequence[float], write: Callable[[float], str] = significant
+) -> tuple[str, ...]:
+    """Return the text of each layer of a curve, its value as ``write`` gives it.
 
     Example:
         >>> layer_tips("lidar", [0, 1], [31.0, 2 / 3])
         ('lidar, layer 0: 31', 'lidar, layer 1: 0.6667')
     """
-    return tuple(f"{name}, layer {layer}: {form.format(value)}" for layer, value in zip(layers, values, strict=True))
+    return tuple(f"{name}, layer {layer}: {write(value)}" for layer, value in zip(layers, values, strict=True))

@@ -12,6 +12,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report.axes import DEPTH, layer_axis, place_axis
 from midlayer_encoders.report.charts import Cells, Chart, Level, Line, Panel, Part, Scale, value_axis
 from midlayer_encoders.report.matplotlib_figures import draw
+from midlayer_encoders.report.ticks import number, significant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,8 +102,8 @@ def _line(rows: pl.DataFrame, along: str, place: int) -> Line:
     rows = rows.sort("depth")
     band = tuple(zip(rows["low"], rows["high"], strict=True))
     tips = tuple(
-        f"layer {layer}: {value:+.3g} ({low:+.3g} to {high:+.3g})"
-        for layer, value, (low, high) in zip(rows["layer"], rows["difference"], band, strict=True)
+        "layer {}: {} ({} to {})".format(layer, *(significant(value, 3, sign=True) for value in values))
+        for layer, *values in rows.select("layer", "difference", "low", "high").iter_rows()
     )
     label = f"{rows['model'][0]} minus {rows['base'][0]}"
     return Line(tuple(rows[along]), tuple(rows["difference"]), label, place, tips, band)
@@ -114,7 +115,9 @@ def _map(model: str, rows: pl.DataFrame) -> Panel:
     known = {(layer, their): value for layer, their, value in rows.select("layer", "base_layer", "cka").iter_rows()}
     values = tuple(tuple(known.get((layer, their), math.nan) for their in theirs) for layer in layers)
     tips = tuple(
-        tuple(f"layer {layer} and layer {their} of {base}: {v:.3f}" for their, v in zip(theirs, row, strict=True))
+        tuple(
+            f"layer {layer} and layer {their} of {base}: {number(v, 3)}" for their, v in zip(theirs, row, strict=True)
+        )
         for layer, row in zip(layers, values, strict=True)
     )
     return Panel(

@@ -50,8 +50,8 @@ def strips_html(panel: Panel) -> str:
         raise TypeError(f"`panel` must hold cells to be drawn as strips, but {panel.title!r} has none.")
     strips = [
         f'<div class="{"average" if cells.apart and row == 0 else "task"}">{escape(name)}</div>'
-        + strip_svg(cells, row, label=f"{name}: best at {cells.tips[row][peak].removeprefix(f'{name}, ')}")
-        for row, (name, peak) in enumerate(zip(names, cells.peaks, strict=True))
+        + strip_svg(cells, row, label=label)
+        for row, (name, label) in enumerate(zip(names, cells.labels or names, strict=True))
     ]
     columns = "".join(
         f'<span style="left:{100 * (column + 0.5) / len(cells.values[0]):.2f}%">{escape(text)}</span>'

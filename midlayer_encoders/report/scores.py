@@ -89,6 +89,7 @@ def losses_panel(found: Summary) -> Panel:
         tuple(_loss_tips(curve, layers) for curve in rows),
         Scale(0, widest, ("0 below its best", f"{number(widest)} points or more below"), falling=True, capped=True),
         peaks=tuple(layers.index(curve.best_layer) for curve in rows),
+        labels=tuple(f"{one.name}: best at layer {one.best_layer}, {number(one.best)} points" for one in rows),
         apart=len(rows) > len(found.tasks),
     )
     title, names = "points below each task's best layer (ringed)", [curve.name for curve in rows]
@@ -110,10 +111,10 @@ def _curve_panel(
     curve: Curve, num_layers: int, level: Level | None, *, name: str, title: str, pad: float = 0.08
 ) -> Panel:
     layers, values = tuple(curve.points), tuple(curve.points.values())
-    line = Line(layers, values, tips=layer_tips(name, layers, values, "{:.1f}"))
+    line = Line(layers, values, tips=layer_tips(name, layers, values, number))
     best = Mark("best", curve.best_layer, curve.best, f"layer {curve.best_layer}: {number(curve.best)}")
     last = Mark("last", curve.last_layer, curve.last, f"last: {number(curve.last)}")
-    marks = (best,) if curve.best_layer == curve.last_layer else (best, last)
+    marks = (best,) if curve.best_layer == curve.last_layer else (last, best)
     parts = (*([level] if level else []), line, *marks)
     label = (
         f"{name} by layer: best {number(curve.best)} at layer {curve.best_layer}, "

@@ -13,6 +13,7 @@ from midlayer_encoders.frame.steps import History, histories, layer_changes, set
 from midlayer_encoders.report.axes import Axis, layer_axis, place_axis
 from midlayer_encoders.report.charts import Bars, Cells, Chart, Line, Panel, Scale, layer_tips, value_axis
 from midlayer_encoders.report.matplotlib_figures import draw
+from midlayer_encoders.report.ticks import significant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,14 +126,16 @@ def _heat_panel(one: History) -> Panel:
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     values = tuple(map(tuple, one.values.T.tolist()))
     tips = tuple(
-        tuple(f"{one.title}, step {step}, layer {layer}: {v:.4g}" for step, v in zip(one.steps, row, strict=True))
+        tuple(
+            f"{one.title}, step {step}, layer {layer}: {significant(v)}" for step, v in zip(one.steps, row, strict=True)
+        )
         for layer, row in zip(one.layers, values, strict=True)
     )
     return Panel(
         one.title,
         place_axis("step", [step_word(step) for step in one.steps], 5),
         place_axis("layer", one.layers),
-        (Cells(values, tips, Scale(low, high, (f"{low:.4g}", f"{high:.4g}"))),),
+        (Cells(values, tips, Scale(low, high, (significant(low), significant(high)))),),
         label=f"{one.title} by layer and step",
     )
 

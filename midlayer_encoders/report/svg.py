@@ -41,7 +41,7 @@ class Size:
 
 
 WIDE = Size(780, 320, 44, 112, 30, (16, 6), words=True)
-PHONE = Size(343, 260, 36, 68, 30, (7, 5), words=True)
+PHONE = Size(343, 260, 36, 76, 30, (7, 5), words=True)
 PANEL = Size(220, 124, 42, 10, 8, (5, 3))
 ALONE = Size(780, 300, 44, 20, 10, (11, 6))
 SMALL = Size(343, 220, 44, 20, 10, (7, 5))

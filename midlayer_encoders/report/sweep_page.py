@@ -110,9 +110,10 @@ def _score_sections(found: Summary, baselines: Mapping[str, float], baseline_nam
         tasks = soft(f"Each task by layer, in points, on its own scale. Disc: best layer; square: last layer{dashed}.")
         tasks += figure_html(tasks_chart(found, baselines, baseline_name))
     crossed = " A stroke: not scored." if found.incomplete else ""
+    shared = " The scale is the same for all tasks." if len(found.tasks) > 1 else ""
     heat = soft(
         "How many points each layer is below the same task's best layer: the stronger the color, the nearer; the best "
-        f"layer is outlined. The scale is the same for all tasks.{crossed}"
+        f"layer is outlined.{shared}{crossed}"
     )
     return [
         section("Score by depth", average + tasks),

@@ -9,7 +9,7 @@ from html import escape
 
 from midlayer_encoders.frame import Curve, Series, Summary, average_baseline
 from midlayer_encoders.report.page_figures import breakable
-from midlayer_encoders.report.ticks import number
+from midlayer_encoders.report.ticks import number, significant
 
 __all__ = ["metric_tables", "plain_table", "score_tables"]
 
@@ -59,7 +59,7 @@ def metric_tables(metrics: Mapping[str, Sequence[Series]], *, caption: str = "Me
     columns = [
         _Column(
             breakable(name) + (f"<br><small>{breakable(series.label)}</small>" if series.label else ""),
-            {layer: _significant(value) for layer, value in zip(series.layers, series.values, strict=True)},
+            {layer: significant(value, zeros=True) for layer, value in zip(series.layers, series.values, strict=True)},
         )
         for name, many in metrics.items()
         for series in many
@@ -86,10 +86,6 @@ def _scrolling(table: str, *, label: str) -> str:
 def _score_column(curve: Curve, heading: str, baseline: float | None) -> _Column:
     texts = {layer: number(value) for layer, value in curve.points.items()}
     return _Column(heading, texts, top=curve.best_layer if len(texts) > 1 else None, foot=number(baseline))
-
-
-def _significant(value: float) -> str:
-    return f"{value:.4g}".replace("-", "−") if math.isfinite(value) else number(value)
 
 
 def _tables(layers: Sequence[int], columns: Sequence[_Column], *, caption: str, foot: str, winner: int | None) -> str:

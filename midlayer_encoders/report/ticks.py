@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-__all__ = ["layer_ticks", "number", "padded", "signed", "value_ticks"]
+__all__ = ["layer_ticks", "number", "padded", "signed", "significant", "value_ticks"]
 
 _STEPS = (0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 2.5, 5.0, 10.0)
 _LAYER_STEPS = (1, 2, 4, 5, 6, 8, 10, 12, 16, 20, 25, 40, 50, 100, 200)
@@ -87,6 +87,18 @@ def number(value: float | None, digits: int = 1) -> str:
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else _minus(f"{value}").replace("inf", "∞")
     return _minus(f"{value:.{digits}f}")
+
+
+def significant(value: float, digits: int = 4, *, sign: bool = False, zeros: bool = False) -> str:
+    """Return a number of unknown size for a reader; ``zeros`` keeps those at the end, for columns.
+
+    Example:
+        >>> significant(-2 / 3), significant(0.5, 3, sign=True), significant(1.5, zeros=True), significant(1e5)
+        ('−0.6667', '+0.5', '1.500', '1e+05')
+    """
+    if not math.isfinite(value):
+        return number(value)
+    return _minus(f"{value:{'+' if sign else ''}{'#' if zeros and value else ''}.{digits}g}").removesuffix(".")
 
 
 def signed(value: float, digits: int = 1) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from midlayer_encoders.frame.curves import Curves
+from midlayer_encoders.frame import Curves
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose, metrics_of
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class LabelEvidence:
     """How far a handful of labels carries, from resampled texts.
 
     Attributes:
-        count: number of labelled texts.
+        count: number of labeled texts.
         layers: lowest and highest layer of the 95 % of resamples in the middle.
         gain: points of accuracy of the chosen layer over the last.
         low: lower end of its 95 % interval; the layer was chosen on these texts, which flatters it.
@@ -88,7 +88,7 @@ class Selection:
         if self.labels is not None and self.rule in ("auto", "few-labels"):
             seen = self.labels
             return (
-                f"On {seen.count} labelled texts it {_against_last(self, seen)}; "
+                f"On {seen.count} labeled texts it {_against_last(self, seen)}; "
                 f"other draws of as many texts choose layers {seen.layers[0]} to {seen.layers[1]}."
             )
         if self.frame.is_empty():

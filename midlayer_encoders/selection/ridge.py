@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
 
-__all__ = ["check_labels", "label_folds", "resampled_means", "ridge_correct"]
+__all__ = ["check_labels", "class_numbers", "label_folds", "resampled_means", "ridge_correct"]
 
 _PENALTIES = tuple(10.0**power for power in range(-4, 3))
 """Tried for each layer and fold, in units of the mean squared length of the training rows."""
@@ -19,7 +22,7 @@ def ridge_correct(vectors: Tensor, labels: Tensor, *, folds: int = 5, seed: int 
     .. math::
         \hat y_i = \arg\max_c\, (x_i - \bar x)^\top (X^\top X + \lambda I)^{-1} X^\top Y_c + \bar Y_c
 
-    over unit-length rows, centred on the training texts, with one column of Y per class. The penalty is chosen inside
+    over unit-length rows, centered on the training texts, with one column of Y per class. The penalty is chosen inside
     each training set, by the squared error of leaving one text out, which has a closed form too.
 
     Args:
@@ -51,6 +54,18 @@ def ridge_correct(vectors: Tensor, labels: Tensor, *, folds: int = 5, seed: int 
     return right
 
 
+def class_numbers(labels: Sequence[Hashable]) -> tuple[Tensor, list[str]]:
+    """Return the class of each example as a number from ``0``, shape ``(N,)``, and the classes' names in order.
+
+    Example:
+        >>> class_numbers(["cat", "dog", "cat"])
+        (tensor([0, 1, 0]), ['cat', 'dog'])
+    """
+    names: list[Any] = sorted(set(labels), key=lambda name: (str(type(name)), name))
+    numbers = {name: number for number, name in enumerate(names)}
+    return torch.tensor([numbers[label] for label in labels], dtype=torch.int64), [str(name) for name in names]
+
+
 def label_folds(labels: Tensor, *, folds: int = 5, seed: int = 0) -> Tensor:
     """Return the fold of each text, ``0`` to ``folds - 1``, shape ``(N,)``: each class is dealt out evenly.
 
@@ -73,7 +88,7 @@ def resampled_means(right: Tensor, *, resamples: int = 1000, seed: int = 0) -> T
     Quantiles over the first axis are intervals; differences between columns compare layers on the same texts.
 
     Args:
-        right: whether each text was labelled rightly, or any number per text, shape ``(L, N)``.
+        right: whether each text was labeled rightly, or any number per text, shape ``(L, N)``.
         resamples: number of draws, R.
         seed: of the draws.
 
@@ -120,8 +135,8 @@ def _check_vectors(vectors: Tensor, labels: Tensor) -> None:
 
 def _predicted(rows: Tensor, targets: Tensor, test: Tensor) -> Tensor:
     """Return the class of each test row, ``(L, M)``, after training on rows ``(L, N, D)`` with targets ``(N, C)``."""
-    centre, level = rows.mean(dim=1, keepdim=True), targets.mean(dim=0)
-    rows, test, wanted = rows - centre, test - centre, targets - level
+    middle, level = rows.mean(dim=1, keepdim=True), targets.mean(dim=0)
+    rows, test, wanted = rows - middle, test - middle, targets - level
     left, sizes, right = _decomposed(rows)
     shares = _shares(sizes, rows.square().sum(dim=(1, 2)) / rows.shape[1])
     coded = left.mT @ wanted  # (L, R, C)

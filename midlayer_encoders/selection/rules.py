@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.frame.curves import Curve, Curves
+from midlayer_encoders.frame import ByLayer, Curves
 
 __all__ = ["DEPTH", "RULES", "CannotChooseError", "Choice", "best_layer", "check_rule", "choose", "metrics_of"]
 
@@ -156,7 +156,7 @@ def _auto(found: Curves) -> tuple[int, str]:
     return layer, f"fixed-depth: {reason}; half match was not measured, so it looks no further"
 
 
-def _metric(found: Curves, name: str) -> Curve:
+def _metric(found: Curves, name: str) -> ByLayer:
     """Return a metric's curve, or raise why it does not tell layers apart."""
     if name not in found.metrics:
         raise CannotChooseError(f"needs {name}, which was not measured")
@@ -170,13 +170,13 @@ def _metric(found: Curves, name: str) -> Curve:
     return curve
 
 
-def _missing(found: Curves, curve: Curve) -> str:
+def _missing(found: Curves, curve: ByLayer) -> str:
     count = sum(layer not in curve for layer in range(1, found.num_layers + 1))  # a first layer may have no value
     return f" ({count} of {found.num_layers} layers were not measured)" if count else ""
 
 
-def best_layer(curve: Curve) -> int:
-    """Return the layer with the highest mean of itself, twice, and its neighbours: one lucky layer does not win.
+def best_layer(curve: ByLayer) -> int:
+    """Return the layer with the highest mean of itself, twice, and its neighbors: one lucky layer does not win.
 
     Example:
         >>> best_layer({0: 0.1, 1: 0.5, 2: 0.1, 3: 0.4, 4: 0.45, 5: 0.4})

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from midlayer_encoders._types import Progress, Stage
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import FRAME_SCHEMA, tidy_frame, tidy_rows
-from midlayer_encoders.frame.curves import Curves, check_blocks, curves
+from midlayer_encoders.frame import Curves, check_blocks, curves, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers, num_passes
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics.half_match import LEAST_TOKENS
@@ -21,7 +20,7 @@ from midlayer_encoders.reading.batches import batches_of, count_tokens
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.selection.answer import LabelEvidence, Selection, answer
-from midlayer_encoders.selection.ridge import check_labels, resampled_means, ridge_correct
+from midlayer_encoders.selection.ridge import check_labels, class_numbers, resampled_means, ridge_correct
 from midlayer_encoders.selection.rules import RULES, best_layer, choose, metrics_of
 
 __all__ = ["LABELS", "LEAST_TEXTS", "select", "selection_passes", "surely_better"]
@@ -50,7 +49,7 @@ def select(
 ) -> Selection:
     """Return which layer to take, by one rule, beside what all others say.
 
-    One forward pass over the texts serves the rules without labels, and one over the labelled texts ``few-labels``. The
+    One forward pass over the texts serves the rules without labels, and one over the labeled texts ``few-labels``. The
     rules on DiME and InfoNCE need two more, over augmented views: they are measured when asked for.
 
     Args:
@@ -68,7 +67,7 @@ def select(
     Raises:
         CannotChooseError: when the rule has not what it needs: it says what.
     """
-    wanted = metrics_of(rule)  # a wrong name is said first
+    wanted = metrics_of(rule)  # a wrong name is refused first
     if isinstance(source, pl.DataFrame):
         if texts is not None or labels is not None:
             raise OptionError("`texts` and `labels` must be None with a frame: give the model to measure them on.")
@@ -79,7 +78,7 @@ def select(
             f"`texts` must be a list of texts, but got one: {texts[:60]!r}. Write [text], or read the file."
         )
     options: dict[str, Any] = {"seed": seed, "token_budget": token_budget, "progress": progress}
-    labelled, classes = _labelled(texts, labels, max_texts)  # wrong labels are said before a pass is made
+    labeled, classes = _labeled(texts, labels, max_texts)  # wrong labels are refused before a pass is made
     frames, lacking, right = [], _too_few(texts), None
     if texts is not None and not lacking:
         some = [texts[place] for place in _steps(len(texts), max_texts)]
@@ -87,9 +86,9 @@ def select(
         if names:
             frames.append(measure_layers(source, some, metrics=names, **options))
     if classes is not None:
-        right = _right(source, labelled, classes, **options)
+        right = _right(source, labeled, classes, **options)
         frames.append(_score_rows(source, right))
-    frame = pl.concat(frames) if frames else pl.DataFrame(schema=FRAME_SCHEMA)
+    frame = pl.concat([tidy_frame(()), *frames])
     spec = source.spec
     found = curves(frame) if frames else Curves(spec.model, spec.revision or "default", spec.num_layers, {}, {}, {})
     auto = None if right is None else _weighed(found, right, seed=seed)
@@ -97,14 +96,14 @@ def select(
     return answer(found, frame, rule=rule, labels=evidence, lacking=lacking, auto=auto)
 
 
-def selection_passes(rule: str, *, labelled: bool = False, all_rules: bool = False) -> int:
-    """Return how many forward passes over the texts a selection takes; the one over labelled texts may be shorter.
+def selection_passes(rule: str, *, labeled: bool = False, all_rules: bool = False) -> int:
+    """Return how many forward passes over the texts a selection takes; the one over labeled texts may be shorter.
 
     Example:
-        >>> selection_passes("auto"), selection_passes("min-dime"), selection_passes("auto", labelled=True)
+        >>> selection_passes("auto"), selection_passes("min-dime"), selection_passes("auto", labeled=True)
         (1, 3, 2)
     """
-    return num_passes(_names(metrics_of(rule), all_rules)) + labelled
+    return num_passes(_names(metrics_of(rule), all_rules)) + labeled
 
 
 def _names(wanted: Sequence[str], all_rules: bool) -> list[str]:
@@ -136,7 +135,7 @@ def _check_encoder(encoder: LayerSource) -> None:
         )
 
 
-def _labelled(
+def _labeled(
     texts: Sequence[str] | None, labels: Sequence[int | str | None] | None, most: int
 ) -> tuple[list[str], Tensor | None]:
     """Return the texts that have labels, at equal steps where there are more than ``most``, and their classes."""
@@ -149,8 +148,7 @@ def _labelled(
         )
     known = [(text, str(label)) for text, label in zip(texts, labels, strict=True) if label is not None]
     known = [known[place] for place in _steps(len(known), most)]
-    names = {name: number for number, name in enumerate(sorted({label for _, label in known}))}
-    classes = torch.tensor([names[label] for _, label in known], dtype=torch.int64)
+    classes, _ = class_numbers([label for _, label in known])
     check_labels(classes)
     return [text for text, _ in known], classes
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from midlayer_encoders.errors import OptionError, did_you_mean
 from midlayer_encoders.store.embeddings import read_label
-from midlayer_encoders.store.shard import KEY_BYTES, DamagedError, read_head
+from midlayer_encoders.store.shard import DamagedError, read_head
 
 __all__ = ["StoreInfo", "list_stores", "prune"]
 
@@ -65,7 +65,7 @@ def _info(folder: Path, label: Mapping[str, object]) -> StoreInfo:
             if path.suffix == ".safetensors":
                 shard, keys = read_head(path)
                 layers.update(shard.layers)
-                texts.update(keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES))
+                texts.update(keys)
         except FileNotFoundError:
             continue  # merged by another process
         except DamagedError:

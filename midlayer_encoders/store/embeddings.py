@@ -117,7 +117,7 @@ class EmbeddingStore:
         self.dtype = dtype
         self._index = Index()
         self._ignored: set[str] = set()  # shards that lack a layer
-        self._sound: dict[str, set[int]] = defaultdict(set)  # layers of each shard whose checksum was right
+        self._checked: dict[str, set[int]] = defaultdict(set)  # layers of each shard whose checksum was right
         self._open(description or {})
 
     def _open(self, description: Mapping[str, object]) -> None:
@@ -197,7 +197,7 @@ class EmbeddingStore:
             self.refresh()
             try:
                 for name in self._index.shards_of(wanted):
-                    for layer in set(self.layers) - self._sound[name]:
+                    for layer in set(self.layers) - self._checked[name]:
                         self._map(name, layer)
                 break
             except FileNotFoundError:
@@ -241,11 +241,11 @@ class EmbeddingStore:
         """
         path = self.folder / name
         try:
-            rows = map_rows(path, self._index.shards[name], layer, check=again or layer not in self._sound[name])
+            rows = map_rows(path, self._index.shards[name], layer, check=again or layer not in self._checked[name])
         except DamagedError as damage:
             self._discard(name, damage)
             raise FileNotFoundError(path) from damage
-        self._sound[name].add(layer)
+        self._checked[name].add(layer)
         return rows
 
     def _discard(self, name: str, damage: DamagedError) -> None:
@@ -300,9 +300,9 @@ class EmbeddingStore:
         shard = Shard(self.key, self.layers, len(keys), self.dim, self.dtype, ())
         if not self.folder.exists():
             raise StoreError(f"The store in {self.folder} was removed while it was in use: run again.")
-        shard = write_shard(self.folder / name, shard, b"".join(keys), rows)
-        self._index.add(name, shard, b"".join(keys))
-        self._sound[name].update(self.layers)
+        shard = write_shard(self.folder / name, shard, keys, rows)
+        self._index.add(name, shard, keys)
+        self._checked[name].update(self.layers)
 
     def merge(self, *, least: int = 2) -> None:
         """Make one shard of small shards of about one size, where there are ``least`` or more.

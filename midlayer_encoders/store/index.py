@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from midlayer_encoders.store.shard import KEY_BYTES, Shard
+from midlayer_encoders.store.shard import Shard
 
 __all__ = ["Index"]
 
@@ -32,10 +32,10 @@ class Index:
     def __contains__(self, key: bytes) -> bool:
         return key in self._numbers
 
-    def add(self, name: str, shard: Shard, keys: bytes) -> None:
+    def add(self, name: str, shard: Shard, keys: Sequence[bytes]) -> None:
         """Take in a shard. A key that another shard has too is from now on read from this one."""
         self.shards[name] = shard
-        self._keys[name] = [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
+        self._keys[name] = list(keys)
         self._firsts[name] = self._next
         self._next += shard.count
         self._number(name)

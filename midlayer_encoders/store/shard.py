@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -115,8 +115,8 @@ class Shard:
         return len(text).to_bytes(8, "little") + text
 
 
-def read_head(path: Path) -> tuple[Shard, bytes]:
-    """Return a shard and its keys one after the other, once their checksum and the file's length are right."""
+def read_head(path: Path) -> tuple[Shard, list[bytes]]:
+    """Return a shard and its keys, once their checksum and the file's length are right."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
@@ -133,7 +133,7 @@ def read_head(path: Path) -> tuple[Shard, bytes]:
         keys = file.read(shard.count * KEY_BYTES)
     if shard.head(keys)[8:] != written:
         raise DamagedError("its head or keys do not match their checksum")
-    return shard, keys
+    return shard, [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
 
 
 def _shard_of(table: dict[str, Any]) -> Shard:
@@ -165,11 +165,11 @@ def map_rows(path: Path, shard: Shard, layer: int, *, check: bool) -> npt.NDArra
     return rows
 
 
-def write_shard(path: Path, shard: Shard, keys: bytes, rows: Iterable[Iterable[npt.NDArray[Any]]]) -> Shard:
+def write_shard(path: Path, shard: Shard, keys: Sequence[bytes], rows: Iterable[Iterable[npt.NDArray[Any]]]) -> Shard:
     """Write a shard from the blocks of rows of each layer, and return it with their checksums."""
-    checksums = []
+    checksums, joined = [], b"".join(keys)
     with placed(path) as file:
-        file.write(replace(shard, checksums=(0,) * len(shard.layers)).head(b"") + keys)
+        file.write(replace(shard, checksums=(0,) * len(shard.layers)).head(b"") + joined)
         for blocks in rows:
             checksum = 0
             for block in map(np.ascontiguousarray, blocks):
@@ -178,7 +178,7 @@ def write_shard(path: Path, shard: Shard, keys: bytes, rows: Iterable[Iterable[n
             checksums.append(checksum)
         shard = replace(shard, checksums=tuple(checksums))
         file.seek(0)
-        file.write(shard.head(keys))
+        file.write(shard.head(joined))
     return shard
 
 

@@ -17,7 +17,7 @@ import mteb
 from mteb.cache import ResultCache
 
 from midlayer_encoders.store import EmbeddingStore, TextNotStoredError
-from midlayer_encoders.sweeping.stored_layer import Embedder, LayerView, Prompts
+from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer
 from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def run_job(job: Job, embedder: Embedder | None = None) -> Score:
 
     mteb keeps its own result file, and returns what is in it when it is there already.
     """
-    view = LayerView(
+    layer = StoredLayer(
         job.store,
         job.layer,
         name=job.name,
@@ -71,11 +71,11 @@ def run_job(job: Job, embedder: Embedder | None = None) -> Score:
     try:
         with isolated_random(), _quiet():
             cache, known = ResultCache(job.cache), job.task.make()
-            if (result := _cached(view, known, cache)) is None:
+            if (result := _cached(layer, known, cache)) is None:
                 task = _loaded(job.task).make()
-                mteb.evaluate(view, task, cache=cache, show_progress_bar=False, co2_tracker=False)
+                mteb.evaluate(layer, task, cache=cache, show_progress_bar=False, co2_tracker=False)
                 # What its file holds, rounded as mteb rounds, so that a resumed run has the same numbers.
-                result = _cached(view, known, cache)
+                result = _cached(layer, known, cache)
     except Exception as error:  # whatever a task does wrong is that task's failure, and the others go on
         lacked = isinstance(error, TextNotStoredError)
         return Score(job.task.name, job.layer, error=f"{type(error).__name__}: {error}", lacked_a_text=lacked)
@@ -83,10 +83,10 @@ def run_job(job: Job, embedder: Embedder | None = None) -> Score:
     return Score(job.task.name, job.layer, known.metadata.main_score, float(result.get_score()), seconds)
 
 
-def _cached(view: LayerView, task: AbsTask, cache: ResultCache) -> Any:
+def _cached(layer: StoredLayer, task: AbsTask, cache: ResultCache) -> Any:
     """Return what mteb's result file holds, or ``None`` where there is none."""
     try:
-        return mteb.evaluate(view, task, cache=cache, overwrite_strategy="only-cache", show_progress_bar=False)[0]
+        return mteb.evaluate(layer, task, cache=cache, overwrite_strategy="only-cache", show_progress_bar=False)[0]
     except ValueError:
         return None
 

@@ -7,19 +7,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
 
 from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.report import plot_scores, summary, write_report
+from midlayer_encoders.frame import Summary, summary
+from midlayer_encoders.report import plot_scores, report_html
+from midlayer_encoders.results import Result, beside
 from midlayer_encoders.tasks import task_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from midlayer_encoders.report import Summary
 
 __all__ = ["Notes", "SweepResult"]
 
@@ -40,7 +40,7 @@ class Notes:
 
 
 @dataclass(frozen=True)
-class SweepResult:
+class SweepResult(Result):
     """Scores and metrics of every layer.
 
     Attributes:
@@ -49,9 +49,10 @@ class SweepResult:
         notes: how it was measured.
     """
 
-    frame: pl.DataFrame
     folder: Path
     notes: Notes
+
+    made_by: ClassVar[str] = "sweep"
 
     @property
     def failures(self) -> Mapping[str, str]:
@@ -76,33 +77,32 @@ class SweepResult:
         """Return the figure of scores by depth."""
         return plot_scores(self.frame)
 
-    def to_html(self, path: Path | str | None = None) -> Path:
-        """Write the self-contained page and return where it lies; by default ``report.html`` in the folder."""
+    def plots(self) -> dict[str, Figure]:
+        """Return the figures by name: ``scores``."""
+        return {"scores": self.plot()}
+
+    def html(self) -> str:
+        """Return the self-contained page."""
         notes = self.notes
         scored = not self.frame.filter(pl.col("kind") == "score").is_empty()
-        export = _export(notes, self.best()) if scored else None
-        remarks = [*notes.remarks, *(f"{task} failed: {error}" for task, error in notes.failures.items())]
         labels = _labels(self.frame["dataset"].unique().to_list())
-        frame = self.frame.with_columns(pl.col("dataset").replace(labels))
-        baselines = {labels.get(task, task): score for task, score in notes.baselines.items()}
-        return write_report(
-            frame,
-            path or self.folder / "report.html",
+        return report_html(
+            self.frame.with_columns(pl.col("dataset").replace(labels)),
             title=notes.title,
             how=notes.how,
             parameters=notes.parameters or None,
             seconds=notes.seconds or None,
-            export=export,
-            notes=remarks,
-            baselines=baselines or None,
+            export=_export(notes, self.best()) if scored else None,
+            notes=[*notes.remarks, *(f"{task} failed: {error}" for task, error in notes.failures.items())],
+            baselines={labels.get(task, task): score for task, score in notes.baselines.items()} or None,
         )
 
-    def save(self) -> None:
-        """Write frame (parquet and CSV) and notes into the folder."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.frame.write_parquet(self.folder / "frame.parquet")
-        self.frame.write_csv(self.folder / "frame.csv")
-        (self.folder / "sweep.json").write_text(json.dumps(asdict(self.notes), indent=2), encoding="utf8")
+    def save(self, folder: Path | str | None = None) -> Path:
+        """Write frame (parquet and CSV) and notes into a folder, by default the result's own, and return it."""
+        home = self._write_tables(folder)
+        with beside(home / "sweep.json") as aside:
+            aside.write_text(json.dumps(asdict(self.notes), indent=2), encoding="utf8")
+        return home
 
     @classmethod
     def load(cls, folder: Path | str) -> SweepResult:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["sweep"]
 
-_PLURALS = {"text": "texts", "image": "images", "audio": "sounds"}
+_PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
 
 
 @dataclass(frozen=True)
@@ -108,13 +108,10 @@ def sweep(
     scores = _score(jobs, embedder, workers or int(joblib.cpu_count()), Stage(progress, "scoring"), group)
     frame = _score_frame(spec, scores)
     if metrics:
-        medium = encoder.media[0]
-        sample = _sample(sources, medium, metric_texts)
-        measured = measure_layers(
-            encoder, sample, metrics=metrics, layers=wanted, views=views, progress=progress,
-            dataset=f"{len(sample)} {_PLURALS[medium]} of the tasks",
-        )  # fmt: skip
-        frame = pl.concat([frame, measured])
+        sample = _sample(sources, encoder.media[0], metric_texts)
+        dataset = f"{len(sample)} {_PLURALS[encoder.media[0]]} of the tasks"
+        how: dict[str, Any] = {"metrics": metrics, "layers": wanted, "views": views, "progress": progress}
+        frame = pl.concat([frame, measure_layers(encoder, sample, dataset=dataset, **how)])
     scored = [source for source in sources if baselines and "text" in encoder.media]
     notes = sweep_notes(encoder, spec, sources, scores, wanted, baselines=scored, seconds=time.perf_counter() - start)
     result = SweepResult(frame, folder, notes)
@@ -128,8 +125,10 @@ def _encoder(model: str | LayerEncoder, options: Mapping[str, Any]) -> LayerEnco
     """Return the encoder of a named model, or the one given, whose own options those beside it must be."""
     if not isinstance(model, LayerEncoder):
         return LayerEncoder(model, -1, **options)
-    for name, value in make_options(options).changed().items():
-        agreed(name, value, model.pooling if name == "pooling" else getattr(model.options, name))
+    given = make_options(options)
+    own = {"pooling": model.pooling, "device": model.device.type}
+    for name in options:
+        agreed(name, getattr(given, name), own.get(name, getattr(model.options, name)))
     return model
 
 
@@ -215,7 +214,7 @@ def _score_frame(spec: EncoderSpec, scores: Sequence[Score]) -> pl.DataFrame:
 
 
 def _sample(sources: Sequence[TaskSource], medium: str, count: int) -> list[Any]:
-    """Return some of the tasks' texts, images or sounds, the same for the same tasks, in whatever order they stand."""
+    """Return some of the tasks' texts, images or waveforms, the same for the same tasks in whatever order."""
     if medium == "text":
         texts = {text for source in sources for text in task_texts(source.make()) if text.strip()}
         return sorted(texts, key=text_key)[:count]

@@ -24,6 +24,7 @@ from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.store import EmbeddingStore
 from midlayer_encoders.sweeping.items import item_key
+from midlayer_encoders.tasks.compat import prompt_name
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
-__all__ = ["Embedder", "LayerView", "Prompts"]
+__all__ = ["Embedder", "Prompts", "StoredLayer"]
 
 
 # Under which names sentence-transformers looks for the prompt of a query or a document, in order.
@@ -51,7 +52,7 @@ class Prompts:
         if not any(prompts.values()):
             return ""
         known, _ = AbsEncoder.validate_task_to_prompt_name(prompts, raise_for_invalid_keys=False)
-        name = _prompt_name(known, task, kind) if known else None
+        name = prompt_name(known, task, kind) if known else None
         if name is not None:
             return prompts[name]
         for fallback in _FALLBACKS.get(kind.value, ()) if kind is not None else ():
@@ -60,19 +61,7 @@ class Prompts:
         return prompts.get(self.default or "", "")
 
 
-def _prompt_name(prompts: dict[str, str], task: TaskMetadata, kind: PromptType | None) -> str | None:
-    """Return which prompt mteb's own wrapper of a SentenceTransformer would take."""
-    chooser = AbsEncoder.__new__(_Chooser)
-    chooser.model_prompts = prompts
-    return chooser.get_prompt_name(task, kind)
-
-
-class _Chooser(AbsEncoder):
-    def encode(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError
-
-
-class LayerView:
+class StoredLayer:
     """An mteb encoder of one layer: reads vectors from the store, by the content of each text or image.
 
     Args:

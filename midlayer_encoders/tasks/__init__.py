@@ -4,10 +4,17 @@ Importing this room is quick; mteb, which takes seconds, is imported by the func
 """
 
 from midlayer_encoders._random import isolated_random
-from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, STS_GRADES, builtin_tasks
+from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, STS_GRADES
 from midlayer_encoders.tasks.data import TASK_TYPES, TaskType, task_label
 from midlayer_encoders.tasks.reading import TaskFileError
-from midlayer_encoders.tasks.sources import PAPER_TASKS, TaskSource, paper_tasks, resolve_tasks, task_sources
+from midlayer_encoders.tasks.sources import (
+    PAPER_TASKS,
+    TaskSource,
+    builtin_tasks,
+    paper_tasks,
+    resolve_tasks,
+    task_sources,
+)
 from midlayer_encoders.tasks.tfidf import TfidfEncoder, task_texts, tfidf_scores
 
 __all__ = [

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.tasks.data import TaskData, TaskType
 from midlayer_encoders.tasks.docstrings import SHELVES, Entry, entries, versions
 
-if TYPE_CHECKING:
-    from mteb.abstasks import AbsTask
-
-__all__ = ["BUILTIN_TASKS", "STS_GRADES", "builtin_data", "builtin_tasks"]
+__all__ = ["BUILTIN_TASKS", "STS_GRADES", "builtin_data"]
 
 BUILTIN_TASKS: dict[str, TaskType] = {
     "DocstringLibraryClassification": "Classification",
@@ -42,81 +39,72 @@ _PER_SHELF = 20
 _CANDIDATES = 10
 
 
-def builtin_tasks() -> list[AbsTask]:
-    """Return the five built-in tasks, fresh objects over one shared pool of about 950 short texts."""
-    return [builtin_data(label).make() for label in BUILTIN_TASKS]
-
-
 @cache
 def builtin_data(label: str) -> TaskData:
     """Return the rows of the built-in task ``label``, the same for the same versions of the libraries."""
-    return _MAKERS[label](_pool())
+    made = _MAKERS[label](_pool())
+    origin = ",".join(f"{name}-{version}" for name, version in versions().items())
+    return TaskData(label=label, type=BUILTIN_TASKS[label], origin=origin, **made._asdict())
 
 
-def _library(pool: Pool) -> TaskData:
+class _Rows(NamedTuple):
+    """What a maker knows of its task, by the names of :class:`~midlayer_encoders.tasks.data.TaskData`."""
+
+    description: str
+    splits: Mapping[str, Mapping[str, Sequence[object]]]
+    settings: Mapping[str, int] = MappingProxyType({})
+
+
+def _library(pool: Pool) -> _Rows:
     numbers = {library: number for number, library in enumerate(SHELVES)}
 
     def columns(objects: Iterable[Entry]) -> dict[str, list[object]]:
         rows = [(text, numbers[entry.library]) for entry in objects for text in (entry.summary, entry.description)]
         return _columns(("text", "label"), rows)
 
-    # An object's two texts are on the same side, or the one would give the other away.
-    return _data(
-        "DocstringLibraryClassification",
-        {
+    return _Rows(
+        "Which of six libraries is a sentence from? Names that give it away are masked.",
+        {  # an object's two texts are on the same side, or the one would give the other away
             "train": columns(entry for shelf in pool for entry in shelf[::2]),
             "test": columns(entry for shelf in pool for entry in shelf[1::2]),
         },
-        description="Which of six libraries is a sentence from? Names that give it away are masked.",
     )
 
 
-def _subject(pool: Pool) -> TaskData:
-    objects = [entry for shelf in pool for entry in shelf]
-    subjects = [f"{entry.library}.{entry.shelf}" for entry in objects]
-    numbers = {subject: number for number, subject in enumerate(dict.fromkeys(subjects))}
-    return _data(
-        "DocstringSubjectClustering",
-        {
-            "test": {
-                "sentences": [entry.description for entry in objects],
-                "labels": [numbers[subject] for subject in subjects],
-            }
-        },
-        description="Descriptions of objects, to be clustered by the part of a library they are from.",
+def _subject(pool: Pool) -> _Rows:
+    rows = [(entry.description, number) for number, shelf in enumerate(pool) for entry in shelf]
+    return _Rows(
+        "Descriptions of objects, to be clustered by the part of a library they are from.",
+        {"test": _columns(("sentences", "labels"), rows)},
         # mteb draws this many with replacement, 16384 by default, ten times.
-        settings={"max_documents_per_cluster": len(objects), "n_clusters": 5},
+        settings={"max_documents_per_cluster": len(rows), "n_clusters": 5},
     )
 
 
-def _same_object(pool: Pool) -> TaskData:
+def _same_object(pool: Pool) -> _Rows:
     rows = []
-    for shelf in pool:
-        for entry in shelf:
-            rows.append((entry.summary, entry.description, 1))
-            rows.append((entry.summary, _nearest(entry, shelf)[0].description, 0))
-    return _data(
-        "DocstringSameObjectPairs",
+    for entry, shelf in _on_shelves(pool):
+        rows.append((entry.summary, entry.description, 1))
+        rows.append((entry.summary, _nearest(entry, shelf)[0].description, 0))
+    return _Rows(
+        "Do a summary and a description speak of one object? If not, of two of one subject.",
         {"test": _columns(("sentence1", "sentence2", "labels"), rows)},
-        description="Do a summary and a description speak of one object? If not, of two of one subject.",
     )
 
 
-def _own_description(pool: Pool) -> TaskData:
+def _own_description(pool: Pool) -> _Rows:
     rows = [
         (entry.summary, [entry.description], [other.description for other in _nearest(entry, shelf)[: _CANDIDATES - 1]])
-        for shelf in pool
-        for entry in shelf
+        for entry, shelf in _on_shelves(pool)
     ]
-    return _data(
-        "DocstringDescriptionReranking",
+    return _Rows(
+        f"A summary ranks its own description among {_CANDIDATES} of the same subject.",
         {"test": _columns(("query", "positive", "negative"), rows)},
-        description=f"A summary ranks its own description among {_CANDIDATES} of the same subject.",
     )
 
 
-def _nearness(pool: Pool) -> TaskData:
-    objects = sorted((entry for shelf in pool for entry in shelf), key=_order)
+def _nearness(pool: Pool) -> _Rows:
+    objects = sorted((entry for entry, _ in _on_shelves(pool)), key=_order)
     rows = []
     for entry in objects:
         partners: dict[int, list[Entry]] = {}
@@ -126,20 +114,20 @@ def _nearness(pool: Pool) -> TaskData:
         for grade, others in sorted(partners.items()):
             rows.append((entry.summary, others[draw % len(others)].description, float(grade)))
     grades = "; ".join(f"{grade} = {meaning}" for grade, meaning in enumerate(STS_GRADES))
-    return _data(
-        "DocstringNearnessSTS",
+    return _Rows(
+        f"A summary and a description, graded by how near their objects are, by rule: {grades}.",
         {"test": _columns(("sentence1", "sentence2", "score"), rows)},
-        description=f"A summary and a description, graded by how near their objects are, by rule: {grades}.",
     )
 
 
-_MAKERS: dict[str, Callable[[Pool], TaskData]] = {
-    "DocstringLibraryClassification": _library,
-    "DocstringSubjectClustering": _subject,
-    "DocstringSameObjectPairs": _same_object,
-    "DocstringDescriptionReranking": _own_description,
-    "DocstringNearnessSTS": _nearness,
-}
+_MAKERS: dict[str, Callable[[Pool], _Rows]] = dict(
+    zip(BUILTIN_TASKS, (_library, _subject, _same_object, _own_description, _nearness), strict=True)
+)
+
+
+def _on_shelves(pool: Pool) -> Iterator[tuple[Entry, Sequence[Entry]]]:
+    """Every object, and the shelf that it is from."""
+    return ((entry, shelf) for shelf in pool for entry in shelf)
 
 
 @cache
@@ -180,21 +168,3 @@ def _place(entry: Entry) -> tuple[str, str, str, str]:
 
 def _columns(names: Sequence[str], rows: Sequence[Sequence[object]]) -> dict[str, list[object]]:
     return {name: [row[number] for row in rows] for number, name in enumerate(names)}
-
-
-def _data(
-    label: str,
-    splits: Mapping[str, Mapping[str, Sequence[object]]],
-    *,
-    description: str,
-    settings: Mapping[str, int] = MappingProxyType({}),
-) -> TaskData:
-    origin = ",".join(f"{name}-{version}" for name, version in versions().items())
-    return TaskData(
-        label=label,
-        type=BUILTIN_TASKS[label],
-        splits=splits,
-        description=description,
-        origin=origin,
-        settings=settings,
-    )

@@ -8,12 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
-
-from midlayer_encoders._random import isolated_random
-
-if TYPE_CHECKING:
-    from mteb.abstasks import AbsTask
+from typing import Any, Literal, TypeAlias, get_args
 
 __all__ = ["TASK_TYPES", "TaskData", "TaskType", "task_label"]
 
@@ -61,13 +56,6 @@ class TaskData:
     def revision(self) -> str:
         """Revision of the dataset: origin and digest."""
         return f"{self.origin},{self.digest}"
-
-    def make(self) -> AbsTask:
-        """Return a fresh mteb task over these rows; the global random generators are left as they were."""
-        with isolated_random():  # the import of mteb seeds them as well
-            from midlayer_encoders.tasks.shapes import local_task
-
-            return local_task(self)
 
 
 def task_label(name: str) -> str:

@@ -6,14 +6,11 @@ Imports mteb, which takes seconds: import this module inside functions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from datasets import Dataset, DatasetDict
 from mteb.abstasks import (
     AbsTask,
-    AbsTaskClassification,
     AbsTaskClustering,
     AbsTaskPairClassification,
     AbsTaskRetrieval,
@@ -21,13 +18,13 @@ from mteb.abstasks import (
 )
 from mteb.abstasks.task_metadata import TaskMetadata
 
+from midlayer_encoders.tasks.compat import ListedLabels
 from midlayer_encoders.tasks.data import TaskData, TaskType
 
 if TYPE_CHECKING:
-    from mteb.abstasks.classification import ClassificationMetrics
     from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
 
-__all__ = ["local_task", "with_listed_labels"]
+__all__ = ["local_task"]
 
 _MAIN_SCORES: dict[TaskType, str] = {
     "Classification": "accuracy",
@@ -77,52 +74,7 @@ class _LocalTask(AbsTask):
         return DatasetDict({split: Dataset.from_dict(dict(rows)) for split, rows in self.data.splits.items()})
 
 
-class _ListedLabels(AbsTaskClassification):
-    """A classification that decodes its labels in one go.
-
-    mteb reads a lazy column of labels row by row, for every experiment and for each of its metrics: half of its time.
-    Lists give the same draws and the same scores.
-    """
-
-    def _undersample_data(
-        self, dataset: Any, experiment_num: int, idxs: list[int] | None = None
-    ) -> tuple[Any, list[int], list[int]]:
-        return super()._undersample_data(_Listed(dataset, self.label_column_name), experiment_num, idxs)
-
-    def _calculate_scores(self, y_test: Any, y_pred: Any) -> ClassificationMetrics:
-        return super()._calculate_scores(np.asarray(y_test[:]), y_pred)
-
-
-class _Listed:
-    """A dataset as far as the drawing of training rows asks for one, with its labels in a list."""
-
-    def __init__(self, dataset: Any, column: str) -> None:
-        self.dataset = dataset
-        self.columns: dict[str, list[Any]] = {column: dataset[column][:]}
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, column: str) -> list[Any]:
-        return self.columns[column]
-
-    def select(self, indices: list[int]) -> Any:
-        return self.dataset.select(indices)
-
-
-def with_listed_labels(task: AbsTask) -> AbsTask:
-    """Return a task of mteb's own that, if it is a classification, decodes its labels in one go; same scores."""
-    if isinstance(task, AbsTaskClassification) and not isinstance(task, _ListedLabels):
-        task.__class__ = _listed(type(task))
-    return task
-
-
-@cache
-def _listed(task_class: type[AbsTaskClassification]) -> type[AbsTaskClassification]:
-    return type(task_class.__name__, (_ListedLabels, task_class), {})
-
-
-class _Classification(_ListedLabels, _LocalTask):
+class _Classification(ListedLabels, _LocalTask):
     pass
 
 

@@ -22,7 +22,7 @@ from midlayer_encoders.tasks.reading import SUFFIXES, TaskFileError
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
-__all__ = ["PAPER_TASKS", "TaskSource", "paper_tasks", "resolve_tasks", "task_sources"]
+__all__ = ["PAPER_TASKS", "TaskSource", "builtin_tasks", "paper_tasks", "resolve_tasks", "task_sources"]
 
 PAPER_TASKS: tuple[str, ...] = (
     # Classification
@@ -99,7 +99,7 @@ class MtebSource:
         with isolated_random():
             import mteb
 
-            from midlayer_encoders.tasks.shapes import with_listed_labels
+            from midlayer_encoders.tasks.compat import with_listed_labels
 
             return with_listed_labels(
                 mteb.get_task(self.name, hf_subsets=self.hf_subsets, eval_splits=self.eval_splits)
@@ -119,7 +119,7 @@ class BuiltinSource:
 
     def make(self) -> AbsTask:
         """Return a fresh task."""
-        return builtin_data(self.label).make()
+        return _made(builtin_data(self.label))
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class FilesSource:
         data = _files_data(self.path, _stamps(self.path))
         if data.name != self.name:
             raise TaskFileError(f"{self.path} must not change while it is used, but its rows did. Start again.")
-        return data.make()
+        return _made(data)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,11 +152,24 @@ class ObjectSource:
         """Return a copy that shares the data and starts from the task's seed."""
         import numpy as np
 
-        from midlayer_encoders.tasks.shapes import with_listed_labels
+        from midlayer_encoders.tasks.compat import with_listed_labels
 
         task = copy.copy(self.task)
         task.rng_state, task.np_rng = random.Random(task.seed), np.random.default_rng(task.seed)
         return with_listed_labels(task)
+
+
+def _made(data: TaskData) -> AbsTask:
+    """Return a fresh task over these rows; the global random generators are left as they were."""
+    with isolated_random():  # the import of mteb seeds them as well
+        from midlayer_encoders.tasks.shapes import local_task
+
+        return local_task(data)
+
+
+def builtin_tasks() -> list[AbsTask]:
+    """Return the five built-in tasks, fresh objects over one shared pool of about 950 short texts."""
+    return resolve_tasks("builtin")
 
 
 def paper_tasks() -> list[AbsTask]:
@@ -236,29 +249,21 @@ def _is_path(name: str) -> bool:
 def _mteb_sources(name: str) -> Sequence[TaskSource]:
     with isolated_random():
         import mteb
-        from mteb.get_tasks import TASK_LIST
 
-        tasks = {task.metadata.name for task in TASK_LIST}
+        from midlayer_encoders.tasks.compat import task_names
+
+        tasks = task_names()
         benchmark_name = _PAPER_BENCHMARK if name == "paper" else name
         benchmarks = {word: b for b in mteb.get_benchmarks() for word in (b.name, *(b.aliases or ()))}
         if name in tasks:
             return [MtebSource.of(mteb.get_task(name))]
         if benchmark_name in benchmarks:
-            members = [
-                task
-                for task in benchmarks[benchmark_name].tasks
-                if name != "paper" or task.metadata.name in PAPER_TASKS
-            ]
-            return [MtebSource.of(task) for task in members]
+            members = map(MtebSource.of, benchmarks[benchmark_name].tasks)
+            return [source for source in members if name != "paper" or source.name in PAPER_TASKS]
     if Path(name).exists():
         return _sources(Path(name))
-    known = {word.lower(): word for word in ("paper", "builtin", *BUILTIN_TASKS, *benchmarks, *tasks)}
+    known = ("paper", "builtin", *BUILTIN_TASKS, *benchmarks, *sorted(tasks))
     raise OptionError(
         f"`tasks` must be 'paper', 'builtin', the name of an mteb task or benchmark, or a path to your own data, "
-        f"but got {name!r}.{_in_their_case(did_you_mean(name, known), known)}"
+        f"but got {name!r}.{did_you_mean(name, known)}"
     )
-
-
-def _in_their_case(hint: str, known: dict[str, str]) -> str:
-    """A hint found among lower-case words, with the word as it is written."""
-    return next((hint.replace(repr(low), repr(word)) for low, word in known.items() if repr(low) in hint), hint)

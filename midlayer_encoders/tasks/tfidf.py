@@ -75,9 +75,11 @@ def tfidf_scores(task: AbsTask) -> float:
 
 def task_texts(task: AbsTask) -> list[str]:
     """Return the distinct texts of a task, in the order in which they stand in its data."""
+    from midlayer_encoders.tasks.compat import content_columns
+
     if not task.data_loaded:
         task.load_data()
-    columns = {"title", *task._get_content_columns()}  # a passage's title is joined to its text
+    columns = {"title", *content_columns(task)}  # a passage's title is joined to its text
     return list(dict.fromkeys(_strings(task.dataset, columns)))
 
 

@@ -144,13 +144,12 @@ def test_every_option_of_probe_reaches_it(tiny_folder: Folder, tmp_path: Path) -
         return written(out, "probe") | {"table": table}
 
     def call(test: str | None = None, layers: str = "all", **options: Any) -> dict[str, pl.DataFrame]:
-        mine = {name: options.pop(name) for name in ("dtype", "max_length") if name in options}
+        mine = {name: options.pop(name) for name in ("dtype", "max_length", "norm") if name in options}
         tested = {"test_inputs": train[:13], "test_labels": both[:13]} if test else {}
         wanted = given(layers=layers)["layers"]
         encoder = LayerEncoder(folder, -1, device="cpu", **mine)
         defaults = {
             "kind": "attentive",
-            "norm": "final",
             "epochs": 30,
             "batch_size": 256,
             "learning_rate": 1e-3,
@@ -184,10 +183,10 @@ def test_the_memory_of_a_probe_is_what_was_asked_for(tiny_folder: Folder, tmp_pa
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
     """Return what experiments were run on, without running them: the cheapest takes a minute with all options."""
-    from midlayer_encoders.analysis import reproduce
+    from midlayer_encoders.paper import reproduce
 
     found: list[Setting] = []
-    monkeypatch.setattr(reproduce, "reproduce", lambda names, setting, told: found.append(setting) or [])
+    monkeypatch.setattr(reproduce, "reproduce", lambda names, setting, report: found.append(setting) or [])
     monkeypatch.setattr(reproduce, "write_experiments", lambda outcomes, setting: setting.out / "report.html")
     monkeypatch.delenv("MIDLAYER_DATA", raising=False)
     return found

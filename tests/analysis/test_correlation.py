@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import dcor
 import numpy as np
 import polars as pl
 import pytest
 from scipy.stats import kendalltau, spearmanr
 
-from midlayer_encoders.analysis.correlation import CORRELATION_SCHEMA, STATISTICS, _blocks, correlate
+from midlayer_encoders.analysis.correlation import (
+    CORRELATION_SCHEMA,
+    STATISTICS,
+    _blocks,
+    correlate,
+    distance_correlation,
+)
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report.correlations import plot_correlations
 from tests.selection.made import frame
@@ -30,6 +39,29 @@ def test_statistics_are_those_of_the_libraries() -> None:
         assert value(found, "A", "dcor") == pytest.approx(distance)
         sign = np.sign(spearmanr(METRIC, scores).statistic)
         assert value(found, "A", "signed_dcor") == pytest.approx(sign * distance)
+
+
+@pytest.mark.parametrize("count", [4, 9, 33])
+def test_distance_correlation_is_that_of_dcor(count: int) -> None:
+    for draw in range(20):
+        x, y = np.random.default_rng(draw).normal(size=(2, count)) * [[1e-6], [1e6]]
+        for one, other in ((x, y), (x.round(6), y), (x, x**2), (y, -3 * y + 1)):
+            expected = float(dcor.distance_correlation(one, other, method="naive"))
+            assert distance_correlation(one, other) == pytest.approx(expected, abs=1e-12, rel=1e-12)
+    assert distance_correlation(np.ones(count), y) == dcor.distance_correlation(np.ones(count), y) == 0.0
+
+
+def test_correlating_does_not_import_dcor() -> None:
+    """It compiles for seconds when it is imported, and a user may not have it."""
+    lines = [
+        "import sys, midlayer_encoders",
+        "from midlayer_encoders.analysis.correlation import correlate",
+        "from tests.selection.made import frame",
+        f"found = correlate(frame({{'dime': {METRIC}}}, {{'A': {SCORE}}}), resamples=2)",
+        "assert found['value'].null_count() == 0",
+        "assert 'dcor' not in sys.modules and 'numba' not in sys.modules",
+    ]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
 
 
 def test_the_average_is_of_curves_not_of_correlations() -> None:

@@ -14,6 +14,7 @@ from midlayer_encoders.analysis.probing import (
     KeptTokens,
     LinearProbes,
     ProbeResult,
+    ProbeTraining,
     Split,
     nearest_classes,
     probe,
@@ -104,8 +105,8 @@ def test_trained_together_is_trained_alone(kind: Any) -> None:
         states[0].shape, generator=seeded(12)
     )  # noise: alone it stops before an epoch that is better
     train, validation = torch.arange(140), torch.arange(140, COUNT)
-    options: dict[str, Any] = {"train": train, "validation": validation, "epochs": 10, "patience": 2, "batch_size": 32}
-    options |= {"learning_rate": 1e-2, "seed": 1}
+    training = ProbeTraining(epochs=10, patience=2, batch_size=32, learning_rate=1e-2, seed=1)
+    options: dict[str, Any] = {"train": train, "validation": validation, "training": training}
     together = train_probes(kind(LAYERS, WIDTH, CLASSES), whole(states), labels, **options)
     assert together.best_epoch[0] < together.best_epoch[1:].min()
     for layer in range(LAYERS):
@@ -121,7 +122,9 @@ def test_separable_tokens_reach_the_oracle_and_noise_stays_at_chance(kind: Any, 
     states[1] = torch.randn(states[1].shape, generator=seeded(7))
     split = split_examples(labels)
     source = whole(states if kind == "attentive" else states.mean(dim=2, keepdim=True))
-    right, validation, epochs = probe_tokens(source, labels, split, kind=kind, batch_size=32, learning_rate=1e-2)
+    right, validation, epochs = probe_tokens(
+        source, labels, split, kind=kind, training=ProbeTraining(batch_size=32, learning_rate=1e-2)
+    )
     told = right.double().mean(dim=1)
     assert told[[0, 2]].min() >= least, told
     assert (
@@ -141,7 +144,11 @@ def test_attention_finds_what_the_mean_hides() -> None:
     split = split_examples(labels)
     scores = {
         kind: probe_tokens(
-            whole(states), labels, split, kind=kind, epochs=25, batch_size=32, learning_rate=5e-2, patience=25
+            whole(states),
+            labels,
+            split,
+            kind=kind,
+            training=ProbeTraining(epochs=25, batch_size=32, learning_rate=5e-2, patience=25),
         )[0]  # type: ignore[arg-type]
         for kind in ("attentive", "linear")
     }
@@ -152,7 +159,7 @@ def test_attention_finds_what_the_mean_hides() -> None:
 def test_neighbours_vote_as_read_aloud() -> None:
     known, asked = torch.randn(2, 30, 8, generator=seeded()), torch.randn(2, 7, 8, generator=seeded(1))
     labels = torch.arange(30) % 3
-    found = nearest_classes(known, labels, asked, neighbours=5)
+    found = nearest_classes(known, labels, asked, neighbors=5)
     for layer in range(2):
         for row in range(7):
             near = sorted(
@@ -164,8 +171,8 @@ def test_neighbours_vote_as_read_aloud() -> None:
             )[:5]
             votes = [sum(math.exp(cosine / 0.07) for cosine, label in near if label == one) for one in range(3)]
             assert int(found[layer, row]) == votes.index(max(votes))
-    with pytest.raises(OptionError, match="`neighbours` must be at least 1"):
-        nearest_classes(known, labels, asked, neighbours=0)
+    with pytest.raises(OptionError, match="`neighbors` must be at least 1"):
+        nearest_classes(known, labels, asked, neighbors=0)
 
 
 def test_the_interval_is_scipys() -> None:
@@ -193,7 +200,7 @@ def test_a_state_too_large_is_named() -> None:
     states, labels = synthetic(signal=1.0)
     states[1] = torch.inf
     with pytest.raises(NotFiniteError, match="layer number 1 "):
-        probe_tokens(whole(states), labels, split_examples(labels), epochs=1)
+        probe_tokens(whole(states), labels, split_examples(labels), training=ProbeTraining(epochs=1))
 
 
 def images(folder: Path, *, count: int = 12) -> Path:
@@ -249,7 +256,7 @@ def test_a_text_model_from_a_file(tiny_folder: Folder, tmp_path: Path) -> None:
     result = probe(encoder, found.inputs, found.labels, layers=[0, 2], epochs=6, batch_size=8, learning_rate=3e-2)
     assert result.layers == (0, 2)
     assert result.accuracy.min() > 0.8, result.table
-    nearest = probe(encoder, found.inputs, found.labels, kind="knn", layers=[0], neighbours=3)
+    nearest = probe(encoder, found.inputs, found.labels, kind="knn", layers=[0], neighbors=3)
     assert nearest.accuracy[0] > 0.8
     assert nearest.epochs.tolist() == [0]
 

@@ -19,6 +19,7 @@ from midlayer_encoders.analysis.probing import (
     LinearProbes,
     LiveTokens,
     ProbeResult,
+    ProbeTraining,
     Split,
     probe,
     probe_tokens,
@@ -93,7 +94,8 @@ def test_each_layer_ends_where_a_loop_of_its_own_ends(kind: Any, patience: int) 
     options: dict[str, Any] = {"epochs": 9, "patience": patience, "batch_size": 16, "learning_rate": 3e-2}
     options |= {"weight_decay": 0.3, "seed": 6}
     source = KeptTokens(states, torch.ones(110, 4, dtype=torch.bool))
-    right, validation, epochs = probe_tokens(source, labels, split, kind=kind, heads=2, **options)
+    training = ProbeTraining(**options)
+    right, validation, epochs = probe_tokens(source, labels, split, kind=kind, heads=2, training=training)
     for layer in range(3):
         head = LinearProbes(1, 8, 3, seed=6) if kind == "linear" else AttentiveProbes(1, 8, 3, heads=2, seed=6)
         expected = trained_by_hand(head, states[layer : layer + 1], labels, split, **options)
@@ -105,11 +107,11 @@ def test_each_layer_ends_where_a_loop_of_its_own_ends(kind: Any, patience: int) 
 # --- the whole way, by nearest neighbors ----------------------------------------------------------------------------
 
 
-def votes_by_hand(known: Tensor, labels: list[str], asked: Tensor, neighbours: int) -> list[str]:
+def votes_by_hand(known: Tensor, labels: list[str], asked: Tensor, neighbors: int) -> list[str]:
     cosines = nn.functional.normalize(asked, dim=1) @ nn.functional.normalize(known, dim=1).T
     named = []
     for row in cosines.double():
-        near = row.argsort(descending=True)[:neighbours].tolist()
+        near = row.argsort(descending=True)[:neighbors].tolist()
         votes = {
             name: sum(math.exp(float(row[k]) / 0.07) for k in near if labels[k] == name) for name in sorted(LABELS)
         }
@@ -118,14 +120,14 @@ def votes_by_hand(known: Tensor, labels: list[str], asked: Tensor, neighbours: i
 
 
 @pytest.mark.parametrize("norm", ["final", "none"])
-def test_neighbours_by_hand_with_labels_in_words_and_an_unbalanced_test_set(norm: Any, tiny_folder: Folder) -> None:
+def test_neighbors_by_hand_with_labels_in_words_and_an_unbalanced_test_set(norm: Any, tiny_folder: Folder) -> None:
     """Labels follow no text, so that an example that is its own neighbor would be right far too often."""
     draws = np.random.default_rng(1)
     labels = [LABELS[k] for k in draws.integers(0, 3, size=40)]
     theirs = ["kiwi"] * 14 + ["fig"] * 4 + ["pear"] * 2
     result = probe(
-        LayerEncoder(tiny_folder("Llama"), -1, device="cpu"), TEXTS[:40], labels, test_inputs=TEXTS[40:],
-        test_labels=theirs, kind="knn", layers=[1, -1], norm=norm, neighbours=3, seed=2, dataset="fruit",
+        LayerEncoder(tiny_folder("Llama"), -1, norm=norm, device="cpu"), TEXTS[:40], labels, test_inputs=TEXTS[40:],
+        test_labels=theirs, kind="knn", layers=[1, -1], neighbors=3, seed=2, dataset="fruit",
     )  # fmt: skip
     numbers = torch.tensor([sorted(LABELS).index(one) for one in labels + theirs])
     split = split_examples(numbers, num_test=20, seed=2)
@@ -179,7 +181,7 @@ def test_the_split_leaks_nothing_holds_every_class_and_follows_its_seed(num_test
 
 @pytest.mark.parametrize("norm", ["final", "none"])
 def test_tokens_are_the_model_s_hidden_states(norm: Any, llama: LayerEncoder) -> None:
-    live = LiveTokens(layer_reader(llama, layers=[0, 3, -1], norm=norm), TEXTS, norm)
+    live = LiveTokens(layer_reader(llama, layers=[0, 3, -1], norm=norm), TEXTS)
     index = torch.tensor([7, 0, 4])
     states, mask = live.batch(index)
     assert live.shape == (3, states.shape[3])
@@ -199,12 +201,13 @@ def test_tokens_are_the_model_s_hidden_states(norm: Any, llama: LayerEncoder) ->
             torch.testing.assert_close(states[layer, place][mask[place]], expected[layer][0], rtol=1e-4, atol=1e-5)
 
 
-def test_kept_tokens_and_a_pass_per_step_give_the_same_numbers(llama: LayerEncoder) -> None:
+def test_kept_tokens_and_a_pass_per_step_give_the_same_numbers(tiny_folder: Folder) -> None:
+    raw = LayerEncoder(tiny_folder("Llama"), -1, norm="none", device="cpu")
     labels = ["xyz"[n % 3] for n in range(60)]
-    options: dict[str, Any] = {"layers": [0, 2], "epochs": 8, "batch_size": 12, "learning_rate": 5e-2, "norm": "none"}
+    options: dict[str, Any] = {"layers": [0, 2], "epochs": 8, "batch_size": 12, "learning_rate": 5e-2}
     told: list[str] = []
     kept, live = (
-        probe(llama, TEXTS, labels, keep_gb=gb, progress=lambda what, *_: told.append(what), **options) for gb in (1, 0)
+        probe(raw, TEXTS, labels, keep_gb=gb, progress=lambda what, *_: told.append(what), **options) for gb in (1, 0)
     )
     assert kept.epochs.tolist() == live.epochs.tolist()
     assert kept.validation.tolist() == pytest.approx(live.validation.tolist())
@@ -256,3 +259,12 @@ def test_a_table_of_paths_is_relative_to_the_table_and_its_labels_are_words(tmp_
     found = read_examples(tmp_path / "rows.csv", ["image"])
     assert found.inputs == [str(tmp_path / "a/1.png"), str(tmp_path / "2.png")]
     assert found.labels == ["10", "9"]
+
+
+def test_the_old_spelling_of_neighbors_still_works_and_is_deprecated(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    labels = [LABELS[k % 3] for k in range(20)]
+    new = probe(encoder, TEXTS[:20], labels, kind="knn", layers=[1], neighbors=1)
+    with pytest.warns(DeprecationWarning, match="`neighbours` is spelled `neighbors` now"):
+        old = probe(encoder, TEXTS[:20], labels, kind="knn", layers=[1], neighbours=1)
+    assert old.frame.equals(new.frame)

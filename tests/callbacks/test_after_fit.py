@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader
 
 from midlayer_encoders.callbacks import LayerMetricsCallback
 from tests.callbacks.oracles import TEXTS
-from tests.callbacks.training import TOKENIZER, Boring, fit, neox
+from tests.callbacks.training import ADVICE, TOKENIZER, Boring, fit, neox
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice on workers, loggers and folders
+pytestmark = ADVICE
 
 
 class Judged(Boring):

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import polars
-import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from midlayer_encoders.callbacks import LastLayerDecline, LayerMetricsCallback
-from tests.callbacks.training import PROBE, TOKENIZER, Boring, neox
+from tests.callbacks.training import ADVICE, INPUTS, TOKENIZER, Boring, neox
+
+pytestmark = ADVICE
 
 LABELS = [0, 1] * 6
 TEXTS = [f"{'good' if label else 'bad'} text {place}" for place, label in enumerate(LABELS)]
@@ -32,7 +33,7 @@ def train(processes: int, folder: Path) -> None:
     pl.seed_everything(0, verbose=False)
     rows = torch.randint(4, 90, (4, 12)).repeat(8, 1)
     common = {"token_budget": 64, "strict": True, "figures": False}
-    seen = LayerMetricsCallback(PROBE, TOKENIZER, every_n_steps=2, dirpath=folder / "metrics", **common)
+    seen = LayerMetricsCallback(INPUTS, TOKENIZER, every_n_steps=2, dirpath=folder / "metrics", **common)
     unlabelled = LastLayerDecline(
         TEXTS, TOKENIZER, every_n_steps=2, name="other", dirpath=folder / "unlabelled", **common
     )
@@ -45,7 +46,6 @@ def train(processes: int, folder: Path) -> None:
     trainer.fit(Same(neox(dropout=0.0)), DataLoader(rows, 4))
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_two_processes_log_what_one_logs(tmp_path: Path) -> None:
     train(1, tmp_path / "1")
     root = Path(__file__).parents[2]

@@ -15,15 +15,15 @@ from torch.utils.data import DataLoader
 
 from midlayer_encoders.callbacks import LastLayerDecline, LayerMetricsCallback
 from midlayer_encoders.errors import AnatomyError, MidlayerError, OptionError
-from tests.callbacks.training import PROBE, TOKENIZER, Boring, Stack, assert_same, fit, neox
+from tests.callbacks.training import ADVICE, INPUTS, TOKENIZER, Boring, Stack, assert_same, fit, neox
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice on workers, loggers and folders
+pytestmark = ADVICE
 
 CHEAP = ["prompt_entropy", "dataset_entropy", "infonce"]
 
 
 def callback(**options: Any) -> LayerMetricsCallback:
-    return LayerMetricsCallback(PROBE, TOKENIZER, **{"metrics": CHEAP, "figures": False, "strict": True, **options})
+    return LayerMetricsCallback(INPUTS, TOKENIZER, **{"metrics": CHEAP, "figures": False, "strict": True, **options})
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,9 @@ def callback(**options: Any) -> LayerMetricsCallback:
 def test_a_run_is_bit_for_bit_the_same(options: dict[str, Any], tmp_path: Path) -> None:
     without, _ = fit(Boring(neox()), tmp_path / "a", [], **options)
     seen = callback(every_n_steps=3)
-    with_it, _ = fit(Boring(neox()), tmp_path / "b", [seen, LastLayerDecline(PROBE, TOKENIZER, strict=True)], **options)
+    with_it, _ = fit(
+        Boring(neox()), tmp_path / "b", [seen, LastLayerDecline(INPUTS, TOKENIZER, strict=True)], **options
+    )
     assert_same(without, with_it)
     assert len(set(seen.frame["revision"])) == 4  # steps 0, 3, 6 and 9
 
@@ -99,7 +101,7 @@ def test_values_are_those_of_measure(tmp_path: Path) -> None:
     module.backbone.save_pretrained(tmp_path / "model")
     TOKENIZER.save_pretrained(tmp_path / "model")
     encoder = LayerEncoder(str(tmp_path / "model"), -1, norm="none", device="cpu")
-    expected = measure(encoder, PROBE, metrics="paper", views=augment(PROBE, views=2))
+    expected = measure(encoder, INPUTS, metrics="paper", views=augment(INPUTS, views=2))
     both = seen.frame.join(expected, on=["name", "layer"], suffix="_expected")
     assert len(both) == len(expected) == len(seen.frame)
     torch.testing.assert_close(torch.tensor(both["value"]), torch.tensor(both["value_expected"]), rtol=1e-4, atol=1e-5)
@@ -148,7 +150,7 @@ def test_a_run_killed_and_resumed_has_the_history_of_one_that_was_not(tmp_path: 
     assert pl_frames.read_parquet(next((tmp_path / "c").rglob("history.parquet"))).equals(whole.frame)
 
 
-def test_a_validation_alone_is_looked_at_once(tmp_path: Path) -> None:
+def test_a_validation_alone_is_measured_once(tmp_path: Path) -> None:
     seen = callback(dirpath=tmp_path)
     trainer = pl.Trainer(accelerator="cpu", logger=False, callbacks=[seen], enable_progress_bar=False)
     trainer.validate(Boring(neox()), DataLoader(torch.ones(4, 4), 4), verbose=False)
@@ -183,14 +185,14 @@ class Two(Boring):
         (Two, lambda: callback(module="teachr"), AnatomyError, "no 'teachr'.*'teacher'"),
         (None, lambda: LayerMetricsCallback(["a", "b"], TOKENIZER), OptionError, "at least 2 texts of 4 tokens"),
         (None, lambda: LayerMetricsCallback("a text", TOKENIZER), OptionError, "write `\\[text\\]`"),
-        (None, lambda: LayerMetricsCallback([*PROBE, 3], TOKENIZER), OptionError, "only strings"),
+        (None, lambda: LayerMetricsCallback([*INPUTS, 3], TOKENIZER), OptionError, "only strings"),
         (None, lambda: LayerMetricsCallback([], TOKENIZER), OptionError, "must hold texts or batches, but got none"),
         (None, lambda: callback(labels=["a"] * 8), MidlayerError, "labels"),
-        (None, lambda: LayerMetricsCallback(PROBE), OptionError, "`tokenizer` must be given"),
+        (None, lambda: LayerMetricsCallback(INPUTS), OptionError, "`tokenizer` must be given"),
         (None, lambda: callback(layers=[9]), MidlayerError, r"must be in \[0, 3\]"),
-        (None, lambda: callback(views=[PROBE]), OptionError, "must hold 2 views"),
-        (None, lambda: callback(views=[PROBE, PROBE[:2]]), OptionError, "view 1 is not"),
-        (None, lambda: callback(labels=[0, 1]), OptionError, "one for each of the probe's 8 inputs"),
+        (None, lambda: callback(views=[INPUTS]), OptionError, "must hold 2 views"),
+        (None, lambda: callback(views=[INPUTS, INPUTS[:2]]), OptionError, "view 1 is not"),
+        (None, lambda: callback(labels=[0, 1]), OptionError, "one for each of the 8 inputs"),
         (None, lambda: LayerMetricsCallback([("x", "y")], metrics=CHEAP[:1]), OptionError, "dicts of tensors with 'input_ids'"),
         (None, lambda: LayerMetricsCallback([{"pixels": torch.ones(2, 4)}], metrics=CHEAP[:1]), OptionError, "it gave \\['pixels'\\]"),
         (None, lambda: LayerMetricsCallback([torch.ones(1, 4).long()], metrics=CHEAP[:1]), OptionError, "at least 2 inputs"),
@@ -212,20 +214,18 @@ def test_options_are_refused_when_given() -> None:
     with pytest.raises(OptionError, match="must be 1 or more"):
         callback(every_n_steps=0)
     with pytest.raises(MidlayerError, match="on_decline"):
-        LastLayerDecline(PROBE, TOKENIZER, on_decline="halt")  # type: ignore[arg-type]
+        LastLayerDecline(INPUTS, TOKENIZER, on_decline="halt")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="`patience`"):
-        LastLayerDecline(PROBE, TOKENIZER, patience=0)
+        LastLayerDecline(INPUTS, TOKENIZER, patience=0)
     with pytest.raises(OptionError, match="no frame before"):
         _ = callback().frame
 
 
-def test_no_logger_and_a_wrong_tokenizer_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"no logger to log to.*`dirpath`"):
-        fit(Boring(neox()), tmp_path, [callback()], logger=False)
+def test_a_tokenizer_that_is_not_the_model_s_is_refused(tmp_path: Path) -> None:
     larger = TOKENIZER.__class__(tokenizer_object=TOKENIZER.backend_tokenizer)
     larger.add_tokens(["one more"])
     with pytest.raises(OptionError, match="100 tokens and the embedding 99 rows"):
-        fit(Boring(neox()), tmp_path, [LayerMetricsCallback(PROBE, larger, metrics=CHEAP)])
+        fit(Boring(neox()), tmp_path, [LayerMetricsCallback(INPUTS, larger, metrics=CHEAP)])
 
 
 def test_weights_that_are_sharded_are_refused(tmp_path: Path) -> None:
@@ -240,19 +240,19 @@ def test_weights_that_are_sharded_are_refused(tmp_path: Path) -> None:
 
 
 class Failing(LayerMetricsCallback):
-    """A probe that cannot run after the second step, as one that is out of memory."""
+    """A measurement that cannot run after the second step, as one that is out of memory."""
 
-    def _look(self, root: nn.Module, step: int, autocast: Any) -> Any:
-        if step > 2 and self._probe is not None:
-            self._probe.passes[0][0].inputs["input_ids"] = torch.full((8, 4), 10**6)
-        return super()._look(root, step, autocast)
+    def _measure(self, root: nn.Module, step: int, autocast: Any) -> Any:
+        if step > 2 and self._history is not None:
+            self._history.measurement.passes[0][0].inputs["input_ids"] = torch.full((8, 4), 10**6)
+        return super()._measure(root, step, autocast)
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_an_error_in_the_probe_does_not_stop_the_run(
+def test_an_error_in_a_measurement_does_not_stop_the_run(
     strict: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = Failing(PROBE, TOKENIZER, metrics=CHEAP[:2], every_n_steps=1, figures=False, strict=strict)
+    made = Failing(INPUTS, TOKENIZER, metrics=CHEAP[:2], every_n_steps=1, figures=False, strict=strict)
     if strict:
         with pytest.raises(IndexError):
             fit(Boring(neox()), tmp_path, [made])
@@ -280,7 +280,7 @@ def test_a_collapse_stops_or_saves_the_run(action: Any, tmp_path: Path) -> None:
                     line = torch.linspace(-1e4, 1e4, 99)[:, None]
                     self.backbone.gpt_neox.embed_in.weight[:] = line  # all tokens on one line
 
-    watch = LastLayerDecline(PROBE, TOKENIZER, every_n_steps=1, on_decline=action, strict=True, figures=False)
+    watch = LastLayerDecline(INPUTS, TOKENIZER, every_n_steps=1, on_decline=action, strict=True, figures=False)
     found, _ = fit(Collapses(neox(dropout=0.0)), tmp_path, [watch])
     assert len(watch.events) == 1
     assert "the entropy of layer 0 collapsed" in watch.events[0]
@@ -288,7 +288,7 @@ def test_a_collapse_stops_or_saves_the_run(action: Any, tmp_path: Path) -> None:
     assert bool(list(tmp_path.rglob("decline-step*.ckpt"))) == (action == "checkpoint")
 
 
-def test_states_that_are_not_finite_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_states_that_are_not_finite_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Diverges(Boring):
         def on_train_batch_end(self, *_: Any) -> None:
             if self.global_step == 3:
@@ -302,7 +302,7 @@ def test_states_that_are_not_finite_are_said(tmp_path: Path, caplog: pytest.LogC
     assert set(watch.frame["name"]) == {"prompt_entropy", "label_accuracy"}
 
 
-def test_a_decline_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_decline_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     watch = LastLayerDecline(
         LABELLED, TOKENIZER, labels=LABELS, every_n_steps=1, patience=1, figures=False, strict=True
     )
@@ -311,8 +311,8 @@ def test_a_decline_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture
     steps = watch._history.steps
     entropy = steps.pop(0)["prompt_entropy"]
     steps.clear()
-    steps[10] = {"prompt_entropy": entropy, "label_accuracy": [0.1, 0.1, 0.1, 1.0]}
-    steps[20] = {"prompt_entropy": entropy, "label_accuracy": [0.1, 0.9, 0.1, 0.2]}
+    steps[10] = {"prompt_entropy": entropy, "label_accuracy": dict(enumerate([0.1, 0.1, 0.1, 1.0]))}
+    steps[20] = {"prompt_entropy": entropy, "label_accuracy": dict(enumerate([0.1, 0.9, 0.1, 0.2]))}
     with caplog.at_level(logging.WARNING, "midlayer_encoders"):
         assert watch._judge(20)
         assert not watch._judge(20)

@@ -15,9 +15,9 @@ from transformers import TrainerCallback
 from midlayer_encoders.callbacks import LastLayerDecline, LayerMetricsCallback, LayerMetricsTrainerCallback
 from tests.callbacks.oracles import TEXTS
 from tests.callbacks.test_trainer import trainer
-from tests.callbacks.training import TOKENIZER, Boring, Stack, fit, generators, neox
+from tests.callbacks.training import ADVICE, TOKENIZER, Boring, Stack, fit, generators, neox
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and accelerate's advice
+pytestmark = ADVICE
 
 
 def state_of(model: nn.Module) -> dict[str, Any]:
@@ -78,8 +78,8 @@ class Kept(Boring):
         self.states.append(state_of(self))
 
 
-def seen_of(kind: str) -> list[Any]:
-    common: dict[str, Any] = {"every_n_steps": 1, "figures": False, "strict": True}
+def seen_of(kind: str, *, strict: bool = True) -> list[Any]:
+    common: dict[str, Any] = {"every_n_steps": 1, "figures": False, "strict": strict}
     if kind == "plain":
         rows = torch.randn(16, 4, 8, generator=torch.Generator().manual_seed(3)) + 1
         views = [[rows[:7]], [rows[7:14]]]
@@ -137,9 +137,7 @@ def test_a_measurement_that_fails_leaves_nothing_behind_either(tmp_path: Path) -
             return found
 
     runs = []
-    for callbacks in ([], seen_of("plain")):
-        for each in callbacks:
-            each.strict = False
+    for callbacks in ([], seen_of("plain", strict=False)):
         module = Kept(Fails())
         rows = torch.randn(32, 4, 8, generator=torch.Generator().manual_seed(0))
         fit(module, tmp_path, callbacks, rows=rows, max_steps=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +17,10 @@ import torch
 from midlayer_encoders.callbacks import LastLayerDecline, LayerMetricsCallback, LayerMetricsTrainerCallback
 from tests.callbacks.oracles import TEXTS, VIEWS
 from tests.callbacks.test_trainer import llama, trainer
-from tests.callbacks.training import TOKENIZER, Boring, fit, neox
+from tests.callbacks.training import ADVICE, TOKENIZER, Boring, fit, neox
 from tests.families import VOCAB
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and accelerate's advice
+pytestmark = ADVICE
 
 LABELS = [0, 1] * 6
 BASE = {
@@ -47,6 +48,17 @@ CHANGED: dict[str, tuple[dict[str, Any], set[str], str]] = {
     "cadence": ({"every_n_steps": 3}, set(), ""),
     "budget": ({"token_budget": 40}, set(), ""),
 }
+
+
+DIGESTED = {"tokenizer", "max_inputs"}  # seen in the digest of the inputs
+PLACES = {"module", "blocks"}  # another module has a test of its own
+WITHOUT_EFFECT = {"figures", "strict", "dirpath", "name"}  # on any value
+
+
+def test_every_argument_is_changed_here_or_has_no_effect_on_a_value() -> None:
+    given = {name for options, _, _ in CHANGED.values() for name in options} - {"texts"} | {"texts_or_dataloader"}
+    known = set(inspect.signature(LayerMetricsCallback).parameters)
+    assert known == given | DIGESTED | PLACES | WITHOUT_EFFECT
 
 
 def changed(kind: Any, name: str, **more: Any) -> Any:
@@ -87,9 +99,9 @@ def in_lightning(folder: Path) -> Any:
     checkpoint = torch.load(folder / "before.ckpt", weights_only=True)
     checkpoint["callbacks"] = {each.state_key: checkpoint["callbacks"][base.state_key] for each in resumed}
     torch.save(checkpoint, folder / "before.ckpt")
-    with warnings() as said:
+    with warnings() as warned:
         fit(Boring(neox(dropout=0.0, seed=4)), folder, resumed, ckpt=str(folder / "before.ckpt"), **common)
-    return resumed, whole, said, folder / "resumed"
+    return resumed, whole, warned, folder / "resumed"
 
 
 def in_transformers(folder: Path) -> Any:
@@ -101,16 +113,16 @@ def in_transformers(folder: Path) -> Any:
     trainer(folder / "run", [base], model=llama(), max_steps=3, **saving).train()
     for name in list(CHANGED)[1:]:
         copytree(folder / "run" / "nothing", folder / "run" / name)
-    with warnings() as said:
+    with warnings() as warned:
         again = trainer(folder / "run", resumed, model=llama(seed=5), max_steps=3, **saving)
         again.train(resume_from_checkpoint=str(folder / "run" / "checkpoint-2"))
-    return resumed, whole, said, folder / "run"
+    return resumed, whole, warned, folder / "run"
 
 
 @pytest.fixture(scope="module", params=[in_lightning, in_transformers], ids=["lightning", "transformers"])
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    resumed, whole, said, folder = request.param(tmp_path_factory.mktemp("resume"))
-    return {a.name: (a.frame, b.frame) for a, b in zip(resumed, whole, strict=True)}, said, folder
+    resumed, whole, warned, folder = request.param(tmp_path_factory.mktemp("resume"))
+    return {a.name: (a.frame, b.frame) for a, b in zip(resumed, whole, strict=True)}, warned, folder
 
 
 def values(frame: polars.DataFrame) -> dict[tuple[str, str, int], float]:
@@ -119,7 +131,7 @@ def values(frame: polars.DataFrame) -> dict[tuple[str, str, int], float]:
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_resumed_history_holds_only_what_is_measured_as_it_is_now(runs: Any, name: str) -> None:
-    frames, said, folder = runs
+    frames, warned, folder = runs
     _, others, word = CHANGED[name]
     found, wanted = map(values, frames[name])
     before = values(frames["nothing"][1])
@@ -127,11 +139,12 @@ def test_a_resumed_history_holds_only_what_is_measured_as_it_is_now(runs: Any, n
     for key, value in found.items():
         assert value == pytest.approx(wanted.get(key, before.get(key)), rel=1e-6), key
     assert {key for key in found if key[0] in others and key[1] == "step0"} == set()
+    assert {key[2] for key in found} == {key[2] for key in wanted}
     lost = {key for key in wanted if key not in found}
     new = {"curvature"} if name == "metrics" else set()
     assert {key[0] for key in lost} == others | new
     assert {key[1] for key in lost} <= {"step0"}  # the checkpoint's own step is measured again
-    mine = [words for words in said if words.startswith(f"{name}:")]
+    mine = [words for words in warned if words.startswith(f"{name}:")]
     assert len(mine) == bool(others)
     assert all(other in mine[0] for other in others)
     assert word in "".join(mine)
@@ -154,7 +167,7 @@ def test_the_file_that_a_resumed_trainer_begins_anew_is_kept_beside_it(runs: Any
     assert set(kept["name"]) == NAMES
 
 
-def test_a_file_or_checkpoint_without_settings_is_not_taken_up(tmp_path: Path) -> None:
+def test_a_file_or_checkpoint_without_settings_is_not_resumed(tmp_path: Path) -> None:
     options: dict[str, Any] = {"metrics": ["curvature"], "every_n_steps": 1, "figures": False, "strict": True}
     saving = {"save_strategy": "steps", "save_steps": 2}
     trainer(
@@ -166,12 +179,12 @@ def test_a_file_or_checkpoint_without_settings_is_not_taken_up(tmp_path: Path) -
         if name == "b":
             polars.read_parquet(file).write_parquet(file)
         seen = LayerMetricsTrainerCallback(TEXTS, **options)
-        with warnings() as said:
+        with warnings() as warned:
             again = trainer(tmp_path / name, [seen], model=llama(), max_steps=3, **saving)
             again.train(resume_from_checkpoint=True)
         steps = set(seen.frame["revision"])
         assert steps == {"step2", "step3"} | ({"step0", "step1"} if name == "a" else set())
-        assert len(said) == (name == "b")
+        assert len(warned) == (name == "b")
 
 
 def test_another_transformer_of_the_same_module_begins_anew(tmp_path: Path) -> None:
@@ -187,11 +200,11 @@ def test_another_transformer_of_the_same_module_begins_anew(tmp_path: Path) -> N
     _, stopped = fit(Two(), tmp_path, [seen("backbone")], max_steps=1, logger=False)
     stopped.save_checkpoint(tmp_path / "a.ckpt")
     after = seen("teacher")
-    with warnings() as said:
+    with warnings() as warned:
         fit(Two(), tmp_path, [after], max_steps=2, logger=False, ckpt=str(tmp_path / "a.ckpt"))
     assert set(after.frame["revision"]) == {"step1", "step2"}
-    assert said == [
-        "midlayer: the history of the run before is taken up without what was measured in another way: "
+    assert warned == [
+        "midlayer: the history of the run before is resumed without what was measured in another way: "
         "curvature (other module)."
     ]
 

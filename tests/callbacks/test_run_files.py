@@ -20,9 +20,9 @@ from midlayer_encoders.report.steps import plot_steps_curves, plot_steps_heat
 from tests.callbacks.oracles import TEXTS, TrainerWeights, Weights
 from tests.callbacks.test_trainer import trainer
 from tests.callbacks.test_values import states_by_hand
-from tests.callbacks.training import TOKENIZER, Boring, fit, neox
+from tests.callbacks.training import ADVICE, TOKENIZER, Boring, Shapes, fit, neox
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and accelerate's advice
+pytestmark = ADVICE
 
 CADENCES: dict[str, tuple[Any, list[int]]] = {
     "number": (3, [0, 3, 5]),
@@ -80,6 +80,7 @@ def test_steps_are_optimizer_steps_and_values_those_of_their_weights(library: st
         ]
         assert frame.drop("value").rows() == rows
         assert frame["value"].to_list() == pytest.approx([value for step in steps for value in values[step]])
+        assert [list(row.items()) for row in seen[name].history] == [list(row.items()) for row in frame.to_dicts()]
 
 
 def test_figures_are_those_of_the_whole_history(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_the_file_is_whole_after_every_measurement(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("history*")] == ["history.parquet"]
 
 
-def test_the_probe_is_fixed_when_the_run_begins(tmp_path: Path) -> None:
+def test_the_inputs_are_fixed_when_the_run_begins(tmp_path: Path) -> None:
     """Texts, views and batches that change during a run would make its steps incomparable."""
     rows = torch.randint(4, 90, (6, 9), generator=torch.Generator().manual_seed(0))
     given = [rows]
@@ -128,19 +129,12 @@ def test_the_probe_is_fixed_when_the_run_begins(tmp_path: Path) -> None:
 
 
 def test_no_batch_holds_more_tokens_than_the_budget(tmp_path: Path) -> None:
-    shapes: list[torch.Size] = []
-
-    class Shapes(Boring):
-        def on_train_start(self) -> None:
-            self.backbone.register_forward_pre_hook(
-                lambda module, _, given: None if module.training else shapes.append(given["input_ids"].shape),
-                with_kwargs=True,
-            )
-
     seen = LayerMetricsCallback(
         TEXTS, TOKENIZER, metrics="infonce", token_budget=100, every_n_steps=[1], figures=False, strict=True
     )
-    fit(Shapes(neox()), tmp_path, [seen], max_steps=1)
+    module = Shapes(neox())
+    fit(module, tmp_path, [seen], max_steps=1)
+    shapes = module.shapes
     assert sum(rows for rows, _ in shapes) == 3 * len(TEXTS)  # the texts and two views
     assert max(rows * tokens for rows, tokens in shapes) <= 100
     assert max(rows for rows, _ in shapes) > 1

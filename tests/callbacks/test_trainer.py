@@ -12,10 +12,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 
 from midlayer_encoders.callbacks import LastLayerDeclineTrainerCallback, LayerMetricsTrainerCallback
 from midlayer_encoders.errors import MidlayerError, OptionError
-from tests.callbacks.training import PROBE, TOKENIZER, generators, neox
+from tests.callbacks.training import ADVICE, INPUTS, TOKENIZER, generators, neox
 from tests.families import VOCAB
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # accelerate's and transformers' advice
+pytestmark = ADVICE
 
 CHEAP = ["prompt_entropy", "infonce"]
 
@@ -36,7 +36,7 @@ def llama(seed: int = 0) -> LlamaForCausalLM:
 
 
 def callback(**options: Any) -> LayerMetricsTrainerCallback:
-    return LayerMetricsTrainerCallback(PROBE, **{"metrics": CHEAP, "figures": False, "strict": True, **options})
+    return LayerMetricsTrainerCallback(INPUTS, **{"metrics": CHEAP, "figures": False, "strict": True, **options})
 
 
 class Rows(torch.utils.data.Dataset):
@@ -70,7 +70,7 @@ def trained(made: Trainer, **options: Any) -> tuple[list[float], dict[str, torch
 @pytest.mark.parametrize("options", [{}, {"bf16": True, "gradient_accumulation_steps": 2}], ids=["plain", "bf16"])
 def test_a_run_is_bit_for_bit_the_same(options: dict[str, Any], tmp_path: Path) -> None:
     seen = callback(every_n_steps=2)
-    callbacks = [seen, LastLayerDeclineTrainerCallback(PROBE, strict=True, figures=False)]
+    callbacks = [seen, LastLayerDeclineTrainerCallback(INPUTS, strict=True, figures=False)]
     losses, weights, state = trained(trainer(tmp_path / "a", [], **options))
     losses_with, weights_with, state_with = trained(trainer(tmp_path / "b", callbacks, **options))
     assert losses == losses_with
@@ -128,7 +128,7 @@ def test_a_sentence_transformer_is_the_same_and_is_found(tiny_folder: Any, tmp_p
     )
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-    pairs = Dataset.from_dict({"anchor": PROBE, "positive": PROBE[::-1]})
+    pairs = Dataset.from_dict({"anchor": INPUTS, "positive": INPUTS[::-1]})
     folder = tmp_path / "model"
     from midlayer_encoders import LayerEncoder
 
@@ -157,7 +157,7 @@ def test_a_collapse_stops_or_saves_the_run(action: Any, tmp_path: Path) -> None:
                 with torch.no_grad():
                     model.gpt_neox.embed_in.weight[:] = torch.linspace(-1e4, 1e4, 99)[:, None]
 
-    watch = LastLayerDeclineTrainerCallback(PROBE, every_n_steps=1, on_decline=action, strict=True, figures=False)
+    watch = LastLayerDeclineTrainerCallback(INPUTS, every_n_steps=1, on_decline=action, strict=True, figures=False)
     made = trainer(tmp_path, [Collapses(), watch])
     made.train()
     assert "the entropy of layer 0 collapsed" in watch.events[0]
@@ -169,7 +169,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     class Sharded:
         fsdp, output_dir = ["full_shard"], str(tmp_path)
 
-    with pytest.raises(MidlayerError, match=r"FSDP and DeepSpeed shard.*midlayer progression"):
+    with pytest.raises(MidlayerError, match=r"FSDP shards its weights.*midlayer progression"):
         callback().on_train_begin(Sharded(), None, None, model=neox())
     with pytest.raises(OptionError, match="at least 2 texts"):
         trainer(tmp_path, [LayerMetricsTrainerCallback(["a"], metrics=CHEAP)]).train()

@@ -16,9 +16,9 @@ from midlayer_encoders.metrics import curvature, dataset_entropy, infonce, promp
 from midlayer_encoders.selection.ridge import label_folds
 from tests.callbacks.oracles import TEXTS, VIEWS, TrainerWeights, Weights, assert_frames_match, encoder_of, measured
 from tests.callbacks.test_trainer import trainer
-from tests.callbacks.training import TOKENIZER, Boring, fit, neox
+from tests.callbacks.training import ADVICE, TOKENIZER, Boring, fit, neox
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and accelerate's advice
+pytestmark = ADVICE
 
 STEPS = [0, 2, 3]
 KINDS = ["prompt_entropy", "block_influence", "half_match", "dataset_entropy", "cka", "infonce", "lidar"]

@@ -1,4 +1,4 @@
-"""LastLayerDecline over whole runs whose layers get better and worse by a script: when it speaks, and that it acts once."""
+"""LastLayerDecline over whole runs whose layers get better and worse by a script: when it warns, and that it acts once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders.callbacks import LastLayerDecline
-from tests.callbacks.training import Boring, fit
+from tests.callbacks.training import ADVICE, Boring, fit
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice on workers, loggers and folders
+pytestmark = ADVICE
 
 ROWS = 20
 
 
-def probe() -> tuple[Tensor, list[int]]:
+def inputs() -> tuple[Tensor, list[int]]:
     """Return rows of 4 tokens whose first number tells the class and whose second the share of rows before it."""
     labels = [place % 2 for place in range(ROWS)]
     rows = torch.randn(ROWS, 4, 8, generator=torch.Generator().manual_seed(0))
@@ -76,7 +76,7 @@ class Script(pl.Callback):
 
 
 def watched(folder: Path, script: Script, **options: Any) -> tuple[LastLayerDecline, int]:
-    rows, labels = probe()
+    rows, labels = inputs()
     common = {"module": "backbone", "blocks": "steps", "layers": [1, 2], "every_n_steps": 1, "figures": False}
     watch = LastLayerDecline([rows], labels=labels, strict=True, dirpath=folder, **{**common, **options})
     batches = torch.randn(32, 4, 8, generator=torch.Generator().manual_seed(1))
@@ -112,17 +112,17 @@ def test_the_script_is_what_is_measured(tmp_path: Path) -> None:
         (FALLS, {"patience": 1, "layers": [2]}, None),  # nothing earlier is measured
     ],
 )
-def test_a_decline_is_said_at_its_step(
+def test_a_decline_is_warned_of_at_its_step(
     script: Script, options: dict[str, Any], step: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "midlayer_encoders"):
         watch, _ = watched(tmp_path, script, **options)
-    said = [record.getMessage() for record in caplog.records if record.name == "midlayer_encoders"]
-    assert len(said) == len(watch.events) == (step is not None)
+    warned = [record.getMessage() for record in caplog.records if record.name == "midlayer_encoders"]
+    assert len(warned) == len(watch.events) == (step is not None)
     if step is not None:
-        assert said[0] == f"Step {step}: {watch.events[0]}."
-        assert f"the last layer (2) fell from a label_accuracy of 1.000 at step 0 to {1 - script.lines[-1][1] / ROWS:.3f} at step {step}" in said[0]  # fmt: skip
-        assert "while layer 1 rose from" in said[0]
+        assert warned[0] == f"Step {step}: {watch.events[0]}."
+        assert f"the last layer (2) fell from a label_accuracy of 1.000 at step 0 to {1 - script.lines[-1][1] / ROWS:.3f} at step {step}" in warned[0]  # fmt: skip
+        assert "while layer 1 rose from" in warned[0]
 
 
 def test_a_run_is_stopped_or_saved_at_each_event_once(tmp_path: Path) -> None:

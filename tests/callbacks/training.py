@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
+import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
@@ -18,8 +19,19 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from tests.families import VOCAB
 from tests.tiny_folders import TEXTS, tokenizer
 
+ADVICE = [
+    pytest.mark.filterwarnings(f"ignore:{words}")
+    for words in (
+        "You defined a `validation_step` but have no `val_dataloader`",
+        r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+        "Be aware that when using `ckpt_path`",
+        "You're resuming from a checkpoint that ended before the epoch ended",
+    )
+]
+"""What Lightning warns of in runs as small as these, and its own use of torch."""
+
 TOKENIZER = tokenizer()
-PROBE = [*TEXTS[:5], "a card pin can be reset at any machine", "the mat was on the cat", "markets rose again"]
+INPUTS = [*TEXTS[:5], "a card pin can be reset at any machine", "the mat was on the cat", "markets rose again"]
 
 
 def neox(dropout: float = 0.1, seed: int = 0) -> GPTNeoXForCausalLM:
@@ -69,7 +81,7 @@ class Boring(pl.LightningModule):
             loss = self.run_backbone(batch).pow(2).mean() + 0.01 * torch.rand(())
         else:
             loss = self.run_backbone(input_ids=batch, labels=batch).loss
-        self.losses.append(float(loss))
+        self.losses.append(float(loss.detach()))
         self.log("loss", loss)
         return loss
 
@@ -78,6 +90,20 @@ class Boring(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.backbone.parameters(), lr=1e-2)
+
+
+class Shapes(Boring):
+    """Keeps the shapes of the inputs of every forward pass that is not training."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__(backbone)
+        self.shapes: list[torch.Size] = []
+
+    def on_fit_start(self) -> None:
+        self.backbone.register_forward_pre_hook(
+            lambda module, _, given: None if module.training else self.shapes.append(given["input_ids"].shape),
+            with_kwargs=True,
+        )
 
 
 @dataclass

@@ -26,7 +26,7 @@ LINES = [
     "a last one, of some length",
     "and one more than that",
 ]
-ENCODER = ("dtype", "max_length")
+ENCODER = ("dtype", "max_length", "norm", "pooling")
 
 
 @pytest.fixture
@@ -206,15 +206,13 @@ def test_every_option_of_select_reaches_the_choice(tiny_folder: Folder, tmp_path
         kept = [
             word for word in ("--norm none", "--pooling max", "--dtype float64", "--max-length 21") if word in shell
         ]
-        assert said.rstrip().endswith(
-            " ".join(["export", folder, "--layer", str(chosen["layer"]), *kept, "--out FOLDER"])
-        )
+        line = ["midlayer export", folder, "--layer", str(chosen["layer"]), *kept, f"--out layer-{chosen['layer']}"]
+        assert f"Export it: {' '.join(line)}\n" in said
+        assert f"In Python: LayerEncoder({folder!r}, layer={chosen['layer']}" in said
         return {"choices": found, "frame": pl.read_parquet(tmp_path / "out" / "frame.parquet")}
 
     def call(field: str = "body", labels: str | None = None, **options: Any) -> dict[str, pl.DataFrame]:
-        names = (*ENCODER, "norm", "pooling")
-        mine = {name: value for name, value in options.items() if name in names}
-        others = {name: value for name, value in options.items() if name not in names}
+        mine, others = split(options)
         encoder = LayerEncoder(folder, -1, device="cpu", **mine)
         known = marks if labels is not None else None
         found = select(encoder, [row[field] for row in rows], known, **others)

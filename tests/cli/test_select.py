@@ -38,7 +38,7 @@ def test_table_frame_and_figure(tiny_folder: Callable[[str], str], files: tuple[
     chosen = table.filter(pl.col("chosen")).row(0, named=True)
     assert chosen["rule"] == "auto"
     assert f"--layer {chosen['layer']} --out layer-{chosen['layer']}" in said
-    assert "On 15 labelled texts" in said
+    assert "On 15 labeled texts" in said
     assert set(pl.read_parquet(out / "frame.parquet")["kind"]) == {"metric", "score"}
     assert (out / "selection.png").stat().st_size > 10_000
 

@@ -78,6 +78,8 @@ def test_every_option_of_sweep_reaches_it(tiny_folder: Folder, tasks: dict[str, 
         result = SweepResult.load(out)
         check_table(said, result)
         assert f"The report: {out / 'report.html'}" in said
+        assert f"Export it: midlayer export {folder} --layer {result.best()} " in said
+        assert f"In Python: LayerEncoder({folder!r}, layer={result.best()}" in said
         return frames(result, Path(words[words.index("--store") + 1]) if "--store" in words else out / "embeddings")
 
     def call(tasks: str, metrics: str = "paper", layers: str = "all", half: bool = False, **options: Any) -> Any:
@@ -106,7 +108,8 @@ def test_processes_reach_the_sweep_and_the_demo_is_of_the_built_in_model(
     tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recorded, not run: several processes and a real model take minutes."""
-    from midlayer_encoders import demo, sweeping
+    from midlayer_encoders import sweeping
+    from midlayer_encoders.encoder import build
 
     told: list[dict[str, Any]] = []
     result = SimpleNamespace(frame=rows_frame([]), failures={})
@@ -117,10 +120,10 @@ def test_processes_reach_the_sweep_and_the_demo_is_of_the_built_in_model(
     )
     run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"], "--workers", "3", "--devices", "2", "--num-nodes", "4")
     run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"])
-    names = ("workers", "devices", "num_nodes", "metrics", "layers", "norm", "pooling", "store_dtype", "out", "store")
+    names = ("workers", "devices", "num_nodes", "metrics", "layers", "store_dtype", "out", "store")
     assert [told[0][name] for name in names[:3]] == [3, 2, 4]
-    assert [told[1][name] for name in names] == [None, 1, 1, "paper", "all", "final", "mean", "float32", None, None]
-    monkeypatch.setattr(demo, "built_in_model", lambda: (tiny_folder("Llama"), None))
+    assert [told[1][name] for name in names] == [None, 1, 1, "paper", "all", "float32", None, None]
+    monkeypatch.setattr(build, "built_in_model", lambda: (tiny_folder("Llama"), None))
     run("demo", "--out", str(tmp_path / "demo"))
     assert isinstance(told[2]["model"], LayerEncoder)
     assert told[2]["model"].source == "built-in"
@@ -172,7 +175,7 @@ def test_a_table_with_gaps_ties_and_failures(
 
 def test_the_page_is_written_again_with_everything_that_stood_beside_the_frame(tmp_path: Path) -> None:
     notes = {"parameters": {0: 10_000_000, 4: 50_000_000}, "seconds": {0: 1.5, 4: 3.0}, "baselines": {"A": 0.7}}
-    made(tmp_path, {"A": [0.6, 0.2, 0.2, 0.2, 0.5]}, **notes, remarks=["A remark."], export_options=" --norm none")
+    made(tmp_path, {"A": [0.6, 0.2, 0.2, 0.2, 0.5]}, **notes, remarks=["A remark."], options={"norm": "none"})
     run("report", str(tmp_path))
     page = (tmp_path / "report.html").read_text()
     for words in ("10.0 M instead of 50.0 M", "1.5 s instead of 3 s", "−80 %", "−50 %", "A remark.", "TF-IDF 70.0"):

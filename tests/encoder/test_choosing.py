@@ -39,16 +39,16 @@ def test_auto_without_texts_is_the_fixed_depth(tiny_folder: Folder) -> None:
 
 def test_the_mean_of_texts_is_taken_out_and_saved(tiny_folder: Folder, tmp_path: Path) -> None:
     plain = LayerEncoder(tiny_folder("GPTNeoX"), 2, device="cpu", truncate_dim=8)
-    centred = LayerEncoder(tiny_folder("GPTNeoX"), 2, device="cpu", truncate_dim=8, center=TEXTS)
+    centered = LayerEncoder(tiny_folder("GPTNeoX"), 2, device="cpu", truncate_dim=8, center=TEXTS)
     vectors = plain.encode(TEXTS)
-    np.testing.assert_allclose(centred.encode(TEXTS), vectors - vectors.mean(axis=0), atol=1e-6)
-    assert not centred.encode([""]).any(), "an empty text is still zero"
-    assert centred.spec.digest != plain.spec.digest
-    centred.save_pretrained(str(tmp_path))
+    np.testing.assert_allclose(centered.encode(TEXTS), vectors - vectors.mean(axis=0), atol=1e-6)
+    assert not centered.encode([""]).any(), "an empty text is still zero"
+    assert centered.spec.digest != plain.spec.digest
+    centered.save_pretrained(str(tmp_path))
     loaded = SentenceTransformer(str(tmp_path), device="cpu", truncate_dim=8)
-    np.testing.assert_array_equal(loaded.encode(TEXTS), centred.encode(TEXTS))
+    np.testing.assert_array_equal(loaded.encode(TEXTS), centered.encode(TEXTS))
     with pytest.raises(OptionError, match="Make it without `center`"):
-        measure(centred, TEXTS, metrics="curvature")
+        measure(centered, TEXTS, metrics="curvature")
 
 
 def test_wrong_input_is_refused(tiny_folder: Folder) -> None:

@@ -23,6 +23,7 @@ from midlayer_encoders.errors import (
 )
 from midlayer_encoders.models.anatomy import find_anatomy
 from tests.families import DEPTH, FAMILIES, tiny
+from tests.pooled import pooled
 from tests.tiny_folders import TEXTS, save_tiny, tokenizer
 
 Folder = Callable[[str], str]
@@ -51,17 +52,7 @@ def pooled_by_hand(name: str, encoder: LayerEncoder, texts: list[str]) -> np.nda
                 states = model.get_submodule(path)(states)
         for handle in handles:
             handle.remove()
-        tokens = states[0]
-        weights = torch.arange(1.0, len(tokens) + 1)[:, None]
-        rows.append(
-            {
-                "mean": tokens.mean(0),
-                "last": tokens[-1],
-                "cls": tokens[0],
-                "max": tokens.max(0).values,
-                "weightedmean": (tokens * weights).sum(0) / weights.sum(),
-            }[pooling]
-        )
+        rows.append(pooled(states[0], pooling))
     return torch.stack(rows).numpy()
 
 
@@ -121,7 +112,7 @@ def test_exported_folders_load_where_this_package_is_not_installed(tiny_folder: 
     from PIL import Image
 
     (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
-    images = [Image.new("RGB", (20, 20), colour) for colour in ("red", "navy")]
+    images = [Image.new("RGB", (20, 20), color) for color in ("red", "navy")]
     expected = {}
     for name in ("Llama", "GPTNeoX", "GPT2", "BERT", "Mamba", "ViT"):
         for norm in NORMS:

@@ -188,7 +188,7 @@ def test_the_text_that_is_named_is_the_long_one_wherever_it_stands(
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, max_length=8, device="cpu")
     encoder.preprocess(["ab", "a text too long", "c"])
-    assert "A text of 15 tokens is cut off after 8 ('a text too long'" in caplog.text
+    assert "A text of 15 tokens is truncated to 8 ('a text too long'" in caplog.text
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last", "cls", "max", "weightedmean"])

@@ -16,7 +16,7 @@ from scipy.signal import resample_poly
 from midlayer_encoders import LayerEncoder
 from tests.encoder.test_multimodal import by_hand, prepared
 from tests.families import tiny
-from tests.made_media import IMAGES, RATE, SOUNDS, image, sound
+from tests.made_media import IMAGES, RATE, WAVEFORMS, image, waveform
 from tests.tiny_folders import processor
 
 Folder = Callable[[str], str]
@@ -85,7 +85,7 @@ def test_a_masked_autoencoder_keeps_its_patches_in_their_order(tiny_folder: Fold
 def test_audio_at_another_rate_is_resampled_to_the_models(
     name: str, rate: int, tiny_folder: Folder, tmp_path: Path
 ) -> None:
-    samples = sound(1, rate // 5)[0]
+    samples = waveform(1, rate // 5)[0]
     common = np.gcd(rate, RATE)
     right = resample_poly(samples, RATE // common, rate // common).astype(np.float32)
     (expected,) = means(name, [(right, RATE)])
@@ -108,15 +108,15 @@ def test_a_model_made_for_another_rate_gets_that_rate(tmp_path: Path) -> None:
     extractor.save_pretrained(tmp_path)
     encoder = LayerEncoder(str(tmp_path), 2, device="cpu")
     assert encoder.sampling_rate == 8000
-    samples = SOUNDS[0][0]
+    samples = WAVEFORMS[0][0]
     slow = resample_poly(samples, 1, 2).astype(np.float32)
     (expected,) = means("Wav2Vec2", [(slow, RATE)])  # the numbers are what counts
     np.testing.assert_allclose(encoder.encode((samples, RATE)), expected, atol=5e-5, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["Wav2Vec2", "Wav2Vec2-stable", "HuBERT", "WavLM", "Whisper"])
-def test_a_short_sound_beside_a_long_one_is_what_it_is_alone(name: str, tiny_folder: Folder) -> None:
-    items = [sound(0, 700), sound(1, 6000), sound(2, 700), sound(3, 2500)]
+def test_a_short_waveform_beside_a_long_one_is_what_it_is_alone(name: str, tiny_folder: Folder) -> None:
+    items = [waveform(0, 700), waveform(1, 6000), waveform(2, 700), waveform(3, 2500)]
     encoder = LayerEncoder(tiny_folder(name), 2, device="cpu")
     states = by_hand(name, items, 2, "final")
     expected = torch.stack([one.mean(0) for one in states]).numpy()
@@ -134,7 +134,7 @@ def test_a_short_sound_beside_a_long_one_is_what_it_is_alone(name: str, tiny_fol
 
 def test_the_mask_of_an_extractor_that_hands_out_none_unless_asked_is_used(tiny_folder: Folder) -> None:
     assert processor("Wav2Vec2-stable").return_attention_mask is False
-    items = [sound(0, 900), sound(1, 4000)]
+    items = [waveform(0, 900), waveform(1, 4000)]
     encoder = LayerEncoder(tiny_folder("Wav2Vec2-stable"), 2, device="cpu")
     inputs = encoder.model_inputs(items)
     assert inputs["attention_mask"].sum(dim=1).tolist() == [900, 4000]
@@ -143,7 +143,7 @@ def test_the_mask_of_an_extractor_that_hands_out_none_unless_asked_is_used(tiny_
 
 
 def test_a_model_of_audio_in_memory_uses_the_mask_too() -> None:
-    items = [sound(0, 700), sound(1, 6000), sound(2, 2500)]
-    model = tiny("Wav2Vec2-stable")
-    encoder = LayerEncoder(model, 2, processor=processor("Wav2Vec2-stable"), medium="audio", device="cpu")
-    np.testing.assert_allclose(encoder.encode(items), means("Wav2Vec2-stable", items), atol=5e-5, rtol=1e-3)
+    items = [waveform(0, 700), waveform(1, 6000), waveform(2, 2500)]
+    name = "Wav2Vec2-stable"
+    encoder = LayerEncoder.from_module(tiny(name), 2, processor=processor(name), medium="audio", device="cpu")
+    np.testing.assert_allclose(encoder.encode(items), means(name, items), atol=5e-5, rtol=1e-3)

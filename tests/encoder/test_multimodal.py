@@ -1,4 +1,4 @@
-"""A LayerEncoder of images or sound: exact layers in every family, batches, export, and what a user gets wrong."""
+"""A LayerEncoder of images or audio: exact layers in every family, batches, export, and what a user gets wrong."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from midlayer_encoders._types import NORMS, POOLINGS, Norm
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.media import InputError
 from tests.families import DEPTH, FAMILIES, tiny
-from tests.made_media import IMAGES, RATE, SOUNDS
+from tests.made_media import IMAGES, RATE, WAVEFORMS
 from tests.models.test_cut import expected_states
+from tests.pooled import pooled
 from tests.tiny_folders import TEXTS, processor
 
 Folder = Callable[[str], str]
@@ -35,7 +36,7 @@ def prepared(name: str, item: Any) -> dict[str, torch.Tensor]:
 
 
 def by_hand(name: str, items: list[Any], layer: int, norm: Norm) -> list[torch.Tensor]:
-    """Return the states of each input, alone, from hooks on the uncut model; of Whisper those before the sound's end."""
+    """Return the states of each input, alone, from hooks on the uncut model; of Whisper those before the waveform's end."""
     model, states = tiny(name), []
     for item in items:
         made = expected_states(name, norm, model=model, inputs=prepared(name, item))[layer][0]
@@ -49,7 +50,7 @@ def by_hand(name: str, items: list[Any], layer: int, norm: Norm) -> list[torch.T
 def test_a_layer_is_the_mean_of_the_states_that_hooks_see(
     name: str, norm: Norm, layers: tuple[int, ...], tiny_folder: Folder
 ) -> None:
-    items = (IMAGES if name in PICTURED else SOUNDS)[:3]
+    items = (IMAGES if name in PICTURED else WAVEFORMS)[:3]
     for layer in layers:
         encoder = LayerEncoder(tiny_folder(name), layer, norm=norm, device="cpu")
         assert (encoder.layer, encoder.num_layers, encoder.media) == (
@@ -63,25 +64,14 @@ def test_a_layer_is_the_mean_of_the_states_that_hooks_see(
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("name", ["Wav2Vec2", "Wav2Vec2-stable", "Whisper"])
 def test_every_pooling_sees_real_states_only(name: str, pooling: str, tiny_folder: Folder) -> None:
-    items = (IMAGES if name in PICTURED else SOUNDS)[:3]
+    items = (IMAGES if name in PICTURED else WAVEFORMS)[:3]
     encoder = LayerEncoder(tiny_folder(name), 2, pooling=pooling, device="cpu")  # type: ignore[arg-type]
-    rows = []
-    for states in by_hand(name, items, 2, "final"):
-        weights = torch.arange(1.0, len(states) + 1)[:, None]
-        rows.append(
-            {
-                "mean": states.mean(0),
-                "last": states[-1],
-                "cls": states[0],
-                "max": states.max(0).values,
-                "weightedmean": (states * weights).sum(0) / weights.sum(),
-            }[pooling]
-        )
-    np.testing.assert_allclose(encoder.encode(items), torch.stack(rows).numpy(), atol=3e-5, rtol=1e-4)
+    expected = torch.stack([pooled(states, pooling) for states in by_hand(name, items, 2, "final")])
+    np.testing.assert_allclose(encoder.encode(items), expected.numpy(), atol=3e-5, rtol=1e-4)
 
 
-def test_states_of_images_and_sounds_come_out_whole(tiny_folder: Folder) -> None:
-    for name, items in (("DINOv2", IMAGES), ("HuBERT", SOUNDS)):
+def test_states_of_images_and_waveforms_come_out_whole(tiny_folder: Folder) -> None:
+    for name, items in (("DINOv2", IMAGES), ("HuBERT", WAVEFORMS)):
         encoder = LayerEncoder(tiny_folder(name), 2, device="cpu")
         got = encoder.encode(items[:3], output_value="token_embeddings")
         for states, expected in zip(got, by_hand(name, items[:3], 2, "final"), strict=True):
@@ -111,18 +101,18 @@ def test_masking_is_off_and_the_global_generator_is_left_alone(tiny_folder: Fold
 
 def test_paths_arrays_tensors_and_modes_of_an_image_are_the_same_image(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("ViT"), 2, device="cpu")
-    grey = IMAGES[0].convert("L")
-    grey.save(tmp_path / "a.png")
-    pixels = np.asarray(grey)
-    expected = encoder.encode(grey.convert("RGB"))
-    forms = [grey, str(tmp_path / "a.png"), tmp_path / "a.png", pixels, pixels[..., None], torch.tensor(pixels)]
-    forms += [pixels / 255.0, grey.convert("RGBA"), grey.convert("P"), grey.convert("LA"), {"image": grey}]
+    gray = IMAGES[0].convert("L")
+    gray.save(tmp_path / "a.png")
+    pixels = np.asarray(gray)
+    expected = encoder.encode(gray.convert("RGB"))
+    forms = [gray, str(tmp_path / "a.png"), tmp_path / "a.png", pixels, pixels[..., None], torch.tensor(pixels)]
+    forms += [pixels / 255.0, gray.convert("RGBA"), gray.convert("P"), gray.convert("LA"), {"image": gray}]
     for form in forms:
         np.testing.assert_allclose(encoder.encode([form])[0], expected, atol=1e-6)
     np.testing.assert_allclose(encoder.encode(tmp_path / "a.png"), expected, atol=1e-6)
 
 
-def test_one_pixel_is_an_image_of_that_colour(tiny_folder: Folder) -> None:
+def test_one_pixel_is_an_image_of_that_color(tiny_folder: Folder) -> None:
     from PIL import Image
 
     for name in ("ViT", "CLIPVision", "ImageGPT"):
@@ -131,13 +121,13 @@ def test_one_pixel_is_an_image_of_that_colour(tiny_folder: Folder) -> None:
         np.testing.assert_allclose(pair[0], pair[1], atol=1e-5, err_msg=name)
 
 
-def test_forms_channels_and_rates_of_a_sound_are_the_same_sound(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_forms_channels_and_rates_of_a_waveform_give_one_vector(tiny_folder: Folder, tmp_path: Path) -> None:
     from scipy.io import wavfile
     from scipy.signal import resample_poly
 
     encoder = LayerEncoder(tiny_folder("Wav2Vec2"), 2, device="cpu")
     assert encoder.sampling_rate == RATE
-    samples = (0.2 * SOUNDS[0][0]).astype(np.float32)
+    samples = (0.2 * WAVEFORMS[0][0]).astype(np.float32)
     wavfile.write(tmp_path / "a.wav", RATE, samples)
     expected = encoder.encode((samples, RATE))
     assert expected.shape == (32,)
@@ -149,19 +139,19 @@ def test_forms_channels_and_rates_of_a_sound_are_the_same_sound(tiny_folder: Fol
     fast = resample_poly(samples, 3, 1)
     by_rate = encoder.encode([(fast, 3 * RATE), (resample_poly(fast, 1, 3), RATE)])
     np.testing.assert_allclose(by_rate[0], by_rate[1], atol=1e-5)
-    assert np.abs(encoder.encode((fast, RATE)) - expected).max() > 1e-2  # the wrong rate is another sound
+    assert np.abs(encoder.encode((fast, RATE)) - expected).max() > 1e-2  # the wrong rate is another waveform
 
 
 @pytest.mark.parametrize(
     ("name", "item", "text"),
     [
         ("ViT", "no such file.png", "there is no file 'no such file.png'"),
-        ("ViT", SOUNDS[0], "must each be an image for local/.*, but got a sound"),
-        ("Wav2Vec2", IMAGES[0], "must each be a sound for local/.*, but got an image"),
+        ("ViT", WAVEFORMS[0], "must each be an image for local/.*, but got a waveform"),
+        ("Wav2Vec2", IMAGES[0], "must each be a waveform for local/.*, but got an image"),
         ("Llama", IMAGES[0], "must each be a text for local/.*, but got an image"),
         ("Wav2Vec2", (np.zeros(0, dtype=np.float32), RATE), "Input 0: .*at least one sample"),
         ("Wav2Vec2", (np.ones(5, dtype=np.float32), RATE), r"Input 0: .*at least 20 samples \(1 ms\).*but has 5"),
-        ("Wav2Vec2", (np.ones(500, dtype=np.float32), 0), "rate of the sound must be a positive"),
+        ("Wav2Vec2", (np.ones(500, dtype=np.float32), 0), "rate of the waveform must be a positive"),
         ("Wav2Vec2", np.ones(500, dtype=np.float32), r"must come with its rate"),
     ],
 )
@@ -179,15 +169,15 @@ def test_a_huge_or_corrupt_image_is_named_with_its_place(tiny_folder: Folder, tm
         encoder.encode([tmp_path / "bad.jpg"])
 
 
-def test_a_sound_longer_than_the_window_is_cut_off_and_it_is_said_once(
+def test_a_waveform_longer_than_the_window_is_truncated_and_warned_once(
     tiny_folder: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Whisper"), 2, device="cpu")
-    long = (np.tile(SOUNDS[0][0], 12), RATE)
+    long = (np.tile(WAVEFORMS[0][0], 12), RATE)
     with caplog.at_level(logging.WARNING, logger="midlayer_encoders.encoder.sentence_transformers_encoder"):
         vectors = encoder.encode([long, (long[0][:RATE], RATE)])
         encoder.encode([long])
-    assert [record.message for record in caplog.records if "is cut off" in record.message][1:] == []
+    assert sum("is truncated" in record.message for record in caplog.records) == 1
     assert "longer than the window" in caplog.text
     np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-4)
 
@@ -207,8 +197,10 @@ def test_an_exported_folder_gives_the_same_vectors(name: str, norm: Norm, tiny_f
     encoder = LayerEncoder(tiny_folder(name), 2, norm=norm, device="cpu")
     encoder.save_pretrained(str(tmp_path))
     plain = SentenceTransformer(str(tmp_path), device="cpu")
-    items = IMAGES[:3] if name in PICTURED else [{"array": array, "sampling_rate": rate} for array, rate in SOUNDS[:3]]
-    # Padded sounds are pooled with their padding there, so each passes alone.
+    items = (
+        IMAGES[:3] if name in PICTURED else [{"array": array, "sampling_rate": rate} for array, rate in WAVEFORMS[:3]]
+    )
+    # Padded waveforms are pooled with their padding there, so each passes alone.
     got = plain.encode(items, batch_size=3 if name in PICTURED else 1)
     np.testing.assert_allclose(got, encoder.encode(items), atol=2e-5, rtol=1e-4)
     assert "Layer 2 of local/" in (tmp_path / "README.md").read_text()
@@ -220,7 +212,7 @@ def test_what_a_folder_cannot_hold_is_refused_with_the_reason(tiny_folder: Folde
     encoder = LayerEncoder(tiny_folder("Whisper"), 2, pooling="cls", device="cpu")
     encoder.save_pretrained(str(tmp_path))
     plain = SentenceTransformer(str(tmp_path), device="cpu")
-    item = {"array": SOUNDS[0][0], "sampling_rate": RATE}
+    item = {"array": WAVEFORMS[0][0], "sampling_rate": RATE}
     np.testing.assert_allclose(plain.encode([item]), encoder.encode([item]), atol=1e-5)
 
 
@@ -267,11 +259,11 @@ def test_a_plain_module_is_read_at_any_layer_when_told_its_blocks(tmp_path: Path
     with pytest.raises(CutError, match="Trunk was given as a module in memory"):
         encoder.save_pretrained(str(tmp_path))
     with pytest.raises(OptionError, match="`processor` must be given"):
-        LayerEncoder.from_module(module, 1, blocks="trunk.blocks", device="cpu")
+        LayerEncoder.from_module(module, 1, processor=None, blocks="trunk.blocks", device="cpu")  # type: ignore[arg-type]
 
 
 def test_a_model_in_memory_is_read_as_its_folder_is(tiny_folder: Folder) -> None:
-    for name, medium, items in (("ViT", "image", IMAGES), ("Wav2Vec2", "audio", SOUNDS), ("Llama", "text", TEXTS)):
+    for name, medium, items in (("ViT", "image", IMAGES), ("Wav2Vec2", "audio", WAVEFORMS), ("Llama", "text", TEXTS)):
         made = LayerEncoder.from_module(tiny(name), 2, processor=processor(name), medium=medium, device="cpu")  # type: ignore[arg-type]
         expected = LayerEncoder(tiny_folder(name), 2, device="cpu").encode(items)
         np.testing.assert_allclose(made.encode(items), expected, atol=2e-5, rtol=1e-4)

@@ -29,7 +29,7 @@ def random(size: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 def test_the_last_bit_of_any_one_element_of_an_encoder_counts(tiny_folder: Folder) -> None:
-    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", centre=[f"text {n}" for n in range(16)])
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", center=[f"text {n}" for n in range(16)])
     seen = {encoder.spec.weights}
     tensors = encoder.state_dict()
     assert len(tensors) == 22

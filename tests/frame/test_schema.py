@@ -6,8 +6,7 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import check_one_model, metric_series, number_of_layers
-from midlayer_encoders.report import FRAME_SCHEMA, check_frame
+from midlayer_encoders.frame import FRAME_SCHEMA, check_frame, check_one_model, metric_series, number_of_layers
 from tests.report.made_frames import full_frame, metrics_frame, rows_frame, scores_frame
 
 ROW = ("m", "main", 1, 0.5, "score", "STS", "cosine_spearman", 0.5)

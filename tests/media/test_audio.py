@@ -8,10 +8,10 @@ import pytest
 import torch
 from scipy.io import wavfile
 
-from midlayer_encoders.media import InputError, read_sound
-from tests.made_media import RATE, sound
+from midlayer_encoders.media import InputError, read_audio
+from tests.made_media import RATE, waveform
 
-SAMPLES = 0.3 * sound(0)[0]
+SAMPLES = 0.3 * waveform(0)[0]
 
 
 class Decoder:
@@ -31,7 +31,7 @@ class Decoder:
     ids=["pair", "dict", "tensor", "decoder"],
 )
 def test_every_form_is_the_same_sound(source: object) -> None:
-    read = read_sound(source)
+    read = read_audio(source)
     assert read["sampling_rate"] == RATE
     assert read["array"].dtype == np.float32
     np.testing.assert_allclose(read["array"], SAMPLES, atol=1e-7)
@@ -42,20 +42,20 @@ def test_wav_of_every_kind_is_scaled_to_one(kind: type, tmp_path: Path) -> None:
     scale = {np.int16: 2**15, np.int32: 2**31, np.uint8: 2**7}.get(kind, 1)
     written = (SAMPLES.astype(np.float64) * scale + (128 if kind is np.uint8 else 0)).astype(kind)
     wavfile.write(tmp_path / "a.wav", RATE, written)
-    read = read_sound(tmp_path / "a.wav")
+    read = read_audio(tmp_path / "a.wav")
     np.testing.assert_allclose(read["array"], SAMPLES, atol=2 / scale if scale > 1 else 1e-6)
 
 
 def test_channels_are_averaged_whichever_axis_is_time() -> None:
     left, right = SAMPLES, 0.5 * SAMPLES
     for stereo in (np.stack([left, right]), np.stack([left, right], axis=1)):
-        np.testing.assert_allclose(read_sound((stereo, RATE))["array"], 0.75 * SAMPLES, atol=1e-6)
+        np.testing.assert_allclose(read_audio((stereo, RATE))["array"], 0.75 * SAMPLES, atol=1e-6)
 
 
 @pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
 def test_a_tone_keeps_its_pitch_at_another_rate(rate: int) -> None:
     tone = np.sin(2 * np.pi * 440 * np.arange(rate) / rate)
-    read = read_sound((tone, rate), rate=RATE)
+    read = read_audio((tone, rate), rate=RATE)
     assert (len(read["array"]), read["sampling_rate"]) == (RATE, RATE)
     assert np.abs(np.fft.rfft(read["array"])).argmax() == 440
     middle = slice(1000, -1000)
@@ -66,7 +66,7 @@ def test_a_tone_keeps_its_pitch_at_another_rate(rate: int) -> None:
 @pytest.mark.parametrize(
     ("source", "text"),
     [
-        ((np.zeros(0), RATE), "at least one sample, but the sound is empty"),
+        ((np.zeros(0), RATE), "at least one sample, but the waveform is empty"),
         ((np.zeros((2, 0)), RATE), "at least one sample"),
         ((np.full(9, np.nan), RATE), "must be finite"),
         ((SAMPLES, -1), "positive number of samples a second, but got -1"),
@@ -76,18 +76,18 @@ def test_a_tone_keeps_its_pitch_at_another_rate(rate: int) -> None:
         ("nowhere.wav", "there is no file 'nowhere.wav'"),
     ],
 )
-def test_what_is_not_a_sound_is_refused(source: object, text: str) -> None:
+def test_what_is_not_a_waveform_is_refused(source: object, text: str) -> None:
     with pytest.raises(InputError, match=text):
-        read_sound(source)
+        read_audio(source)
 
 
 def test_a_damaged_file_is_named_and_other_formats_say_what_they_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bad.wav").write_bytes(b"RIFF nothing")
-    with pytest.raises(InputError, match=r"bad\.wav cannot be read as sound"):
-        read_sound(tmp_path / "bad.wav")
+    with pytest.raises(InputError, match=r"bad\.wav cannot be read as audio"):
+        read_audio(tmp_path / "bad.wav")
     (tmp_path / "a.flac").write_bytes(b"fLaC")
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(InputError, match=r"\.flac needs the soundfile package.*convert the sound to WAV"):
-        read_sound(tmp_path / "a.flac")
+    with pytest.raises(InputError, match=r"\.flac needs the soundfile package.*convert the file to WAV"):
+        read_audio(tmp_path / "a.flac")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import logging
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ from scipy.io import wavfile
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.media import InputError, media_files, medium_of
-from tests.made_media import image, sound
+from tests.made_media import image, waveform
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,7 @@ from tests.made_media import image, sound
         (np.zeros((4, 4)), ["image"], "image"),
         (np.zeros((2, 400)), ["audio"], "audio"),
         (np.zeros((4, 4, 3)), ["audio"], "image"),
-        (sound(0), ["image"], "audio"),
+        (waveform(0), ["image"], "audio"),
     ],
 )
 def test_what_an_input_is(item: object, taken: list[str], expected: str) -> None:
@@ -53,7 +54,7 @@ def test_a_folder_is_read_in_order_and_bad_files_are_refused_or_skipped_by_name(
     with caplog.at_level(logging.WARNING):
         assert media_files(tmp_path, "image", bad="skip") == expected
     assert re.search(r"Left out: .*aa\.png cannot be read", caplog.text)
-    wavfile.write(tmp_path / "a.wav", 8000, sound(0)[0])
+    wavfile.write(tmp_path / "a.wav", 8000, waveform(0)[0])
     assert media_files(tmp_path, "audio") == [tmp_path / "a.wav"]
 
 
@@ -64,3 +65,20 @@ def test_wrong_folders_and_options(tmp_path: Path) -> None:
         media_files(tmp_path, "image")
     with pytest.raises(OptionError, match="Did you mean 'skip'"):
         media_files(tmp_path, "image", bad="skipp")
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("media", "read_sound", "read_audio"),
+        ("media", "Sound", "Waveform"),
+        ("views.media", "sound_view", "audio_view"),
+    ],
+)
+def test_names_of_the_last_release_still_work_with_a_warning(module: str, old: str, new: str) -> None:
+    home = importlib.import_module(f"midlayer_encoders.{module}")
+    with pytest.warns(DeprecationWarning, match=f"`{old}` is now `{new}`; the old name will be gone after 0.2") as told:
+        assert getattr(home, old) is getattr(home, new)
+    assert told[0].filename == __file__
+    with pytest.raises(AttributeError, match=rf"module 'midlayer_encoders\.{module}' has no attribute 'no_such'"):
+        _ = home.no_such

@@ -17,7 +17,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.analysis.correlation import correlate
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.frame import FRAME_SCHEMA
-from midlayer_encoders.measuring import measure
+from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.paper.experiments import EXPERIMENTS
 from midlayer_encoders.paper.extreme_prompts import extreme_prompts
 from midlayer_encoders.paper.prefix_entropy import entropy_along
@@ -67,7 +67,7 @@ def ran(name: str, setting: Setting) -> pl.DataFrame:
 def test_metrics_by_depth_are_of_four_times_as_many_texts(setting: Setting) -> None:
     setting = replace(setting, limit=2)
     found = ran("fig2", setting)
-    by_hand = [measure(load(one), TEXTS[:8], metrics="paper", views=4, seed=5) for one in setting.models]
+    by_hand = [measure_layers(load(one), TEXTS[:8], metrics="paper", views=4, seed=5) for one in setting.models]
     assert_frame_equal(found, pl.concat(by_hand), rel_tol=1e-4)
     assert_frame_equal(ran("fig10", setting), found)
 
@@ -90,7 +90,7 @@ def test_prompts_and_blocks_are_of_a_few_texts(setting: Setting) -> None:
 
 def test_tuned_models_are_measured_beside_the_first(setting: Setting) -> None:
     found = ran("fig13", setting)
-    by_hand = pl.concat(measure(load(one), TEXTS[:12], metrics=PAPER, views=4, seed=5) for one in setting.models)
+    by_hand = pl.concat(measure_layers(load(one), TEXTS[:12], metrics=PAPER, views=4, seed=5) for one in setting.models)
     assert_frame_equal(found, by_hand, check_row_order=False, rel_tol=1e-4)
     assert found["model"].unique(maintain_order=True).to_list() == ["local/one", "local/two"]
 
@@ -98,15 +98,14 @@ def test_tuned_models_are_measured_beside_the_first(setting: Setting) -> None:
 def test_checkpoints_are_read_as_the_setting_says(setting: Setting, folders: tuple[str, str], tmp_path: Path) -> None:
     for name, folder in zip(("step1", "step8"), folders, strict=True):
         shutil.copytree(folder, tmp_path / "run" / name)
-    mine = replace(
-        setting, models=(str(tmp_path / "run"),), revisions=("step8", "step1"), options=EncoderOptions(dtype="float16")
-    )
-    mine = replace(mine, device="cpu", limit=1)
+    options = EncoderOptions(dtype="float16", device="cpu")
+    run = str(tmp_path / "run")
+    mine = replace(setting, models=(run,), revisions=("step8", "step1"), options=options, limit=1)
     found = ran("fig4", mine)
     names = ["prompt_entropy", "curvature", "lidar"]
     for step, folder in zip(("step1", "step8"), folders, strict=True):
         one = LayerEncoder(folder, -1, device="cpu", dtype="float16", max_length=16)
-        alone = measure(one, TEXTS[:4], metrics=names, views=4, seed=5)
+        alone = measure_layers(one, TEXTS[:4], metrics=names, views=4, seed=5)
         keys = ["layer", "name", "value"]
         assert_frame_equal(found.filter(revision=step).select(keys), alone.select(keys), rel_tol=1e-4)
 
@@ -116,7 +115,8 @@ def test_checkpoints_are_read_as_the_setting_says(setting: Setting, folders: tup
 CHANGES: dict[str, Any] = {
     "models": ("two",), "texts": TEXTS[1:], "solutions": SOLUTIONS[1:], "reference": Path("tables"),
     "revisions": ("step1", "step2"), "tasks": "other", "layers": (0, -1), "swept": (frame({"dime": [1.0, 2.0]}),),
-    "limit": 4, "max_length": 17, "seed": 6, "pass_per_prefix": True, "dtype": "float16", "gguf_file": "a.gguf",
+    "limit": 4, "max_length": 17, "seed": 6, "pass_per_prefix": True,
+    "options": EncoderOptions(dtype="float16"),
 }  # fmt: skip
 
 
@@ -130,8 +130,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return frame({"dime": [float(len(runs))] * 3}, num_layers=2)
 
     quick = replace(
-        EXPERIMENTS["fig7"], run=run, words=lambda held: [f"run {held['value'][0]:g}"], panels=None,
-        figure=lambda _: Figure(),
+        EXPERIMENTS["fig7"], run=run, words=lambda held: [f"run {held['value'][0]:g}"],
+        panels=EXPERIMENTS["fig2"].panels,
     )  # fmt: skip
     monkeypatch.setitem(EXPERIMENTS, "fig7", quick)
     return runs
@@ -148,7 +148,7 @@ def test_an_experiment_is_not_kept_after_a_setting_changed(changed: str, setting
     other = replace(setting, **{changed: CHANGES[changed]})
     assert [said(other), said(other)] == [("done", "run 2"), ("kept", "run 2")]
     assert [said(setting), len(counted)] == [("done", "run 3"), 3], "one frame is kept, and it was of the other"
-    moved = replace(setting, out=setting.out / "elsewhere", workers=2, device="cuda")
+    moved = replace(setting, out=setting.out / "elsewhere", workers=2, options=EncoderOptions(device="cuda"))
     assert moved.digest == setting.digest, "what changes no number"
 
 
@@ -205,4 +205,4 @@ def test_metrics_and_correlations_that_several_figures_share_follow_the_setting(
     assert_frame_equal(few.metrics(setting.models[0]), first, check_exact=True)
     assert set(few.metrics(setting.models[1])["model"]) == {"local/two"}
     other = replace(few, seed=6).metrics(setting.models[0])
-    assert_frame_equal(other, measure(load(setting.models[0]), TEXTS[:4], views=4, seed=6), rel_tol=1e-4)
+    assert_frame_equal(other, measure_layers(load(setting.models[0]), TEXTS[:4], views=4, seed=6), rel_tol=1e-4)

@@ -37,8 +37,8 @@ def test_scores_by_depth() -> None:
     found = EXPERIMENTS["fig1"].run(setting)
     assert set(found["kind"]) == {"score"}
     (panel,) = EXPERIMENTS["fig1"].panels(found)  # type: ignore[misc]
-    assert panel.traces[0].x == (0, 25, 50, 100), "layer 3 lacks a task"
-    assert panel.traces[0].y == pytest.approx((20, 30, 55, 40))
+    assert panel.lines[0].x == (0, 25, 50, 100), "layer 3 lacks a task"
+    assert panel.lines[0].y == pytest.approx((20, 30, 55, 40))
     assert words("fig1", found) == ["m (2 tasks): best 55.0 at 50 % of the depth, +15.0 over the last layer."]
 
 

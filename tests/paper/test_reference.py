@@ -9,8 +9,8 @@ import pytest
 
 from midlayer_encoders.analysis.correlation import correlate
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import check_frame, summary
 from midlayer_encoders.paper.reference import reference_metrics, reference_scores
-from midlayer_encoders.report import check_frame, summary
 
 UNSUPERVISED = "LLM2Vec-mntp-unsup-simcse-8B"
 

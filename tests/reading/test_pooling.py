@@ -7,6 +7,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling as Refere
 from midlayer_encoders._types import POOLINGS, Pooling
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.reading.pooling import pool
+from tests.pooled import pooled
 
 
 def batch(side: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,20 +21,8 @@ def batch(side: str) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_pooling_matches_the_words_and_sentence_transformers(pooling: Pooling, side: str) -> None:
     states, mask = batch(side)
-    expected = []
-    for row, real in zip(states, mask, strict=True):
-        tokens = row[real]
-        weights = torch.arange(1.0, len(tokens) + 1)[:, None]
-        expected.append(
-            {
-                "mean": tokens.mean(0),
-                "last": tokens[-1],
-                "cls": tokens[0],
-                "max": tokens.max(0).values,
-                "weightedmean": (tokens * weights).sum(0) / weights.sum(),
-            }[pooling]
-        )
-    torch.testing.assert_close(pool(states, mask, pooling), torch.stack(expected))
+    expected = torch.stack([pooled(row[real], pooling) for row, real in zip(states, mask, strict=True)])
+    torch.testing.assert_close(pool(states, mask, pooling), expected)
     reference = Reference(6, pooling_mode={"last": "lasttoken"}.get(pooling, pooling))
     features = reference({"token_embeddings": states, "attention_mask": mask.long()})
     torch.testing.assert_close(pool(states, mask, pooling), features["sentence_embedding"])
@@ -52,7 +41,9 @@ def test_a_text_without_tokens_is_zero_and_padding_is_not_read(pooling: Pooling)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
     states = torch.ones(1, 5000, 1, dtype=dtype)
-    assert pool(states, torch.ones(1, 5000, dtype=torch.bool)).item() == 1.0
+    pooled = pool(states, torch.ones(1, 5000, dtype=torch.bool))
+    assert pooled.dtype == torch.float32
+    assert pooled.item() == 1.0
 
 
 def test_a_wrong_name_is_refused() -> None:

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.report import plot_heatmap, plot_metrics, plot_scores, summary, write_metrics_figure
+from midlayer_encoders.frame import summary
+from midlayer_encoders.report import plot_heatmap, plot_metrics, plot_scores, write_metrics_figure
 from midlayer_encoders.report.charts import Level
 from midlayer_encoders.report.scores import average_panel, tasks_chart
 from tests.report.made_frames import METRICS, metrics_frame, rows_frame, scores_frame
@@ -56,7 +57,7 @@ def test_scores_show_the_average_and_every_task() -> None:
         task.name for task in found.tasks
     ]
     texts = [text.get_text() for text in figure.axes[0].texts]
-    assert texts[0] == f"layer {found.average.best_layer}: {found.average.best:.1f}"
+    assert texts[1] == f"layer {found.average.best_layer}: {found.average.best:.1f}"
     assert texts[2] == f"+{found.average.gain:.1f}"
 
 
@@ -127,8 +128,9 @@ def test_frames_without_what_is_plotted_are_refused() -> None:
 def test_import_brings_in_no_matplotlib_and_plotting_no_pyplot() -> None:
     code = (
         "import sys, midlayer_encoders.report as report; assert 'matplotlib' not in sys.modules;"
+        "from midlayer_encoders.frame import FRAME_SCHEMA;"
         "import polars as pl; rows = [('m', 'r', k, float(k), 'metric', 't', 'lidar', 1.0) for k in (0, 1)];"
-        "report.plot_metrics(pl.DataFrame(rows, schema=report.FRAME_SCHEMA, orient='row'));"
+        "report.plot_metrics(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient='row'));"
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -114,7 +114,7 @@ def test_a_metric_table_holds_every_value() -> None:
     frame = metrics_frame(3, names=["curvature", "lidar"], datasets=["a", "b"])
     text, _ = checked(frame)
     for value in frame["value"]:
-        assert f"<td>{value:.4g}</td>" in text
+        assert f"<td>{value:#.4g}</td>" in text
 
 
 def test_hostile_names_stay_words() -> None:

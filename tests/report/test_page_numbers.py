@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.report import plot_heatmap, plot_metrics, plot_scores, report_html
-from midlayer_encoders.report.pairs import DIFFERENCES, SIMILARITY
-from midlayer_encoders.report.pairs_page import pairs_html
+from midlayer_encoders.report.comparisons import DIFFERENCES, SIMILARITY
+from midlayer_encoders.report.comparisons_page import comparisons_html
 from midlayer_encoders.report.steps_page import steps_html
 from tests.report.made_frames import metrics_frame, rows_frame
 
@@ -180,7 +180,7 @@ def test_metrics_are_in_the_table_and_the_figure_by_texts() -> None:
     for layer, row in enumerate(rows):
         assert row[0] == str(layer)
         assert row[1:] == [
-            f"{values[name, texts, layer]:.4g}".replace("-", "−") if (name, texts, layer) in values else "–"
+            f"{values[name, texts, layer]:#.4g}".replace("-", "−") if (name, texts, layer) in values else "–"
             for name, texts in order
         ]
     for axes in plot_metrics(frame).axes:
@@ -242,7 +242,7 @@ def test_a_hostile_name_among_models_side_by_side(place: str) -> None:
         bad = pl.col(place).replace({"a": HOSTILE, "b": HOSTILE, "lidar": HOSTILE})
         frames = [frame.with_columns(bad) if place in frame.columns else frame for frame in frames]
     said = {"how": {HOSTILE: HOSTILE} if place == "how" else {}, "notes": [HOSTILE] if place == "notes" else []}
-    check_harmless(pairs_html(metrics_frame(2, names=["lidar"]), *frames, **said))  # type: ignore[arg-type]
+    check_harmless(comparisons_html(metrics_frame(2, names=["lidar"]), *frames, **said))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("place", ["model", "dataset", "name", "title", "notes"])

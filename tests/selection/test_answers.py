@@ -72,11 +72,17 @@ def test_of_equal_layers_the_lower_is_taken() -> None:
 
 def test_a_score_is_no_metric_of_the_same_name_and_datasets_are_averaged() -> None:
     score = frame(scores={"A": SCORES}).with_columns(name=pl.lit("dime"))
-    both = select(pl.concat([frame({"dime": VALLEY}), score]))
+    both = select(pl.concat([frame({"dime": [value / 10 for value in VALLEY]}), score]))
     assert (chosen(both)["min-dime"], chosen(both)["few-labels"]) == (2, 4)
     other = frame({"dime": [9.0, 9.0, 9.0, 0.1, 9.0, 9.0, 9.0, 9.0, 9.0]}).with_columns(dataset=pl.lit("others"))
     found = select(pl.concat([frame({"dime": VALLEY}), other]), rule="min-dime")
     assert (found.layer, found.reason) == (3, "dime is lowest there, 0.8"), "(1.5 + 0.1) / 2"
+
+
+def test_a_scored_layer_counts_twice_beside_its_neighbours() -> None:
+    peak_and_plateau = [0.1, 0.4, 0.9, 0.4, 0.1, 0.6, 0.62, 0.6, 0.6]  # 2.6 / 4 against 2.44 / 4; without it, 1.7 / 3
+    assert select(frame(scores={"A": peak_and_plateau})).layer == 2
+    assert select(frame(scores={"A": [0.1, 0.3, 0.9, 0.3, *peak_and_plateau[4:]]})).layer == 6
 
 
 def test_a_valley_must_lie_below_both_ends() -> None:
@@ -113,14 +119,14 @@ def test_words_about_labels_claim_no_more_than_their_interval() -> None:
     plain = select(EVERY, rule="few-labels")
     sure = replace(plain, labels=LabelEvidence(count=40, layers=(3, 6), gain=5.0, low=0.5, high=9.0))
     assert sure.confidence == (
-        "On 40 labelled texts it is surely better than the last layer (+5.0 points, +0.5 to +9.0); "
+        "On 40 labeled texts it is surely better than the last layer (+5.0 points, +0.5 to +9.0); "
         "other draws of as many texts choose layers 3 to 6."
     )
     unsure = replace(plain, labels=LabelEvidence(count=40, layers=(3, 6), gain=5.0, low=-0.5, high=9.0))
     assert "it is not surely better than the last layer (+5.0 points, -0.5 to +9.0)" in unsure.confidence
     last = replace(sure, layer=8)
     assert "it is the last layer itself" in last.confidence
-    assert "labelled" not in replace(sure, rule="min-dime").confidence, "labels say nothing of a rule without them"
+    assert "labeled" not in replace(sure, rule="min-dime").confidence, "labels say nothing of a rule without them"
 
 
 def test_the_table_has_a_row_for_each_rule_with_its_own_layer() -> None:

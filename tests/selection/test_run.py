@@ -29,7 +29,7 @@ def whole(tiny_folder: Callable[[str], str]) -> LayerEncoder:
 
 
 @pytest.fixture(scope="module")
-def labelled(whole: LayerEncoder) -> Selection:
+def labeled(whole: LayerEncoder) -> Selection:
     return select(whole, TEXTS, KINDS)
 
 
@@ -60,7 +60,7 @@ def test_all_rules_measures_what_every_rule_needs(whole: LayerEncoder) -> None:
     assert chosen["min-dime+infonce+dataset-entropy+prompt-entropy"] is not None
 
 
-def test_labels_score_every_layer_on_the_encoders_own_vectors(whole: LayerEncoder, labelled: Selection) -> None:
+def test_labels_score_every_layer_on_the_encoders_own_vectors(whole: LayerEncoder, labeled: Selection) -> None:
     from midlayer_encoders.selection.ridge import ridge_correct
 
     numbers = torch.tensor([sorted(WORDS).index(kind) for kind in KINDS])
@@ -68,13 +68,13 @@ def test_labels_score_every_layer_on_the_encoders_own_vectors(whole: LayerEncode
     cut = LayerEncoder(whole.source, layer, device="cpu")
     vectors = torch.from_numpy(cut.encode(TEXTS))[None]
     right = torch.stack([ridge_correct(vectors, numbers, seed=seed) for seed in range(3)]).double().mean()
-    scores = labelled.frame.filter(kind="score", dataset=LABELS).sort("layer")
+    scores = labeled.frame.filter(kind="score", dataset=LABELS).sort("layer")
     assert scores["layer"].to_list() == [0, 1, 2, 3, 4]
     assert scores["value"][layer] == pytest.approx(float(right), abs=0.04), "to rounding of a text or two"
-    assert labelled.labels is not None
-    assert labelled.labels.count == 20
-    assert labelled.labels.layers[0] <= labelled.labels.layers[1]
-    assert labelled.labels.low <= labelled.labels.gain <= labelled.labels.high
+    assert labeled.labels is not None
+    assert labeled.labels.count == 20
+    assert labeled.labels.layers[0] <= labeled.labels.layers[1]
+    assert labeled.labels.low <= labeled.labels.gain <= labeled.labels.high
 
 
 def test_labels_of_some_texts_are_enough(whole: LayerEncoder) -> None:
@@ -119,28 +119,28 @@ def test_more_texts_than_asked_for_are_taken_at_equal_steps(whole: LayerEncoder)
     assert few.frame["value"].is_finite().all()
 
 
-def test_select_layer_takes_a_folder_an_encoder_or_a_frame(whole: LayerEncoder, labelled: Selection) -> None:
-    assert select_layer(whole, TEXTS, KINDS).choices == labelled.choices
-    assert select_layer(whole.source, TEXTS, KINDS, device="cpu").choices == labelled.choices
+def test_select_layer_takes_a_folder_an_encoder_or_a_frame(whole: LayerEncoder, labeled: Selection) -> None:
+    assert select_layer(whole, TEXTS, KINDS).choices == labeled.choices
+    assert select_layer(whole.source, TEXTS, KINDS, device="cpu").choices == labeled.choices
     assert select_layer(frame({"dime": VALLEY}), rule="min-dime").layer == 2
     with pytest.raises(OptionError, match="`device` must not be given with an encoder"):
         select_layer(whole, device="cpu")
 
 
-def test_the_answer_reads_as_text_and_as_a_frame(labelled: Selection) -> None:
-    words = str(labelled)
-    assert words.startswith(f"Layer {labelled.layer} of 4 of local/")
-    assert f"On {20} labelled texts it " in words
+def test_the_answer_reads_as_text_and_as_a_frame(labeled: Selection) -> None:
+    words = str(labeled)
+    assert words.startswith(f"Layer {labeled.layer} of 4 of local/")
+    assert f"On {20} labeled texts it " in words
     assert all(rule in words for rule in RULES)
-    table = labelled.to_frame()
+    table = labeled.to_frame()
     assert table.filter(pl.col("chosen"))["rule"].to_list() == ["auto"]
     assert table.filter(rule="last")["depth"].to_list() == [1.0]
-    low, high = labelled.spread
-    assert low <= labelled.layer <= high
-    near, others = labelled.agreement
-    assert 0 <= near <= others == sum(choice.layer is not None for choice in labelled.choices) - 1
-    panels = labelled.plot().axes
-    assert panels[0].get_title(loc="left") == f"layer {labelled.layer}, by auto"
+    low, high = labeled.spread
+    assert low <= labeled.layer <= high
+    near, others = labeled.agreement
+    assert 0 <= near <= others == sum(choice.layer is not None for choice in labeled.choices) - 1
+    panels = labeled.plot().axes
+    assert panels[0].get_title(loc="left") == f"layer {labeled.layer}, by auto"
     assert len(panels) == 1 + 4
 
 

@@ -75,10 +75,11 @@ def test_one_changed_setting_reuses_neither_scores_nor_vectors(
     task, out = near(tmp_path), tmp_path / "out"
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     before = scores(sweep(encoder, task, out=out, **HERE), task)
+    other = encoder if change is not None else LayerEncoder(tiny_folder("Llama"), -1, device="cpu", **options)
     if change is not None:
-        change(encoder)
-    with passed(encoder) as seen:
-        after = scores(sweep(encoder, task, out=out, **options, **HERE), task)
+        change(other)
+    with passed(other) as seen:
+        after = scores(sweep(other, task, out=out, **HERE), task)
     prompted = {"are these two the same? "[:12]} if change is ask else HEADS
     assert prompted <= seen
     cut = LayerEncoder(tiny_folder("Llama"), 3, device="cpu", **options)

@@ -12,7 +12,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from midlayer_encoders import LayerEncoder, measure
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.store import text_key
 from midlayer_encoders.sweeping import sweep
 from tests.sweeping.scoring import QUICK
@@ -48,7 +49,8 @@ def test_the_sample_depends_on_the_texts_alone(tiny_folder: Folder, tmp_path: Pa
     tasks = [str(write(tmp_path / name, rows)) for name, rows in (("near.jsonl", near), ("ranks.jsonl", ranks))]
     drawn = sorted(SENTENCES, key=text_key)[:COUNT]
     whole = LayerEncoder(model, -1, device="cpu")
-    expected = measure(whole, drawn, metrics=METRICS, layers=[1, 3], views=3).sort("name", "layer")["value"].to_list()
+    raw = measure_layers(whole, drawn, metrics=METRICS, layers=[1, 3], views=3)  # metrics beside scores read raw states
+    expected = raw.sort("name", "layer")["value"].to_list()
     assert measured(model, str(tmp_path / "one"), *tasks) == pytest.approx(expected, rel=1e-5)
     assert measured(model, str(tmp_path / "other"), *reversed(tasks)) == pytest.approx(expected, rel=1e-5)
     # In a process whose sets have another order.

@@ -200,7 +200,7 @@ def start(model: str, out: Path, store: Path, *tasks: Path) -> subprocess.Popen[
     return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE)
 
 
-@pytest.mark.slow  # three processes that each import mteb; the store's own kills are in test_store.py
+@pytest.mark.slow  # three processes that each import mteb; the store's own kills are in test_kills.py
 def test_killed_in_mid_batch_and_resumed_it_gives_the_same_frame_bit_for_bit(
     five: dict[str, Path], tiny_folder: Folder, tmp_path: Path
 ) -> None:

@@ -11,7 +11,6 @@ from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 
 from midlayer_encoders.tasks import TfidfEncoder, resolve_tasks, task_texts
-from midlayer_encoders.tasks.shapes import with_listed_labels
 from tests.tasks.rows import ROWS, write
 
 
@@ -102,25 +101,6 @@ def test_clustering_embeds_every_row_and_separates_what_is_separate(tmp_path: Pa
     result = mteb.evaluate(Oracle(task_texts(task)), task, cache=None, show_progress_bar=False)[0]
     assert result.get_score() == pytest.approx(1.0)
     assert sorted(seen) == sorted(row["sentences"] for row in rows)
-
-
-def test_lists_of_labels_leave_mteb_s_scores_as_they_are(tmp_path: Path) -> None:
-    from mteb.abstasks import AbsTaskClassification
-
-    local = made(tmp_path, "Classification")
-    local.load_data()
-
-    class Plain(AbsTaskClassification):
-        metadata = local.metadata
-
-    def plain() -> Any:
-        task = Plain()
-        task.dataset, task.data_loaded = local.dataset, True
-        return task
-
-    expected = evaluated(plain()).scores
-    assert evaluated(with_listed_labels(plain())).scores == expected
-    assert evaluated(local).scores == expected
 
 
 @pytest.mark.parametrize("task_type", ROWS)

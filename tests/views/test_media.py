@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.views.media import augment_media, image_view, sound_view
-from tests.made_media import IMAGES, RATE, SOUNDS, image
+from midlayer_encoders.views.media import audio_view, augment_media, image_view
+from tests.made_media import IMAGES, RATE, WAVEFORMS, image
 
 
 def arrays(views: list) -> list[np.ndarray]:  # type: ignore[type-arg]
     return [np.asarray(item["array"] if isinstance(item, dict) else item) for view in views for item in view]
 
 
-@pytest.mark.parametrize(("items", "medium"), [(IMAGES, "image"), (SOUNDS, "audio")])
+@pytest.mark.parametrize(("items", "medium"), [(IMAGES, "image"), (WAVEFORMS, "audio")])
 def test_views_are_of_the_content_the_seed_and_the_number_alone(items: list, medium: str) -> None:  # type: ignore[type-arg]
     first = augment_media(items, medium, views=3)  # type: ignore[arg-type]
     assert [len(view) for view in first] == [len(items)] * 3
@@ -28,7 +28,7 @@ def test_views_are_of_the_content_the_seed_and_the_number_alone(items: list, med
     assert np.abs(arrays([first[0]])[0].astype(float) - arrays([first[1]])[0]).max() > 0
 
 
-def test_a_view_of_an_image_is_a_part_of_it_in_other_colours() -> None:
+def test_a_view_of_an_image_is_a_part_of_it_in_other_colors() -> None:
     bars = np.zeros((40, 60, 3), dtype=np.uint8)
     bars[:, :, 0] = np.linspace(0, 200, 60)  # red grows to the right
     from PIL import Image
@@ -45,11 +45,11 @@ def test_a_view_of_an_image_is_a_part_of_it_in_other_colours() -> None:
     assert image_view(image(0, (1, 1))).size == (1, 1)
 
 
-def test_a_view_of_a_sound_has_its_length_and_the_noise_and_gain_that_are_promised() -> None:
+def test_a_view_of_a_waveform_has_its_length_and_the_noise_and_gain_that_are_promised() -> None:
     tone = np.sin(np.arange(RATE) / 5).astype(np.float32)
     gains, noises = [], []
     for view in range(40):
-        made = sound_view({"array": tone, "sampling_rate": RATE}, view=view)["array"]
+        made = audio_view({"array": tone, "sampling_rate": RATE}, view=view)["array"]
         assert made.shape == tone.shape
         middle = made[2000:-2000]
         # The part of the view that is a wave of the tone's frequency, by least squares, and the rest.
@@ -61,9 +61,9 @@ def test_a_view_of_a_sound_has_its_length_and_the_noise_and_gain_that_are_promis
     assert 9 < min(noises) < 15 < 25 < max(noises) < 31.5
 
 
-def test_a_silent_or_tiny_sound_has_views() -> None:
+def test_a_silent_or_tiny_waveform_has_views() -> None:
     for length in (1, 5, 100):
-        made = sound_view({"array": np.zeros(length, dtype=np.float32), "sampling_rate": RATE})
+        made = audio_view({"array": np.zeros(length, dtype=np.float32), "sampling_rate": RATE})
         np.testing.assert_array_equal(made["array"], 0)
 
 

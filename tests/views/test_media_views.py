@@ -1,4 +1,4 @@
-"""What views of images and sounds do to them, measured on patterns whose change can be read back."""
+"""What views of images and audio do to them, measured on patterns whose change can be read back."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from midlayer_encoders.media import InputError
-from midlayer_encoders.views.media import augment_media, image_view, sound_view
-from tests.made_media import IMAGES, RATE, SOUNDS
+from midlayer_encoders.views.media import audio_view, augment_media, image_view
+from tests.made_media import IMAGES, RATE, WAVEFORMS
 
 SQUARE, COUNT = 10, 30
 
@@ -37,9 +37,9 @@ def test_a_crop_keeps_the_share_and_the_proportions_that_are_promised() -> None:
     assert 0.68 < min(ratios) < 0.85 < 1.18 < max(ratios) < 1.48
 
 
-def test_brightness_and_colour_are_scaled_by_what_is_promised() -> None:
-    grey, red = Image.new("RGB", (8, 8), (120, 120, 120)), Image.new("RGB", (8, 8), (150, 90, 90))
-    light = [np.asarray(image_view(grey, view=view)).mean() / 120 for view in range(60)]
+def test_brightness_and_color_are_scaled_by_what_is_promised() -> None:
+    gray, red = Image.new("RGB", (8, 8), (120, 120, 120)), Image.new("RGB", (8, 8), (150, 90, 90))
+    light = [np.asarray(image_view(gray, view=view)).mean() / 120 for view in range(60)]
     assert 0.59 < min(light) < 0.68 < 1.32 < max(light) < 1.41
     tint = []
     for view in range(60):
@@ -49,12 +49,12 @@ def test_brightness_and_colour_are_scaled_by_what_is_promised() -> None:
     assert 0.3 < min(tint) < 0.6 < 1.5 < max(tint) < 2.05
 
 
-def test_a_sound_moves_by_up_to_a_tenth_and_silence_moves_in() -> None:
+def test_a_waveform_moves_by_up_to_a_tenth_and_silence_moves_in() -> None:
     tone = np.ones(1000, dtype=np.float32)
     tone[500] = 60.0
     shifts = []
     for view in range(60):
-        made = sound_view({"array": tone, "sampling_rate": RATE}, view=view)
+        made = audio_view({"array": tone, "sampling_rate": RATE}, view=view)
         samples, shift = made["array"], int(made["array"].argmax()) - 500
         assert made["sampling_rate"] == RATE
         assert samples.dtype == np.float32
@@ -69,7 +69,7 @@ def test_a_sound_moves_by_up_to_a_tenth_and_silence_moves_in() -> None:
     assert 60 < max(shifts) <= 100
 
 
-@pytest.mark.parametrize(("items", "medium"), [(IMAGES, "image"), (SOUNDS, "audio")])
+@pytest.mark.parametrize(("items", "medium"), [(IMAGES, "image"), (WAVEFORMS, "audio")])
 def test_the_views_of_a_list_are_those_of_each_item_by_number_and_seed(items: list, medium: str) -> None:  # type: ignore[type-arg]
     views = augment_media(items, medium, views=3, seed=7)  # type: ignore[arg-type]
 
@@ -81,7 +81,7 @@ def test_the_views_of_a_list_are_those_of_each_item_by_number_and_seed(items: li
             if medium == "image":
                 alone = np.asarray(image_view(item, seed=7, view=number))
             else:
-                alone = sound_view({"array": item[0], "sampling_rate": item[1]}, seed=7, view=number)["array"]
+                alone = audio_view({"array": item[0], "sampling_rate": item[1]}, seed=7, view=number)["array"]
             np.testing.assert_array_equal(array(view[place]), alone)
         for mine, theirs in zip(view[1:5:2], (view[1], view[3]), strict=True):
             np.testing.assert_array_equal(array(mine), array(theirs))

@@ -16,7 +16,8 @@ from midlayer_encoders.analysis.comparing.halves import half_width
 from midlayer_encoders.analysis.comparing.per_text import Kept, keep
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
+from midlayer_encoders.measuring import agreed
 from midlayer_encoders.metrics.cka import cka_matrix
 from midlayer_encoders.report.comparisons import DIFFERENCES, SIMILARITY
 
@@ -40,7 +41,7 @@ class Reading:
     metrics: tuple[str, ...]
     layers: Sequence[Layer] | str
     norm: Norm
-    pooling: Pooling
+    pooling: Pooling | None
     halves: Tensor
     progress: Progress | None
 
@@ -60,6 +61,7 @@ class ReadModel:
 def read_model(encoder: LayerEncoder, reading: Reading, before: Sequence[ReadModel]) -> ReadModel:
     """Return a model's metrics over all texts and over their halves, and its vectors."""
     spec = encoder.spec
+    agreed("pooling", reading.pooling, encoder.pooling)
     for other in before:
         if replace(spec, model="", revision=None) == replace(other.spec, model="", revision=None):
             raise OptionError(
@@ -69,7 +71,7 @@ def read_model(encoder: LayerEncoder, reading: Reading, before: Sequence[ReadMod
     label = _label(encoder, [other.label for other in before])
     kept = keep(
         encoder, reading.texts, views=reading.views, metrics=reading.metrics, layers=reading.layers,
-        norm=reading.norm, pooling=reading.pooling,
+        norm=reading.norm,
         done=Stage(reading.progress, f"texts of {label}", len(reading.texts) * (1 + len(reading.views))).step,
     )  # fmt: skip
     values = {name: kept.value(name) for name in reading.metrics}
@@ -108,14 +110,16 @@ def _label(encoder: LayerEncoder, taken: Sequence[str]) -> str:
 
 def metric_rows(read: ReadModel, dataset: str) -> pl.DataFrame:
     """Return the tidy frame of a model's metrics."""
-    spec, depth = read.spec, read.kept.num_layers
+    spec = read.spec
     model = spec.model if spec.revision else read.label  # the revision has a column of its own
-    rows = [
-        (model, spec.revision or "default", layer, layer / depth, "metric", dataset, name, value)
+    of = NamedSubject(model, spec.revision, read.kept.num_layers)
+    return tidy_frame(
+        row
         for name, values in read.values.items()
-        for layer, value in zip(read.kept.layers, values.tolist(), strict=True)
-    ]
-    return pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row")
+        for row in tidy_rows(
+            dict(zip(read.kept.layers, values.tolist(), strict=True)), of, kind="metric", dataset=dataset, name=name
+        )
+    )
 
 
 def _pairs(first: Kept, second: Kept) -> list[tuple[int, int]]:

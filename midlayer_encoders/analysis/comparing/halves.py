@@ -16,7 +16,7 @@ __all__ = ["check_confidence", "half_width", "random_halves"]
 def random_halves(count: int, resamples: int, *, seed: int = 0) -> Tensor:
     """Return positions of random halves of ``count`` texts, each text once at most, shape ``(R, count // 2)``.
 
-    A bootstrap with replacement would hold texts twice, and a text that is there twice is its own nearest neighbour
+    A bootstrap with replacement would hold texts twice, and a text that is there twice is its own nearest neighbor
     and a wrong negative: it moves InfoNCE by 12 and DiME by 29 of their standard errors, effective rank by 3
     (benchmarks/results/halves.md).
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from midlayer_encoders._types import Layer, Norm, Pooling
+from midlayer_encoders._types import Layer, Norm
 from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.metrics import (
     METRICS,
@@ -122,7 +122,6 @@ def keep(
     metrics: Sequence[str],
     layers: Sequence[Layer] | str = "all",
     norm: Norm = "none",
-    pooling: Pooling = "mean",
     done: Callable[[int], None] | None = None,
 ) -> Kept:
     """Return what is kept of a model: one pass over the texts, and one over each view of them.
@@ -133,11 +132,11 @@ def keep(
         views: V lists of N texts.
         metrics: names out of :data:`COMPARABLE`.
         layers: ``"all"`` or some.
-        norm: of the pooled vectors.
-        pooling: how token states become one vector.
+        norm: of the vectors, which are pooled, after its default prompt, as the encoder does it.
         done: called after each batch with the number of texts in it.
     """
-    reader = layer_reader(encoder, layers=layers, norm=norm, pooling=pooling)
+    prompt = encoder.default_prompt
+    reader = layer_reader(encoder, layers=layers, norm=norm, prompt=prompt)
     rows = {layer: row for row, layer in enumerate(reader.layers)}
     wanted = [name for name in metrics if name in _OF_TOKENS]
     numbers = {name: torch.full((len(rows), len(texts)), torch.nan, dtype=torch.float64) for name in wanted}
@@ -152,7 +151,8 @@ def keep(
     passes = []
     for view, passed in enumerate((texts, *views)):
         of_tokens = tokens if wanted and view == 0 else None
-        passes.append(reader.vectors(passed, batches_of(encoder, passed), tokens=of_tokens, done=done))
+        batches = batches_of(encoder, passed, prompt=prompt)
+        passes.append(reader.vectors(passed, batches, tokens=of_tokens, done=done))
     for name in wanted:
         if bool(numbers[name].isnan().all(dim=1).any()):
             raise TooFewTextsError(

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 import polars as pl
 
@@ -29,8 +29,8 @@ from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.report import plot_metrics
 from midlayer_encoders.report.comparisons import plot_differences, plot_similarity
 from midlayer_encoders.report.comparisons_page import comparisons_html, comparisons_words
-from midlayer_encoders.report.page import write_page
 from midlayer_encoders.report.versions import versions
+from midlayer_encoders.results import Result
 from midlayer_encoders.views.texts import augment
 
 if TYPE_CHECKING:
@@ -42,25 +42,25 @@ _LEAST, _MOST = 10, 2000  # texts: halves of five; vectors of all layers and vie
 
 
 @dataclass(frozen=True)
-class CompareResult:
+class CompareResult(Result):
     """A base model and one or more others, layer by layer.
 
     Attributes:
         frame: tidy, the metrics of every model.
+        folder: where everything was written; ``None`` where nothing was.
         differences: ``base, model, base_layer, layer, depth, dataset, name, difference, low, high``: the other model
             minus the base, and the ends of its interval over texts.
         similarity: ``base, model, base_layer, layer, cka``: unbiased linear CKA of every layer with every other.
-        folder: where everything was written; ``None`` where nothing was.
         how: how it was measured.
         notes: what a reader should know, such as different tokenizers.
     """
 
-    frame: pl.DataFrame
     differences: pl.DataFrame
     similarity: pl.DataFrame
-    folder: Path | None
     how: Mapping[str, str]
     notes: Sequence[str] = field(default_factory=tuple)
+
+    made_by: ClassVar[str] = "compare"
 
     def words(self) -> list[str]:
         """Return the finding of each model in a sentence or two."""
@@ -74,27 +74,14 @@ class CompareResult:
             "cka": plot_similarity(self.similarity),
         }
 
-    def to_html(self, path: Path | str | None = None) -> Path:
-        """Write the self-contained page and return where it lies; by default ``report.html`` in the folder."""
-        text = comparisons_html(self.frame, self.differences, self.similarity, how=self.how, notes=self.notes)
-        return write_page(text, path or self._home() / "report.html")
+    def html(self) -> str:
+        """Return the self-contained page."""
+        return comparisons_html(self.frame, self.differences, self.similarity, how=self.how, notes=self.notes)
 
-    def save(self, folder: Path | str | None = None) -> Path:
-        """Write the frames (parquet and CSV), figures and page into a folder, and return it."""
-        home = Path(folder) if folder is not None else self._home()
-        home.mkdir(parents=True, exist_ok=True)
-        for name, frame in (("frame", self.frame), ("differences", self.differences), ("cka", self.similarity)):
-            frame.write_parquet(home / f"{name}.parquet")
-            frame.write_csv(home / f"{name}.csv")
-        for name, figure in self.plots().items():
-            figure.savefig(home / f"{name}.png", dpi=150)
-        self.to_html(home / "report.html")
-        return home
-
-    def _home(self) -> Path:
-        if self.folder is None:
-            raise OptionError("`folder` must be given here, or `out` to `compare`: there is none to write to.")
-        return self.folder
+    def tables(self) -> dict[str, pl.DataFrame]:
+        """Return the three frames by file name, each as parquet and CSV."""
+        frames = {"frame": self.frame, "differences": self.differences, "cka": self.similarity}
+        return {f"{name}.{kind}": frame for name, frame in frames.items() for kind in ("parquet", "csv")}
 
 
 def compare(
@@ -133,7 +120,7 @@ def compare(
         out: folder for frames, figures and page; ``None`` writes nothing.
         progress: called after each batch and each half; the stages name the model.
         options: as in :class:`~midlayer_encoders.EncoderOptions`, of the models that are named; ``norm`` is ``"none"``
-            here, as in the paper, and holds for encoders that are given too.
+            here, as in the paper, and holds for encoders that are given too, which pool as they do.
 
     Raises:
         OptionError: no other model, the same model twice, too few texts or too many.
@@ -141,26 +128,21 @@ def compare(
     given = make_options(options, norm="none")
     check_confidence(confidence)
     names = comparable(metrics)
-    _check_models(base, *tuned)
+    _check_models(base, *tuned, revision=given.revision)
     _check_texts(texts)
     passes = num_passes(names, views=views)
     reading = Reading(
         texts, augment(texts, views=passes - 1, seed=seed) if passes > 1 else [], names, layers, given.norm,
-        given.pooling or "mean", random_halves(len(texts), resamples, seed=seed), progress,
+        given.pooling, random_halves(len(texts), resamples, seed=seed), progress,
     )  # fmt: skip
     first, *others = _read_all((base, *tuned), reading, given)
     folder = Path(out) if out is not None else None
     result = CompareResult(
         pl.concat([metric_rows(read, dataset) for read in (first, *others)]),
-        pl.concat(
-            [
-                difference_frame(first, other, reading=reading, confidence=confidence, dataset=dataset)
-                for other in others
-            ]
-        ),
-        pl.concat([similarity_frame(first, other) for other in others]),
         folder,
-        _how(reading, seed=seed, confidence=confidence, dataset=dataset),
+        pl.concat([difference_frame(first, other, reading, confidence, dataset) for other in others]),
+        pl.concat([similarity_frame(first, other) for other in others]),
+        _how(reading, (first, *others), seed=seed, confidence=confidence, dataset=dataset),
         [note for other in others for note in pair_notes(first, other)],
     )
     if folder is not None:
@@ -177,12 +159,16 @@ def _read_all(models: Sequence[str | LayerEncoder], reading: Reading, options: E
         else:
             name, revision = _name_and_revision(model)
             gc.collect()  # an encoder and its card hold each other, so the one before is still there
-            own = {**options.changed(), "revision": revision or options.revision}
-            reads.append(read_model(LayerEncoder(name, -1, **own), reading, reads))
+            own = {**options.changed(), "revision": revision}
+            reads.append(read_model(LayerEncoder(name, -1, **own), reading, reads))  # a name would keep it in memory
     return reads
 
 
-def _check_models(*models: str | LayerEncoder) -> None:
+def _check_models(*models: str | LayerEncoder, revision: str | None) -> None:
+    if revision is not None:
+        raise OptionError(
+            f"`revision` must be left out, since each model has its own, but got {revision!r}. Write `name@revision`."
+        )
     if len(models) < 2:
         raise OptionError("`tuned` must be one or more models to compare with `base`, but got none.")
     seen: set[object] = set()
@@ -220,7 +206,7 @@ def _name_and_revision(model: str) -> tuple[str, str | None]:
     return name, revision
 
 
-def _how(reading: Reading, *, seed: int, confidence: float, dataset: str) -> dict[str, str]:
+def _how(reading: Reading, reads: Sequence[ReadModel], *, seed: int, confidence: float, dataset: str) -> dict[str, str]:
     halves = reading.halves
     return {
         "texts": f"{len(reading.texts)} ({dataset})",
@@ -230,6 +216,6 @@ def _how(reading: Reading, *, seed: int, confidence: float, dataset: str) -> dic
         "number, for the others the metric anew from the texts' vectors",
         "CKA": "linear, unbiased, of one vector per text",
         "norm": reading.norm,
-        "pooling": reading.pooling,
+        "pooling": ", ".join(dict.fromkeys(read.spec.pooling for read in reads)),
         **versions(),
     }

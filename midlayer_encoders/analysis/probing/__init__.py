@@ -1,4 +1,4 @@
-"""Probes: how well a small classifier on each frozen layer tells labelled examples apart, all layers together."""
+"""Probes: how well a small classifier on each frozen layer tells labeled examples apart, all layers together."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from midlayer_encoders.analysis.probing.nearest import nearest_classes
 from midlayer_encoders.analysis.probing.probe import probe, probe_tokens
 from midlayer_encoders.analysis.probing.result import ProbeResult
 from midlayer_encoders.analysis.probing.scoring import Split, split_examples, wilson
+from midlayer_encoders.analysis.probing.settings import ProbeTraining
 from midlayer_encoders.analysis.probing.tokens import KeptTokens, LiveTokens
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "LinearProbes",
     "LiveTokens",
     "ProbeResult",
+    "ProbeTraining",
     "Split",
     "nearest_classes",
     "probe",

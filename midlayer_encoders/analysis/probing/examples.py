@@ -19,7 +19,7 @@ class Examples:
     """What to pass through a model, and the class of each.
 
     Attributes:
-        inputs: texts, or paths of images or sounds.
+        inputs: texts, or paths of images or audio files.
         labels: one class each.
     """
 
@@ -28,10 +28,10 @@ class Examples:
 
 
 def read_examples(path: Path | str, media: Sequence[str], *, bad: str = "refuse") -> Examples:
-    """Return the labelled examples of a folder of class folders, or of a table with the column ``label``.
+    """Return the labeled examples of a folder of class folders, or of a table with the column ``label``.
 
-    A class folder holds images, sounds, or texts as ``.txt`` files, whichever the model takes. A table (JSONL, CSV or
-    parquet) has a ``text`` in each row, or the ``path`` of an image or sound, relative to the table.
+    A class folder holds images, audio files, or texts as ``.txt`` files, as the model takes them. A table (JSONL, CSV
+    or parquet) has a ``text`` in each row, or the ``path`` of an image or audio file, relative to the table.
 
     Args:
         path: the folder or file.

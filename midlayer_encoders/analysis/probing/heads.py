@@ -41,7 +41,7 @@ class LayerNormalizer(nn.Module):
         self.register_buffer("batches", torch.zeros(layers, 1))
 
     def forward(self, states: Tensor, weights: Tensor) -> Tensor:
-        """Return normalised features of the type of ``states``; bfloat16 for float16, in which gradients would vanish.
+        """Return normalized features of the type of ``states``; bfloat16 for float16, in which gradients would vanish.
 
         Args:
             states: features, shape ``(L, B, T, D)``.
@@ -73,7 +73,7 @@ class AttentiveProbes(nn.Module):
         y = W \, \Vert_h \sum_t a_{ht} V_h \hat x_t, \qquad
         a_h = \operatorname{softmax}_t(q_h^\top K_h \hat x_t / \sqrt{d})
 
-    with :math:`\hat x` the batch-normed tokens and one learnt query for each head. Since the query does not depend on
+    with :math:`\hat x` the batch-normed tokens and one learned query for each head. Since the query does not depend on
     the tokens, :math:`K_h^\top q_h` is one vector, and the values are projected after they are summed: no token is
     multiplied by a ``D x D`` matrix. The result is that of the published probe to rounding.
 

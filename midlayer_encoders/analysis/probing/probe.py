@@ -1,7 +1,8 @@
-"""``probe``: how well each layer's frozen tokens tell labelled examples apart."""
+"""``probe``: how well each layer's frozen tokens tell labeled examples apart."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ from midlayer_encoders._types import Layer, Norm, Progress
 from midlayer_encoders.analysis.probing.heads import KINDS, AttentiveProbes, Kind, LinearProbes
 from midlayer_encoders.analysis.probing.nearest import nearest_classes
 from midlayer_encoders.analysis.probing.result import ProbeResult
-from midlayer_encoders.analysis.probing.scoring import Split, chance_level, class_numbers, split_examples
+from midlayer_encoders.analysis.probing.scoring import Split, chance_level, split_examples
+from midlayer_encoders.analysis.probing.settings import ProbeTraining
 from midlayer_encoders.analysis.probing.tokens import (
     KeptTokens,
     LiveTokens,
@@ -24,6 +26,7 @@ from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
+from midlayer_encoders.selection.ridge import class_numbers
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -47,11 +50,12 @@ def probe(
     learning_rate: float = 1e-3,
     weight_decay: float = 0.1,
     heads: int | None = None,
-    neighbours: int = 20,
+    neighbors: int = 20,
     keep_gb: float = 4.0,
     seed: int = 0,
     dataset: str = "examples",
     progress: Progress | None = None,
+    neighbours: int | None = None,
 ) -> ProbeResult:
     """Return the accuracy by layer of probes on a frozen model's tokens, all layers from one forward pass.
 
@@ -60,7 +64,7 @@ def probe(
     probes of all layers train together, and each becomes what it would have become alone.
 
     Args:
-        encoder: with the whole model, ``LayerEncoder(model, layer=-1)``; texts, images or sounds as it takes them.
+        encoder: with the whole model, ``LayerEncoder(model, layer=-1)``; texts, images or waveforms as it takes them.
         inputs: the examples.
         labels: the class of each, at least two classes.
         kind: of the probe.
@@ -74,29 +78,31 @@ def probe(
         learning_rate: of AdamW, at the first step.
         weight_decay: of AdamW.
         heads: of the attentive pooling; ``None`` takes one for each 64 dimensions.
-        neighbours: of ``"knn"``.
+        neighbors: of ``"knn"``.
         keep_gb: memory for tokens, in half precision; if they need more, every epoch passes the examples through the
             model again.
         seed: of split, weights and order.
         dataset: what the result calls the examples.
-        progress: told how far reading and training are.
+        progress: called with the stages ``"reading"`` and ``"training"``.
+        neighbours: deprecated, the old spelling of ``neighbors``.
     """
+    if neighbours is not None:
+        warnings.warn(
+            "`neighbours` is spelled `neighbors` now; the old spelling goes with 0.3.", DeprecationWarning, stacklevel=2
+        )
+        neighbors = neighbours
     check_choice("kind", kind, KINDS)
     agreed("norm", norm, encoder.norm)
     everything, classes, split, names = _examples(inputs, labels, test_inputs, test_labels, seed)
-    prompt = encoder.default_prompt
-    reader = layer_reader(encoder, layers=layers, prompt=prompt)
-    live = LiveTokens(reader, everything)
-    batches = batches_of(encoder, everything, prompt=prompt)
-    source: TokenSource
-    if kind == "attentive":
-        source = read_tokens(live, batches, keep_gb=keep_gb, progress=progress)
-    else:
-        source = read_vectors(live, batches, progress=progress)
+    reader = layer_reader(encoder, layers=layers, prompt=encoder.default_prompt)
+    source = _read(encoder, LiveTokens(reader, everything), kind, keep_gb, progress)
+    training = ProbeTraining(
+        epochs=epochs, patience=patience, batch_size=batch_size, learning_rate=learning_rate,
+        weight_decay=weight_decay, seed=seed,
+    )  # fmt: skip
     right, validation, best = probe_tokens(
-        source, classes, split, kind=kind, epochs=epochs, patience=patience, batch_size=batch_size,
-        learning_rate=learning_rate, weight_decay=weight_decay, heads=heads, neighbours=neighbours, seed=seed,
-        progress=progress, device=encoder.device,
+        source, classes, split, kind=kind, training=training, heads=heads, neighbors=neighbors, progress=progress,
+        device=encoder.device,
     )  # fmt: skip
     spec = encoder.spec
     return ProbeResult(
@@ -112,14 +118,9 @@ def probe_tokens(
     split: Split,
     *,
     kind: Kind = "attentive",
-    epochs: int = 30,
-    patience: int = 5,
-    batch_size: int = 256,
-    learning_rate: float = 1e-3,
-    weight_decay: float = 0.1,
+    training: ProbeTraining | None = None,
     heads: int | None = None,
-    neighbours: int = 20,
-    seed: int = 0,
+    neighbors: int = 20,
     progress: Progress | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,37 +133,42 @@ def probe_tokens(
         labels: classes from ``0`` of all examples, shape ``(N,)``.
         split: which examples train, choose and test.
         kind: of the probe.
-        epochs: see :func:`probe`, as the following.
-        patience: before a layer is done.
-        batch_size: examples in a step.
-        learning_rate: of AdamW.
-        weight_decay: of AdamW.
+        training: how it is trained.
         heads: of the attentive pooling.
-        neighbours: of ``"knn"``, which needs :class:`KeptTokens` of one token each.
-        seed: of weights and order.
-        progress: told after each epoch.
+        neighbors: of ``"knn"``, which needs :class:`KeptTokens` of one token each.
+        progress: called after each epoch, with the stage ``"training"``.
         device: to train on.
     """
     if kind == "knn":
-        return _nearest(source, labels, split, neighbours)
+        return _nearest(source, labels, split, neighbors)
     from midlayer_encoders.analysis.probing.training import predict, train_probes
 
+    given = training or ProbeTraining()
     num_layers, width = source.shape
     classes = int(labels.max()) + 1
     head = (
-        AttentiveProbes(num_layers, width, classes, heads=heads, seed=seed)
+        AttentiveProbes(num_layers, width, classes, heads=heads, seed=given.seed)
         if kind == "attentive"
-        else LinearProbes(num_layers, width, classes, seed=seed)
+        else LinearProbes(num_layers, width, classes, seed=given.seed)
     ).to(device)
     trained = train_probes(
-        head, source, labels, train=split.train, validation=split.validation, epochs=epochs, patience=patience,
-        batch_size=batch_size, learning_rate=learning_rate, weight_decay=weight_decay, seed=seed, progress=progress,
-    )  # fmt: skip
-    right = predict(head, source, split.test, batch_size=batch_size) == labels[split.test]
+        head, source, labels, train=split.train, validation=split.validation, training=given, progress=progress
+    )
+    right = predict(head, source, split.test, batch_size=given.batch_size) == labels[split.test]
     return right, trained.best_accuracy, trained.best_epoch
 
 
-def _nearest(source: TokenSource, labels: Tensor, split: Split, neighbours: int) -> tuple[Tensor, Tensor, Tensor]:
+def _read(
+    encoder: LayerEncoder, live: LiveTokens, kind: Kind, keep_gb: float, progress: Progress | None
+) -> TokenSource:
+    """Return what the probes see: all tokens, or one vector of each example, pooled as the encoder pools."""
+    batches = batches_of(encoder, live.inputs, prompt=encoder.default_prompt)
+    if kind == "attentive":
+        return read_tokens(live, batches, keep_gb=keep_gb, progress=progress)
+    return read_vectors(live, batches, progress=progress)
+
+
+def _nearest(source: TokenSource, labels: Tensor, split: Split, neighbors: int) -> tuple[Tensor, Tensor, Tensor]:
     if not isinstance(source, KeptTokens) or source.states.shape[2] != 1:
         raise OptionError("`source` must be KeptTokens of one token an example for kind='knn'.")
     vectors, known = source.states[:, :, 0], split.train.to(source.states.device)
@@ -170,7 +176,7 @@ def _nearest(source: TokenSource, labels: Tensor, split: Split, neighbours: int)
 
     def right(index: Tensor) -> Tensor:
         index = index.to(vectors.device)
-        named = nearest_classes(vectors[:, known], classes[known], vectors[:, index], neighbours=neighbours)
+        named = nearest_classes(vectors[:, known], classes[known], vectors[:, index], neighbors=neighbors)
         return (named == classes[index]).cpu()
 
     validation = right(split.validation).double().mean(dim=1)

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
+import polars as pl
 import torch
 from torch import Tensor
 
 from midlayer_encoders.analysis.probing.heads import Kind
 from midlayer_encoders.analysis.probing.scoring import wilson
+from midlayer_encoders.frame import tidy_frame, tidy_rows
+from midlayer_encoders.report import report_html
+from midlayer_encoders.report.probes import plot_probes
+from midlayer_encoders.results import Result
 from midlayer_encoders.selection.ridge import resampled_means
 
 if TYPE_CHECKING:
-    import polars as pl
     from matplotlib.figure import Figure
 
 __all__ = ["ProbeResult"]
 
 
-@dataclass(frozen=True)
-class ProbeResult:
+@dataclass(frozen=True, kw_only=True)
+class ProbeResult(Result):
     """How well a probe on each layer names the class of examples that it was not trained on.
 
     Attributes:
+        frame: tidy, a score of each layer, whose dataset says which probe gave it.
+        folder: where :meth:`save` writes; ``None`` where it must be given.
         model: its name.
         revision: of the model.
         num_layers: its number of blocks.
@@ -39,6 +46,8 @@ class ProbeResult:
         num_train: number of training examples.
     """
 
+    frame: pl.DataFrame = field(init=False, repr=False)
+    folder: Path | None = None
     model: str
     revision: str
     num_layers: int
@@ -51,6 +60,14 @@ class ProbeResult:
     epochs: Tensor
     chance: float
     num_train: int
+
+    made_by: ClassVar[str] = "probe"
+
+    def __post_init__(self) -> None:
+        values = dict(zip(self.layers, self.accuracy.tolist(), strict=True))
+        dataset = f"{self.dataset} ({self.kind} probe)"
+        rows = tidy_rows(values, self, kind="score", dataset=dataset, name="accuracy")
+        object.__setattr__(self, "frame", tidy_frame(rows))
 
     @property
     def accuracy(self) -> Tensor:
@@ -83,25 +100,8 @@ class ProbeResult:
         )
 
     @property
-    def frame(self) -> pl.DataFrame:
-        """The tidy frame: a score of each layer, whose dataset says which probe gave it."""
-        import polars as pl
-
-        from midlayer_encoders.frame import FRAME_SCHEMA
-
-        name = f"{self.dataset} ({self.kind} probe)"
-        depth = max(self.num_layers, 1)
-        rows = [
-            (self.model, self.revision, layer, layer / depth, "score", name, "accuracy", value)
-            for layer, value in zip(self.layers, self.accuracy.tolist(), strict=True)
-        ]
-        return pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row")
-
-    @property
     def table(self) -> pl.DataFrame:
         """Accuracy of each layer with its interval (Wilson, 95 %), the validation accuracy and the best epoch."""
-        import polars as pl
-
         count = self.right.shape[1]
         bounds = [wilson(int(right), count) for right in self.right.sum(dim=1).tolist()]
         return pl.DataFrame(
@@ -115,9 +115,26 @@ class ProbeResult:
             }
         )
 
+    def tables(self) -> dict[str, pl.DataFrame]:
+        """Return frame and table by file name."""
+        return {"probe.parquet": self.frame, "probe.csv": self.table}
+
     def plot(self) -> Figure:
         """Return the figure of accuracy by layer with its interval, and the level of guessing."""
-        from midlayer_encoders.report.probes import plot_probes
-
         label = f"{self.model}, {self.kind} probe"
         return plot_probes({label: self.table}, num_layers=self.num_layers, chance=self.chance, title=self.dataset)
+
+    def plots(self) -> dict[str, Figure]:
+        """Return the figures by name: ``probe``."""
+        return {"probe": self.plot()}
+
+    def html(self) -> str:
+        """Return the self-contained page."""
+        how = {
+            "Probe": f"{self.kind}, all layers trained together on the same batches, each at its best epoch",
+            "Examples": f"{self.num_train} to train, {self.right.shape[1]} to test, {len(self.classes)} classes",
+        }
+        return report_html(
+            self.frame, title=f"Probes of every layer: {self.dataset}", how=how, notes=[self.verdict()],
+            baselines={self.frame["dataset"][0]: self.chance}, baseline_name="Guessing",
+        )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.selection.ridge import label_folds
 
-__all__ = ["Split", "chance_level", "class_numbers", "split_examples", "wilson"]
+__all__ = ["Split", "chance_level", "split_examples", "wilson"]
 
 _FOLDS = 5  # one to test, one to choose the epoch, the others to train
 
@@ -44,18 +44,6 @@ def wilson(right: int, count: int, *, z: float = 1.959964) -> tuple[float, float
     middle = (share + spread / 2) / (1 + spread)
     reach = z * math.sqrt(share * (1 - share) / count + spread / (4 * count)) / (1 + spread)
     return max(0.0, middle - reach), min(1.0, middle + reach)
-
-
-def class_numbers(labels: Sequence[Hashable]) -> tuple[Tensor, list[str]]:
-    """Return the class of each example as a number from ``0``, shape ``(N,)``, and the classes' names in order.
-
-    Example:
-        >>> class_numbers(["cat", "dog", "cat"])
-        (tensor([0, 1, 0]), ['cat', 'dog'])
-    """
-    names = sorted(set(labels), key=lambda name: (str(type(name)), name))
-    numbers = {name: number for number, name in enumerate(names)}
-    return torch.tensor([numbers[label] for label in labels]), [str(name) for name in names]
 
 
 def split_examples(labels: Tensor, *, names: Sequence[str] = (), num_test: int = 0, seed: int = 0) -> Split:

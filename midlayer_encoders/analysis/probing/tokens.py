@@ -106,9 +106,10 @@ def read_tokens(
         live: gives the tokens.
         batches: positions of all examples, such as :func:`~midlayer_encoders.reading.batches.batches_of` gives.
         keep_gb: memory that may be used.
-        progress: told after each batch.
+        progress: called after each batch, with the stage ``"reading"``.
     """
-    count, done = len(live.inputs), 0
+    count = len(live.inputs)
+    stage = Stage(progress, "reading", count)
     states, mask = torch.empty(0), torch.empty(0)
     for positions in batches:
         made, real = live.batch(torch.tensor(positions))
@@ -123,9 +124,7 @@ def read_tokens(
         index = torch.tensor(positions, device=mask.device)
         states[:, index, : real.shape[1]] = made.masked_fill(~real[None, :, :, None], 0.0).to(states.dtype)
         mask[index, : real.shape[1]] = real
-        done += len(positions)
-        if progress is not None:
-            progress("reading", done, count)
+        stage.step(len(positions))
     _check_finite(states, live)
     return KeptTokens(states, mask)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Progress
+from midlayer_encoders.analysis.probing.settings import ProbeTraining
 from midlayer_encoders.analysis.probing.tokens import TokenSource
 from midlayer_encoders.errors import NotFiniteError
 
@@ -66,11 +67,8 @@ class LayerProbes(LightningModule):
 
     Args:
         head: the probes, :class:`~midlayer_encoders.analysis.probing.heads.AttentiveProbes` or ``LinearProbes``.
-        learning_rate: at the first step; it falls to zero along a cosine.
-        weight_decay: AdamW's.
-        patience: epochs in which neither accuracy nor loss on the validation examples was better than before, after
-            which a layer is done; when all are, training ends.
-        progress: told after each epoch.
+        training: how.
+        progress: called after each epoch, with the stage ``"training"``.
 
     Attributes:
         best_accuracy: on the validation examples, of each layer's best epoch, shape ``(L,)``.
@@ -80,17 +78,13 @@ class LayerProbes(LightningModule):
     def __init__(
         self,
         head: nn.Module,
+        training: ProbeTraining | None = None,
         *,
-        learning_rate: float = 1e-3,
-        weight_decay: float = 0.1,
-        patience: int = 5,
         progress: Progress | None = None,
     ) -> None:
         super().__init__()
         self.head = head
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.patience = patience
+        self.given = training or ProbeTraining()  # Lightning has a `training` of its own
         self._progress = progress
         layers = next(head.parameters()).shape[0]
         self.best_accuracy = torch.full((layers,), -1.0)
@@ -123,7 +117,7 @@ class LayerProbes(LightningModule):
                 f"{float(loss[~loss.isfinite()][0])}. Try a smaller `learning_rate`, or check the model's states."
             )
         epoch = self.current_epoch + 1
-        waiting = epoch - self._moved <= self.patience
+        waiting = epoch - self._moved <= self.given.patience
         equal = accuracy == self.best_accuracy
         better = waiting & ((accuracy > self.best_accuracy) | (equal & (loss < self.best_loss)))
         # A small data set has few steps an epoch: its loss may fall for long before its accuracy rises.
@@ -136,7 +130,7 @@ class LayerProbes(LightningModule):
         self.best_epoch = torch.where(better, epoch, self.best_epoch)
         if self._progress is not None:
             self._progress("training", epoch, int(self.trainer.max_epochs or 0))
-        if not bool((epoch - self._moved < self.patience).any()):
+        if not bool((epoch - self._moved < self.given.patience).any()):
             self.trainer.should_stop = True
 
     def on_fit_end(self) -> None:
@@ -145,8 +139,9 @@ class LayerProbes(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Return AdamW, whose rate falls along a cosine over all steps."""
+        given = self.given
         optimizer = torch.optim.AdamW(
-            self.head.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay, betas=(0.9, 0.95)
+            self.head.parameters(), lr=given.learning_rate, weight_decay=given.weight_decay, betas=(0.9, 0.95)
         )
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
@@ -167,12 +162,7 @@ def train_probes(
     *,
     train: Tensor,
     validation: Tensor,
-    epochs: int = 30,
-    batch_size: int = 256,
-    learning_rate: float = 1e-3,
-    weight_decay: float = 0.1,
-    patience: int = 5,
-    seed: int = 0,
+    training: ProbeTraining | None = None,
     progress: Progress | None = None,
 ) -> LayerProbes:
     """Return the trained probes, each layer at its best epoch on the validation examples.
@@ -183,29 +173,23 @@ def train_probes(
         labels: classes from ``0`` of all examples, shape ``(N,)``.
         train: which examples to train on.
         validation: which examples to choose the epoch by.
-        epochs: at the most.
-        batch_size: examples in a step.
-        learning_rate: see :class:`LayerProbes`.
-        weight_decay: see :class:`LayerProbes`.
-        patience: see :class:`LayerProbes`.
-        seed: of the order of examples.
-        progress: told after each epoch.
+        training: how.
+        progress: called after each epoch, with the stage ``"training"``.
     """
-    probes = LayerProbes(
-        head, learning_rate=learning_rate, weight_decay=weight_decay, patience=patience, progress=progress
-    )
+    given = training or ProbeTraining()
+    probes = LayerProbes(head, given, progress=progress)
     device = next(head.parameters()).device
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(given.seed)
     with _quiet():
         trainer = Trainer(
-            accelerator=device.type, devices=[device.index or 0] if device.type == "cuda" else 1, max_epochs=epochs,
+            accelerator=device.type, devices=[device.index or 0] if device.type == "cuda" else 1,
             logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-            num_sanity_val_steps=0,
+            max_epochs=given.epochs, num_sanity_val_steps=0,
         )  # fmt: skip
         trainer.fit(
             probes,
-            TokenBatches(source, labels, train, batch_size, generator),
-            TokenBatches(source, labels, validation, batch_size),
+            TokenBatches(source, labels, train, given.batch_size, generator),
+            TokenBatches(source, labels, validation, given.batch_size),
         )
     probes.head.to(device).eval()
     return probes

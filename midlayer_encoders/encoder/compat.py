@@ -1,0 +1,56 @@
+"""Everything private of sentence-transformers that this package relies on, each in a place that says why.
+
+``tests/encoder/test_compat.py`` fails when a release of sentence-transformers renames one of these.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Transformer
+from torch import nn
+
+__all__ = ["PlainOnDisk", "transformer_around"]
+
+
+def transformer_around(loaded: nn.Module, model: str, processor_options: dict[str, Any]) -> Any:
+    """Return sentence-transformers' own module around a model that is loaded already, with its processor.
+
+    Its constructor knows only how to load a model whole, so the two methods that load are overridden while it runs;
+    what is returned is a plain ``Transformer``.
+
+    Args:
+        loaded: the model.
+        model: folder or name on the hub that the processor is read from.
+        processor_options: of ``AutoProcessor.from_pretrained``.
+    """
+
+    class Loaded(Transformer):
+        def _load_config(self, *_: Any, **__: Any) -> tuple[Any, bool]:
+            return loaded.config, False
+
+        def _load_model(self, *_: Any, **__: Any) -> Any:
+            return loaded
+
+    module = Loaded(model, processor_kwargs=processor_options)
+    module.__class__ = Transformer
+    return module
+
+
+class PlainOnDisk(SentenceTransformer):
+    """A SentenceTransformer whose folder is that of a plain one, with a card of its own."""
+
+    def model_card_text(self) -> str:
+        """Return the README of the folder."""
+        raise NotImplementedError
+
+    def _create_model_card(self, path: str, *_: Any, **__: Any) -> None:
+        """Write our own card: the generated one names the subclass and guesses the lineage, and has no setting."""
+        Path(path, "README.md").write_text(self.model_card_text(), encoding="utf8")
+
+    @classmethod
+    def _load_with_module_classes(cls, *args: Any, **kwargs: Any) -> Any:
+        """Load a checkpoint as what it is on disk, where the trainer loads its best one by the class of the model."""
+        return SentenceTransformer._load_with_module_classes(*args, **kwargs)

@@ -1,0 +1,149 @@
+"""Everything private of transformers that this package relies on, each in a function that says why.
+
+``tests/models/test_compat.py`` fails when a release of transformers renames one of these or gives it another meaning.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = [
+    "BACKBONE_STAGES",
+    "ENCODERS",
+    "LOADING",
+    "drop_recording_hooks",
+    "encoder_class",
+    "has_mask_of_states",
+    "is_pretrained",
+    "mask_of_states",
+    "opt_lacks_final_norm",
+    "read_weights",
+    "register_recordable_outputs",
+    "unsplit_classes",
+]
+
+LOADING = threading.RLock()
+"""Held while a model is loaded.
+
+To load or make a model, transformers sets torch's default dtype and replaces ``PreTrainedModel.tie_weights`` and
+``torch.linspace`` for the whole process, then puts back what it found: two loads that overlap in two threads would
+leave each other's values behind for good.
+"""
+
+BACKBONE_STAGES = ("out_features", "out_indices", "stage_names", "_out_features", "_out_indices")
+"""Settings of a backbone's outputs, one for each block: transformers makes them anew when they are absent."""
+
+ENCODERS = {
+    "t5": "T5EncoderModel",
+    "mt5": "MT5EncoderModel",
+    "umt5": "UMT5EncoderModel",
+    "whisper": "models.whisper.modeling_whisper.WhisperEncoder",  # not exported at the top of transformers
+}
+"""By model type, the class that holds the encoder alone of a model that also has a decoder."""
+
+_RECORDING = "transformers.utils.output_capturing"  # the module whose hooks collect `hidden_states`
+
+
+def read_weights(
+    kind: Any, model: str, *, unexpected: Sequence[str] = (), prefix: str | None = None, **options: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Return what ``kind.from_pretrained`` reads, in eval mode, and which weights were missing.
+
+    transformers takes no argument for either of the first two options, only class attributes, so the model is loaded
+    as a subclass that is thrown away: ``kind`` itself never changes, whatever other threads do with it.
+
+    Args:
+        kind: class of the model.
+        model: folder or name on the hub.
+        unexpected: patterns of weights that the files may hold and the model does not, so that nothing is logged.
+        prefix: what precedes the keys of this model in the files, where it is not the class's own prefix.
+        options: of ``from_pretrained``.
+    """
+    attributes = {
+        # The name and module stay: transformers looks up conversions and recorded outputs by them.
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "_keys_to_ignore_on_load_unexpected": [*(kind._keys_to_ignore_on_load_unexpected or ()), *unexpected],
+        "base_model_prefix": prefix or kind.base_model_prefix,
+    }
+    throwaway: Any = type(kind.__name__, (kind,), attributes)
+    with LOADING:
+        loaded, told = throwaway.from_pretrained(model, output_loading_info=True, **options)
+    loaded.__class__ = kind
+    return loaded, told
+
+
+def encoder_class(model_type: str) -> Any:
+    """Return the class of :data:`ENCODERS` for a model type, or ``None``."""
+    import transformers
+
+    return attrgetter(ENCODERS[model_type])(transformers) if model_type in ENCODERS else None
+
+
+def unsplit_classes(model: nn.Module) -> set[str]:
+    """Return the names of the classes that transformers never splits over devices: in nearly every family, the block.
+
+    No public attribute says which module of a model is its block.
+    """
+    return {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+
+
+def is_pretrained(module: nn.Module) -> bool:
+    """Return whether a module is a model of transformers, by itself or inside another, without its base class.
+
+    Code from the hub may bring a base class of its own, with the same attributes.
+    """
+    return hasattr(module, "config") and hasattr(module, "base_model_prefix")
+
+
+def opt_lacks_final_norm(config: Any) -> bool:
+    """Return whether an OPT checkpoint was made before its final norm existed, which only a private setting says."""
+    return bool(config._remove_final_layer_norm)
+
+
+def has_mask_of_states(model: nn.Module) -> bool:
+    """Return whether a model says which of its states are of real samples, as Wav2Vec2 and its relatives do."""
+    return hasattr(model, "_get_feature_vector_attention_mask")
+
+
+def mask_of_states(model: nn.Module, length: int, mask: Tensor) -> Tensor:
+    """Return which states are of real samples, bool, shape ``(B, T)``, by a private method of the model.
+
+    Only the model knows how its convolutions shorten a waveform.
+
+    Args:
+        model: one that :func:`has_mask_of_states`.
+        length: number T of states.
+        mask: of the samples, shape ``(B, samples)``.
+    """
+    asked: Any = model._get_feature_vector_attention_mask
+    return asked(length, mask.long()).bool()  # type: ignore[no-any-return]
+
+
+def drop_recording_hooks(model: nn.Module) -> None:
+    """Remove the hooks by which transformers records hidden states: they cannot be pickled.
+
+    They are closures, installed at the first pass that asks for hidden states, and again at the next one when the
+    flag that says they are there is off.
+    """
+    for module in model.modules():
+        for key, hook in list(module._forward_hooks.items()):
+            if getattr(hook, "__module__", "") == _RECORDING:
+                del module._forward_hooks[key]
+        if getattr(module, "_output_capturing_hooks_installed", False):
+            module._output_capturing_hooks_installed = False  # type: ignore[assignment]
+
+
+def register_recordable_outputs(model: Any) -> None:
+    """Have transformers know which outputs a model's class records, as it must before an unpickled model runs.
+
+    A process learns it when the first model of a class is made, and unpickling makes none.
+    """
+    with torch.device("meta"):
+        type(model)(model.config)

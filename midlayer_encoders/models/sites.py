@@ -1,0 +1,90 @@
+"""The points inside a block that have a name: the residual stream, and what attention and MLP read and add to it.
+
+They are found by rule from the block's module tree; the few families that break a rule stand in one table each.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+__all__ = ["SITES", "Site", "block_sites"]
+
+SITES = (
+    "residual_in", "attention_in", "attention", "attention_sum", "residual_mid",
+    "mlp_in", "mlp", "mlp_sum", "residual_out",
+)  # fmt: skip
+"""Every point inside a block that has a name, in the order in which a text passes them."""
+
+_LINEAR = ("Linear", "Conv1D", "NonDynamicallyQuantizableLinear")
+_ATTENTION = re.compile(r"Attention|Attn|Mixer")
+_OUTPUT_PROJECTION = re.compile(r"(^|\.)(o|o_proj|out_proj|c_proj|dense|out_lin|Wo|proj)$")
+_FUSED = {"WavLMAttention"}  # hands its projections' weights to one function, and never calls them
+_SPARSE = re.compile(r"Moe|MoE|Sparse")
+
+# The residual stream between attention and MLP: what the norm before the MLP receives, or, in blocks that norm after
+# each sum, what the norm after the attention returns. First match wins.
+_MIDDLE: tuple[tuple[str, Literal["input", "output"]], ...] = (
+    (r"pre_feedforward_layernorm|ln_2|mlp_norm|layer_norm2|layernorm_after|(rms_)?norm2|layer\.1\.layer_norm", "input"),
+    (r"attention\.(output\.)?LayerNorm|sa_layer_norm", "output"),
+    (r"post_attention_layernorm|final_layer_norm", "input"),
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A point inside a block: the input or output of one of its modules (``""`` is the block itself)."""
+
+    module: str
+    side: Literal["input", "output"]
+
+
+def block_sites(block: nn.Module, config: Any = None) -> dict[str, Site]:
+    """Return the named points inside a block, those it has.
+
+    Args:
+        block: one of the blocks.
+        config: the model's, which says whether attention and MLP stand side by side or after one another.
+
+    Returns:
+        ``residual_in``, ``attention_in`` (what attention reads: the stream after the norm before it, or the stream
+        itself in blocks that norm after each sum), ``attention`` (what attention adds to the stream, before any scale
+        or norm on it), ``residual_mid`` (the stream between attention and MLP; absent where they stand side by side or
+        there is one only), ``mlp_in``, ``mlp`` and ``residual_out``; and in blocks that norm after each sum
+        ``attention_sum`` and ``mlp_sum``, the stream before those norms. A state-space mixer counts as attention.
+    """
+    names = dict(block.named_modules())
+    sites = {"residual_in": Site("", "input"), "residual_out": Site("", "output")}
+    heads = [name for name, module in names.items() if name and _ATTENTION.search(type(module).__name__)]
+    inside = tuple(f"{name}." for name in heads)
+    linear = [name for name, module in names.items() if type(module).__name__ in _LINEAR]
+    if attention := [name for name in linear if name.startswith(inside) and _OUTPUT_PROJECTION.search(name)]:
+        readers = [name for name in linear if name.startswith(inside) and name not in attention]
+        reader, writer = (readers[0], attention[-1]) if type(names[heads[0]]).__name__ not in _FUSED else heads[:1] * 2
+        sites |= {"attention_in": Site(reader, "input"), "attention": Site(writer, "output")}
+    sparse = [name for name, module in names.items() if name and _SPARSE.search(type(module).__name__)]
+    if mlp := sparse[:1] or [name for name in linear if not name.startswith(inside)]:
+        sites |= {"mlp_in": Site(mlp[0], "input"), "mlp": Site(mlp[-1], "output")}
+    if (middle := _middle(list(names), config)) is not None and "attention" in sites and "mlp" in sites:
+        sites["residual_mid"] = middle
+        if middle.side == "output":
+            norms = [name for name, module in names.items() if name and type(module).__name__.endswith("Norm")]
+            outer = [name for name in norms if not name.startswith(inside) and name != middle.module]
+            sites |= {"attention_sum": Site(middle.module, "input"), "mlp_sum": Site(outer[-1], "input")}
+    return {name: sites[name] for name in SITES if name in sites}
+
+
+def _middle(names: list[str], config: Any) -> Site | None:
+    if getattr(config, "use_parallel_residual", False):
+        return None
+    if getattr(config, "model_type", None) == "opt" and not config.do_layer_norm_before:
+        return Site("self_attn_layer_norm", "output")
+    if getattr(config, "do_stable_layer_norm", True) is False:
+        return Site("layer_norm", "output")
+    for pattern, side in _MIDDLE:
+        if found := [name for name in names if re.search(rf"(^|\.)({pattern})$", name)]:
+            return Site(found[0], side)
+    return None

@@ -1,0 +1,104 @@
+"""Damaged files cost the texts of one shard, and never give a wrong vector."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from midlayer_encoders.store import TextNotStoredError
+from tests.store.filling import DIM, check, fill, keys_of, opened, shards_of
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0x10
+    path.write_bytes(content)
+
+
+def cut(path: Path, size: int) -> None:
+    os.truncate(path, size if size >= 0 else path.stat().st_size + size)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda path: cut(path, -1),
+        lambda path: cut(path, 300),
+        lambda path: cut(path, 5),
+        lambda path: cut(path, 0),
+        lambda path: flip(path, -1),
+        lambda path: flip(path, -DIM * 4 * 4 * 2),
+        lambda path: path.write_bytes(path.read_bytes() + b"x"),
+        lambda path: path.write_bytes(path.read_bytes()[:-64] + bytes(64)),
+        lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    ],
+)
+def test_damage_costs_the_texts_of_one_shard(tmp_path: Path, caplog: pytest.LogCaptureFixture, harm) -> None:
+    fill(opened(tmp_path), range(12))
+    harm(shards_of(opened(tmp_path))[1])  # that of texts 4 to 7
+    store = opened(tmp_path)
+    assert store.missing(keys_of(range(12))) == [4, 5, 6, 7]
+    assert "is damaged" in caplog.text
+    check(store, [0, 1, 2, 3, 8, 9, 10, 11])
+    with pytest.raises(TextNotStoredError, match=r"4 of 12 are not, the first `keys\[4\]`"):
+        store.read(0, keys_of(range(12)))
+    fill(store, range(4, 8))
+    check(store, range(12))
+    check(opened(tmp_path), range(12))
+
+
+def test_a_shard_that_is_cut_off_is_noticed_on_opening(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fill(opened(tmp_path), range(8))
+    cut(shards_of(opened(tmp_path))[1], -1)
+    assert len(opened(tmp_path)) == 4
+    assert "bytes instead of" in caplog.text
+
+
+def test_no_flipped_byte_anywhere_gives_a_wrong_vector(tmp_path: Path) -> None:
+    fill(opened(tmp_path), range(3))
+    path = shards_of(opened(tmp_path))[0]
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        flip(path, at)
+        store = opened(tmp_path)
+        assert store.missing(keys_of(range(3))) == [0, 1, 2], f"byte {at}"
+        assert not path.exists()
+        path.write_bytes(whole)
+
+
+def test_a_reader_that_does_not_ask_what_is_missing_sees_damage_too(tmp_path: Path) -> None:
+    fill(opened(tmp_path), range(4))
+    store = opened(tmp_path)
+    flip(shards_of(store)[0], -1)  # in the last layer
+    check(opened(tmp_path, layers=[0, 1]), range(4))
+    with pytest.raises(TextNotStoredError, match="4 of 4 are not"):
+        store.read(5, keys_of(range(4)))
+
+
+def test_damage_under_an_open_store_is_an_error_not_a_crash(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    fill(store, range(8))
+    check(store, range(8))
+    cut(shards_of(store)[0], 100)
+    with pytest.raises(TextNotStoredError, match="4 of 8 are not"):
+        store.read(0, keys_of(range(8)))
+    shards_of(store)[0].unlink()
+    with pytest.raises(TextNotStoredError, match="8 of 8 are not"):
+        store.read(0, keys_of(range(8)))
+
+
+def test_a_merge_does_not_launder_damage(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    fill(store, range(12))
+    flip(shards_of(store)[2], -3)
+    store.merge()
+    assert store.missing(keys_of(range(12))) == [8, 9, 10, 11]
+    check(store, range(8))
+
+
+def test_a_damaged_label_is_written_again(tmp_path: Path) -> None:
+    fill(opened(tmp_path), range(4))
+    (tmp_path / "k" / "store.json").write_text('{"format"')
+    check(opened(tmp_path), range(4))
