@@ -16,7 +16,7 @@ def main() -> None:
     texts = [line.strip() for line in WIKITEXT.read_text(encoding="utf-8").splitlines() if len(line.split()) >= 30]
     augment(texts[:2])  # imports nlpaug
     print("# Views of WikiText-2 test paragraphs\n")
-    load = f"{os.getloadavg()[0]:.1f} processes running besides on {os.cpu_count()} cores"
+    load = f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} from other processes"
     print(f"`python benchmarks/augment.py`, Python {platform.python_version()}, {load}.")
     print("\n| texts | views | characters in | workers | seconds | µs a character |\n|---|---|---|---|---|---|")
     for count, views in ((500, 2), (1000, 4), (len(texts), 4)):

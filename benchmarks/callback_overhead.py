@@ -1,4 +1,4 @@
-"""What the callback costs: the same training run with and without it, in turns, at its default cadence.
+"""What the callback costs: the same training run with and without it, alternating, at its default steps.
 
 ``python -m benchmarks.callback_overhead`` trains a tiny model on a CPU and counts processor time, which other programs on the machine
 do not change. ``--device cuda --blocks 12 --width 512 --batch 256 --length 256 --steps 2048`` is the 38M model of the training record, by the
@@ -26,14 +26,14 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def probe_texts(number: int, words: int = 60) -> list[str]:
-    """Return texts of made-up words, each another."""
+    """Return different texts of made-up words."""
     generator = torch.Generator().manual_seed(0)
     letters = torch.randint(97, 123, (number, words, 6), generator=generator)
     return [" ".join("".join(map(chr, word)) for word in text) for text in letters.tolist()]
 
 
 class Counted(LayerMetricsCallback):
-    """The callback, counting its looks and what they take."""
+    """The callback, counting its measurements and their time."""
 
     looks, seconds = 0, 0.0
     clock = staticmethod(time.process_time)
@@ -82,10 +82,10 @@ def table(
     cuda = given.device == "cuda"
     shape = f"--blocks {given.blocks} --width {given.width} --length {given.length} --batch {given.batch} --texts {given.texts}"
     lines = [
-        f"# The callback beside the same run without it ({given.device})",
+        f"# A training run with and without the callback ({given.device})",
         "",
         f"`python -m benchmarks.callback_overhead --device {given.device} {shape} --steps {given.steps}`: torch {torch.__version__}, "
-        f"{plain[0]['parameters']:.1f}M parameters, the callback's default options ({look.looks} looks at {given.texts} texts), runs in turns. "
+        f"{plain[0]['parameters']:.1f}M parameters, the callback's default options ({look.looks} measurements of {given.texts} texts), alternating runs. "
         + ("Seconds by the clock." if cuda else "Processor seconds."),
         "",
         "| round | without | with | added | peak GB without | with |",
@@ -100,9 +100,9 @@ def table(
     each = look.seconds / look.looks
     lines += [
         "",
-        f"In the last run with it the looks took {look.seconds:.1f} s, {100 * look.seconds / (watched[-1]['seconds'] - look.seconds):.2f} % "
+        f"In the last run with it the measurements took {look.seconds:.1f} s, {100 * look.seconds / (watched[-1]['seconds'] - look.seconds):.2f} % "
         "of the rest of that run; the difference between two runs also holds what else the machine did. "
-        f"A step takes {1000 * step:.1f} ms, a look {1000 * each:.0f} ms. Looks are at steps 0, 1, 2, 4 …, so that their share falls as a run "
+        f"A step takes {1000 * step:.1f} ms, a measurement {1000 * each:.0f} ms. Measurements are at steps 0, 1, 2, 4 …, so that their share falls as a run "
         "grows: by these two numbers "
         + ", ".join(f"{100 * (n.bit_length() + 2) * each / (n * step):.2f} % of {n} steps" for n in (1024, 4096, 16384))
         + ". The last losses of both runs are equal to the bit.",

@@ -1,7 +1,7 @@
 """What a cut encoder costs: time by depth, against the uncut model and a plain SentenceTransformer; loading; import.
 
 Writes ``benchmarks/results/encoder.md``. Every figure is a ratio within one run: rounds alternate between the
-encoders, and the fastest round of each counts, so that other programs on the machine disturb all of them alike.
+encoders, and the fastest round of each counts, so that other programs on the machine slow all of them equally.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def texts(count: int) -> list[str]:
 
 
 def time_encoders(encoders: dict[str, Any], inputs: list[str], rounds: int) -> dict[str, float]:
-    """Return the processor seconds of the fastest round of each encoder, the rounds taken in turn."""
+    """Return the processor seconds of the fastest round of each encoder, the rounds alternating."""
     best = dict.fromkeys(encoders, float("inf"))
     for encoder in encoders.values():
         encoder.encode(inputs[:8], show_progress_bar=False)

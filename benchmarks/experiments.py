@@ -1,6 +1,6 @@
-"""The paper's token experiments, against the plain way: one thread, processor time, the same numbers from both.
+"""The paper's token experiments, against a plain implementation: one thread, processor time; both give the same numbers.
 
-Figure 5, plain: a forward pass for each prefix of a text, its states centred, scaled and decomposed from scratch. Ours: one
+Figure 5, plain: a forward pass for each prefix of a text, its states centered, scaled and decomposed from scratch. Ours: one
 pass, and every prefix's matrix from cumulative sums of one Gram matrix. Figure 6, plain: a pass for each prompt. Ours: the
 prompts of all probabilities in shared batches. Needs ``MIDLAYER_DATA`` (WikiText-2 and GSM8K in ``corpora/``) and the
 built-in model. Writes ``benchmarks/results/experiments.md``.
@@ -33,7 +33,7 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def plain_prefixes(states: Tensor, alpha: float) -> Tensor:
-    """Return the entropy of each prefix, every one from scratch."""
+    """Return the entropy of each prefix, each from scratch."""
     found = [0.0]
     for t in range(2, len(states) + 1):
         rows = states[:t].double()
@@ -64,7 +64,7 @@ def of_states(tokens: int, width: int, alpha: float, repeats: int) -> str:
 
 
 def along(name: str, encoder: Any, texts: list[str], tokens: int) -> str:
-    """Compare all layers and all prefixes of some texts; the plain way passes every prefix through the model."""
+    """Compare all layers and all prefixes of some texts; the plain implementation passes every prefix through the model."""
     from midlayer_encoders.paper.prefix_entropy import entropy_along
 
     plain = Plain(encoder)
@@ -99,7 +99,7 @@ def states_of(plain: Plain, ids: list[int]) -> list[Tensor]:
 
 
 def prompts(name: str, encoder: Any, texts: list[str], tokens: int) -> str:
-    """Compare one kind of change at six probabilities; the plain way passes one prompt at a time."""
+    """Compare one kind of change at six probabilities; the plain implementation passes one prompt at a time."""
     from midlayer_encoders.paper.extreme_prompts import PROBABILITIES, _changed, extreme_prompts
 
     plain = Plain(encoder)
@@ -152,12 +152,12 @@ def main() -> None:
             fig6.append(prompts(name, encoder, wiki[:4], tokens))
             print(fig5[-1], fig6[-1], sep="\n", flush=True)
     text = [
-        "# The paper's token experiments against the plain way", "",
+        "# The paper's token experiments against a plain implementation", "",
         f"`python benchmarks/experiments.py --repeats {given.repeats} --tokens {given.tokens}`: one thread, processor time; the last column is the",
         "largest difference between the two ways, in nats (Figure 6: of the share of the largest entropy).", "",
         f"## Entropies of all prefixes of one text's states (median of {given.repeats} runs)", "",
         "| tokens x width | order | plain, ms | ours, ms | plain / ours | difference |", "|---|---|---|---|---|---|", *of_spectra, "",
-        "Plain centres, scales, multiplies and decomposes every prefix from scratch. Ours makes each prefix's matrix from cumulative sums",
+        "Plain centers, scales, multiplies and decomposes every prefix from scratch. Ours makes each prefix's matrix from cumulative sums",
         "of one Gram matrix; the order 2 needs no matrix for a prefix, the order 1 still finds the spectrum of each.", "",
         "## Figure 5: every layer and every prefix, with the model", "",
         "| model | texts x tokens | plain, s | ours, s | plain / ours | difference |", "|---|---|---|---|---|---|", *fig5, "",

@@ -69,9 +69,9 @@ def main() -> None:
     print(
         f"`python benchmarks/halves.py`, Python {platform.python_version()}, torch {torch.__version__}. Difference of "
         f"two made-up models on {TEXTS} texts of width {WIDTH}, {VIEWS} views. The true standard deviation is over "
-        f"{DRAWS} draws of the texts; each way sees {LOOKED_AT} of them with {RESAMPLES} resamples. `se` is the mean "
-        "standard error a way gives, as a multiple of the true one (1 is right, more is cautious); `shift` is how far "
-        "the mean of its resamples lies from the value, in true standard deviations."
+        f"{DRAWS} draws of the texts; each method sees {LOOKED_AT} of them with {RESAMPLES} resamples. `se` is the mean "
+        "standard error of a method, as a multiple of the true one (1 is right, more is conservative); `shift` is how far "
+        "the mean of its resamples is from the value, in true standard deviations."
     )
     print("\n| metric | true sd | halves: se | bootstrap: se | bootstrap: shift |\n|---|---|---|---|---|")
     for name in METRICS:

@@ -1,7 +1,7 @@
-"""The metrics of all layers on a CPU, against the plain way; the same numbers from both.
+"""The metrics of all layers on a CPU, against a plain implementation; both give the same numbers.
 
-The plain way: one prompt at a time, ``output_hidden_states=True``, float64 ``eigvalsh`` for each layer, a Python loop for
-curvature, and forward passes of its own for each metric. Ours: batches, one pass for the texts and one for each view.
+Plain: one prompt at a time, ``output_hidden_states=True``, float64 ``eigvalsh`` for each layer, a Python loop for
+curvature, and separate forward passes for each metric. Ours: batches, one pass for the texts and one for each view.
 Needs WikiText-2 at ``MIDLAYER_DATA`` (``corpora/wikitext2_raw_test.txt``). Writes ``benchmarks/results/metrics_cpu.md``.
 """
 
@@ -27,7 +27,7 @@ METRICS = (
 )  # fmt: skip
 
 
-# --- the plain way -------------------------------------------------------------------------------------------------
+# --- plain ---------------------------------------------------------------------------------------------------------
 
 
 class Plain:
@@ -44,7 +44,7 @@ class Plain:
         )
 
     def states(self, texts: list[str]) -> list[list[Tensor]]:
-        """Return the states of every layer of every text, from a pass of their own."""
+        """Return the states of every layer of every text, from one pass over them."""
         self.passes += 1
         found = []
         for text in texts:
@@ -148,13 +148,13 @@ def tiny_folder(folder: str) -> str:
 
 
 def compare(name: str, encoder: Any, texts: list[str], views: int) -> list[str]:
-    from midlayer_encoders.measuring import measure, num_passes
+    from midlayer_encoders.measuring import measure_layers, num_passes
     from midlayer_encoders.views.texts import augment
 
     made = augment(texts, views=views, seed=0)
     encoder.encode(texts[:2], show_progress_bar=False)
     start = time.perf_counter()
-    frame = measure(encoder, texts, metrics=METRICS, views=made)
+    frame = measure_layers(encoder, texts, metrics=METRICS, views=made)  # raw states, as the plain ones
     ours = time.perf_counter() - start
     start = time.perf_counter()
     plain = plain_way(encoder, texts, made)
@@ -203,12 +203,12 @@ def main() -> None:
             rows.append(row)
             errors.append(f"- {name}: {worst}")
             print(row, worst, flush=True)
-    text = ["# The metrics of all layers on a CPU, against the plain way", ""]
+    text = ["# The metrics of all layers on a CPU, against a plain implementation", ""]
     text += [
         f"`python benchmarks/metrics_cpu.py --texts {given.texts} --smollm2-tokens {given.smollm2_tokens} --threads {given.threads}`:"
     ]
     text += [
-        f"{given.texts} paragraphs of WikiText-2, {len(METRICS)} metrics, both ways in one process, {given.threads} threads.",
+        f"{given.texts} paragraphs of WikiText-2, {len(METRICS)} metrics, both in one process, {given.threads} thread{'s' * (given.threads > 1)}.",
         "",
     ]
     text += [
@@ -217,7 +217,7 @@ def main() -> None:
         *rows,
         "",
     ]
-    text += ["Largest relative difference over the layers (DiME draws other permutations):", "", *errors]
+    text += ["Largest relative difference over the layers (DiME draws different permutations):", "", *errors]
     RESULTS.write_text("\n".join(text) + "\n")
 
 

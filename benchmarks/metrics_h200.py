@@ -1,4 +1,4 @@
-"""What measuring costs on a GPU: prompt entropy and curvature of all 25 layers beside the forward pass that makes them.
+"""What measuring costs on a GPU: prompt entropy and curvature of all 25 layers, against the forward pass that makes them.
 
 A 24-block, 1024-wide GPTNeoX of random weights in bf16, prompts of 128, 256 and 512 tokens, 32768 tokens a batch.
 Run on a CUDA machine with Triton: ``python benchmarks/metrics_h200.py OUT_FOLDER``; writes ``metrics_h200.md``.
@@ -35,7 +35,7 @@ def make_model(width: int, device: str) -> Any:
 
 
 def seconds(run: Callable[[], Any], rounds: int) -> float:
-    """Return the fastest of some rounds, the device waited for."""
+    """Return the seconds of the fastest of some rounds, synchronized with the device."""
     best = math.inf
     for _ in range(rounds):
         if torch.cuda.is_available():
@@ -60,7 +60,7 @@ def peak(run: Callable[[], Any]) -> float:
 
 
 def obvious(model: Any, inputs: dict[str, Tensor], prompts: int) -> None:
-    """Measure the plain way: all hidden states kept, then float64 eigvalsh of each layer's Gram matrices."""
+    """Measure with a plain implementation: all hidden states kept, then float64 eigvalsh of each layer's Gram matrices."""
     for states in model(
         **{key: value[:prompts] for key, value in inputs.items()}, output_hidden_states=True
     ).hidden_states:
@@ -75,7 +75,7 @@ def obvious(model: Any, inputs: dict[str, Tensor], prompts: int) -> None:
 
 
 def largest_error(model: Any, inputs: dict[str, Tensor], anatomy: Any) -> float:
-    """Return the largest difference in nats between the fast way and float64 over 8 prompts of every layer."""
+    """Return the largest difference in nats between the fast method and float64 over 8 prompts of every layer."""
     worst = 0.0
 
     def compare(_: int, __: str, states: Tensor) -> None:

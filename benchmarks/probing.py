@@ -1,6 +1,6 @@
 """Probing all 13 layers together against one layer at a time: the same probes, the same examples, the same steps.
 
-A trunk of 12 blocks with random weights and random images: what is learnt does not change what a step costs. Three ways:
+A trunk of 12 blocks with random weights and random images: what is learned does not change the cost of a step. Three ways:
 ``together`` (all layers in one run), ``one at a time`` (a run for each layer, whose forward pass ends at that layer) and
 ``published, one at a time`` (the same with AIM's own module, which projects every token). Each with tokens kept in half
 precision after one pass, and with a forward pass in every step.
@@ -58,7 +58,7 @@ class PublishedProbe(nn.Module):
 
 
 def seconds(run: Any, device: torch.device) -> float:
-    """Return how long a run takes, the device waited for."""
+    """Return the seconds of a run, synchronized with the device."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()

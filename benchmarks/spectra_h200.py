@@ -1,9 +1,9 @@
-"""Times and errors of ``midlayer_encoders.spectra`` on a GPU, beside ``torch.linalg.eigvalsh``.
+"""Times and errors of ``midlayer_encoders.spectra`` on a GPU, against ``torch.linalg.eigvalsh``.
 
     python benchmarks/spectra_h200.py --out benchmarks/results
 
-Writes ``spectra_h200.md`` and ``spectra_h200.json``. Times are device times of calls queued one behind the other, as
-they are behind a forward pass, in microseconds a matrix; "a layer" is the batch that 32768 tokens give. Errors are
+Writes ``spectra_h200.md`` and ``spectra_h200.json``. Times are device times of calls queued one after another, as
+they are after a forward pass, in microseconds a matrix; "a layer" is the batch that 32768 tokens give. Errors are
 against float64 on the CPU, the largest over every matrix of a kind.
 """
 
@@ -32,7 +32,7 @@ PER_KIND = 32
 
 
 def kinds(n: int, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
-    """Yield token states ``(PER_KIND, n, WIDTH)`` with spectra of every kind that hurts float32."""
+    """Yield token states ``(PER_KIND, n, WIDTH)`` with every kind of spectrum that is hard in float32."""
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, device="cuda")

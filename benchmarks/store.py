@@ -200,9 +200,9 @@ def growth() -> None:
 HEAD = """# The store, measured
 
 `python benchmarks/store.py`: Python {python}, {cores} cores, {texts} texts x {layers} layers x {dim}, float32. Each way
-has a batch on the disk (fsync) before the next. "Cold": after the files were dropped from the system's cache. Ours
-compares checksums when it first reads a layer; the others have none. "1000": as many texts, drawn at random. "Room": on
-disk, by the size of the vectors.
+writes a batch to disk (fsync) before the next. "Cold": after the files were dropped from the system's cache. Ours
+compares checksums when it first reads a layer; the others have none. "1000": as many texts, drawn at random. "Room": disk
+space, as a multiple of the vectors' size.
 
 | way | batch | texts/s written | MB/s | slowest, ms | open, ms | layer cold, ms | warm, ms | 1000, ms | room | files |
 |---|---|---|---|---|---|---|---|---|---|---|"""

@@ -1,6 +1,6 @@
-"""Every layer from one pass: against one last-layer pass, against one model a layer, by workers, and by number of texts.
+"""Every layer from one pass: against one pass to the last layer, against one cut model per layer, by workers, and by number of texts.
 
-Ratios within one run, parts taken in turn, the fastest of each; memory in processes of their own. A random Llama of 24
+Ratios within one run of alternating parts, the fastest of each; memory in separate processes. A random Llama of 24
 blocks. Writes ``benchmarks/results/sweep.md``.
 """
 

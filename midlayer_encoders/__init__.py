@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from midlayer_encoders.analysis.probing import probe
     from midlayer_encoders.analysis.progression import progression
     from midlayer_encoders.encoder.choosing import select_layer
+    from midlayer_encoders.encoder.options import EncoderOptions
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.errors import MidlayerError
     from midlayer_encoders.measuring import measure
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from midlayer_encoders.tasks import paper_tasks
 
 __all__ = [
+    "EncoderOptions",
     "EncoderSpec",
     "LayerEncoder",
     "MidlayerError",
@@ -38,6 +40,7 @@ __version__ = "0.2.0.dev0"
 if not TYPE_CHECKING:
     # torch, transformers and sentence-transformers take seconds to import: each name is fetched when it is asked for.
     _HOMES = {
+        "EncoderOptions": "encoder.options",
         "EncoderSpec": "_types",
         "LayerEncoder": "encoder.sentence_transformers_encoder",
         "MidlayerError": "errors",

@@ -1,7 +1,7 @@
 """The corpus of the training record: a byte-level BPE of 8192 tokens, the novels as one array of token ids, its two parts.
 
 ``python -m benchmarks.pretraining.corpus OUT`` makes, from ``MIDLAYER_DATA``, all that ``run.py`` reads: the tokenizer, the ids,
-the probe texts with their views, and the tasks, shortened. A GPU machine needs that folder and no other data.
+the texts to measure with their views, and the tasks, shortened. A GPU machine needs that folder and no other data.
 """
 
 from __future__ import annotations

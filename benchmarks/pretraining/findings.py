@@ -68,7 +68,7 @@ def run_table() -> str:
             f"{held[-1]:.3f}" if held else "",
         ])  # fmt: skip
     return table(
-        ["run", "in blocks", "steps", "training", "looks", "tasks", "first loss", "last loss", "held out"], rows
+        ["run", "in blocks", "steps", "training", "measurements", "tasks", "first loss", "last loss", "held out"], rows
     )
 
 

@@ -55,7 +55,7 @@ class LanguageModel(nn.Module):
         """Compile the blocks, each alike and so once for all, and the loss, for passes that keep gradients.
 
         The whole of a Mamba2 as one graph takes over 100 s to compile, its blocks alone seconds. Hooks sit on a block's call, not
-        on its forward, so a probe's never reach the compiler, and a probe of another shape runs what is not compiled.
+        on its forward, so the callback's hooks never reach the compiler, and a measurement of another shape runs the uncompiled blocks.
         """
         for block in self.backbone.layers:
             block.forward = _when_training(block.forward, torch.compile(block.forward, dynamic=False, **options))

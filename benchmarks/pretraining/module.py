@@ -46,7 +46,7 @@ class Pretraining(pl.LightningModule):
     """Trains a language model on windows of ids.
 
     Args:
-        model: its backbone is what the callback probes.
+        model: its backbone is what the callback measures.
         objective: decides inputs and targets.
         steps: of the whole run.
         peak: learning rate after the warm-up.

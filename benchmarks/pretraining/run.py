@@ -81,7 +81,7 @@ class Record:
         trainer.fit(module, batches)
         seconds = time.perf_counter() - start
         if not self.given.no_callback and len({row["revision"] for row in look.history}) < len(when):
-            print(f"{name}: the probe failed at some steps", flush=True)  # its trace is in the log
+            print(f"{name}: the measurement failed at some steps", flush=True)  # its trace is in the log
         losses = torch.stack(module.losses).float().cpu().tolist()
         self.runs[name] = {
             "steps": steps, "seconds": seconds, "look_seconds": look.seconds, "stage_seconds": stage.seconds,
@@ -91,7 +91,7 @@ class Record:
         }  # fmt: skip
         self._write(name, [*look.history, *stage.rows()])
         print(
-            f"{name}: {steps} steps in {seconds:.1f} s, of which looks {look.seconds:.1f}, tasks {stage.seconds:.1f}; "
+            f"{name}: {steps} steps in {seconds:.1f} s, of which measurements {look.seconds:.1f}, tasks {stage.seconds:.1f}; "
             f"loss {losses[0]:.3f} to {sum(losses[-20:]) / len(losses[-20:]):.3f}, held out {stage.held_out}",
             flush=True,
         )
@@ -118,7 +118,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--stretch", type=int, default=STRETCH, help="tokens in a stretch; every hundredth is held out")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1, help="16 made a look five times as long as 1 did")
+    parser.add_argument("--threads", type=int, default=1, help="16 made a measurement five times as long as 1 did")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--no-callback", action="store_true")
     return parser

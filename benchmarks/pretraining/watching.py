@@ -1,4 +1,4 @@
-"""What looks at a model while it trains: the package's callback, timed, and the tasks with the held-out loss."""
+"""What measures a model while it trains: the package's callback, timed, and the tasks with the held-out loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ METRICS = (*PAPER_METRICS, "first_token_share", "anisotropy")
 
 
 def looks(steps: int, every: int = 256) -> list[int]:
-    """Return when to look: as Pythia's checkpoints are spaced, then at equal distances.
+    """Return the steps to measure at: spaced like Pythia's checkpoints, then at equal distances.
 
     Example:
         >>> looks(10, every=5)

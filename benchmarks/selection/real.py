@@ -20,8 +20,9 @@ import torch
 from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 
-from midlayer_encoders import LayerEncoder, measure
+from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.media.texts import wikitext_paragraphs
 from midlayer_encoders.metrics.half_match import half_match, half_means
 from midlayer_encoders.models.hub import built_in_model
@@ -113,7 +114,8 @@ def metrics(cache: Path) -> None:
         path = cache / model / "metrics.csv"
         if not path.exists():
             texts, _ = corpus("wikitext", 60)
-            measure(encoder(model), texts, metrics=METRICS, dataset="wikitext").write_csv(path)
+            # Raw states, as the paper's metrics; scores are of normed ones.
+            measure_layers(encoder(model), texts, metrics=METRICS, dataset="wikitext").write_csv(path)
         frame = pl.read_csv(path).filter(pl.col("name").is_in(METRICS)).with_columns(pl.lit(model).alias("model"))
         depth = frame["layer"].max()
         rows = []
@@ -185,7 +187,7 @@ def _costs(scores: dict[int, float], layer: int) -> tuple[float, float]:
     return round(max(scores.values()) - scores[layer], 2), round(scores[layer] - scores[max(scores)], 2)
 
 
-# --- mixtures, centring, whitening ----------------------------------------------------------------------------------
+# --- mixtures, centering, whitening ---------------------------------------------------------------------------------
 
 
 def variants(cache: Path) -> None:
