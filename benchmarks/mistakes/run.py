@@ -1,0 +1,103 @@
+"""Plant mistakes, one at a time, and see whether the tests notice.
+
+    python benchmarks/mistakes/run.py                      # all of planted.json, two at a time
+    python benchmarks/mistakes/run.py --only store-01 cli-05
+    python benchmarks/mistakes/run.py --workers 15 --out results.json
+
+Each mistake is planted in a copy of the tree, and the tests of its room (and of those that stand on it) run there until
+one fails. Tests that fail without any mistake on this machine are left out first; what they would have caught counts as
+missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PLANTED = Path(__file__).with_name("planted.json")
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--show-capture=no", "--tb=line"]
+PATIENCE = 600  # seconds for the tests of one mistake
+
+_MEASURING = (
+    "tests/test_measuring.py tests/test_measured_by_hand.py tests/test_measuring_batches.py tests/test_seeds.py"
+)
+TESTS = {
+    "models": "tests/models tests/encoder",
+    "media": "tests/media tests/views tests/encoder/test_media_exact.py tests/test_media_measuring.py",
+    "views": "tests/views tests/test_seeds.py",
+    "spectra": "tests/spectra tests/metrics",
+    "metrics": f"tests/metrics {_MEASURING}",
+    "frame": f"tests/frame tests/selection tests/report {_MEASURING}",
+    "store": "tests/store tests/sweeping",
+    "tasks": "tests/tasks tests/sweeping",
+    "reading": f"tests/reading tests/selection tests/encoder/test_multimodal.py tests/test_media_measuring.py {_MEASURING}",
+    "report": "tests/report tests/analysis tests/paper",
+    "measuring": f"{_MEASURING} tests/test_media_measuring.py tests/selection",
+    "selection": "tests/selection tests/encoder/test_choosing.py",
+    "encoder": "tests/encoder",
+    "callbacks": "tests/callbacks",
+    "sweeping": "tests/sweeping tests/cli tests/test_media_measuring.py",
+    "analysis": "tests/analysis tests/paper",
+    "paper": "tests/paper tests/analysis/test_commands.py",
+    "cli": "tests/cli tests/analysis/test_commands.py tests/encoder/test_lines.py",
+    "_types/_random": "tests/test_random.py tests/test_measuring.py tests/sweeping tests/tasks",
+}
+
+
+def planted(one: dict[str, str], skipped: list[str]) -> dict[str, Any]:
+    """Return what the tests made of one mistake: ``caught`` and by which test, or ``missed``."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "tree"
+        shutil.copytree(ROOT, root, symlinks=True, ignore=shutil.ignore_patterns(".git", ".cache", ".venv", "runs"))
+        path = root / one["file"]
+        text = path.read_text(encoding="utf8")
+        if text.count(one["old"]) != 1:
+            return {**one, "result": "does not apply"}
+        path.write_text(text.replace(one["old"], one["new"]), encoding="utf8")
+        leave_out = [word for name in skipped for word in ("--deselect", name)]
+        command = [*PYTEST, "-m", "not slow and not triton", *leave_out, *TESTS[one["room"]].split()]
+        try:
+            done = subprocess.run(
+                command, cwd=root, env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+                capture_output=True, text=True, timeout=PATIENCE, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return {**one, "result": "missed", "by": f"no test failed within {PATIENCE} s"}
+    first = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
+    if done.returncode == 0:
+        return {**one, "result": "missed"}
+    return {**one, "result": "caught" if first else f"exit code {done.returncode}", "by": first[1] if first else ""}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", nargs="*", default=[], help="ids, instead of all")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--skip", nargs="*", default=[], help="tests that fail here without any mistake")
+    parser.add_argument("--out", type=Path, help="write what came of each as JSON")
+    given = parser.parse_args()
+    mistakes = json.loads(PLANTED.read_text(encoding="utf8"))
+    chosen = [one for one in mistakes if not given.only or one["id"] in given.only]
+    found = []
+    with ThreadPoolExecutor(given.workers) as pool:
+        for one in pool.map(lambda each: planted(each, given.skip), chosen):
+            found.append(one)
+            print(f"{one['id']:<18} {one['result']:<8} {one.get('by', '')}", flush=True)
+    caught = sum(one["result"] == "caught" for one in found)
+    print(f"{caught} of {len(found)} caught")
+    if given.out:
+        given.out.write_text(json.dumps(found, indent=1), encoding="utf8")
+
+
+if __name__ == "__main__":
+    main()
