@@ -77,14 +77,14 @@ def old_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], Any]:
 
     Args:
         module: the module's ``__name__``.
-        renamed: the new name of each old one; the old ones will be gone after 0.2.
+        renamed: the new name of each old one; the old ones are removed in 0.3.
     """
 
     def find(name: str) -> Any:
         if name not in renamed:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         warnings.warn(
-            f"`{name}` is now `{renamed[name]}`; the old name will be gone after 0.2.", DeprecationWarning, stacklevel=2
+            f"`{name}` is now `{renamed[name]}`; the old name is removed in 0.3.", DeprecationWarning, stacklevel=2
         )
         return getattr(sys.modules[module], renamed[name])
 

@@ -85,7 +85,7 @@ def _only(context: typer.Context, given: dict[str, Path | None]) -> tuple[str, P
         raise typer.BadParameter(f"name one of --texts, --images, --audio, but got {len(named)}")
     kind, path = named[0]
     if kind == "sounds":
-        typer.echo("--sounds is deprecated and goes with 0.3: write --audio.", err=True)
+        typer.echo("--sounds is deprecated and removed in 0.3: write --audio.", err=True)
         kind = "audio"
     if kind == "texts":
         refuse_given(context, "for texts: it is about files of images and audio", "skip_bad")

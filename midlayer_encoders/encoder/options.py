@@ -178,7 +178,7 @@ def make_options(given: Mapping[str, Any], **defaults: Any) -> EncoderOptions:
     words = {**defaults, **given}
     if "centre" in words:
         warnings.warn(
-            "`centre` is spelled `center` now; the old spelling goes with 0.3.", DeprecationWarning, stacklevel=3
+            "`centre` is spelled `center` now; the old spelling is removed in 0.3.", DeprecationWarning, stacklevel=3
         )
         words["center"] = words.pop("centre")
     for name in words:

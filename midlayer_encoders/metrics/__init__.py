@@ -121,7 +121,7 @@ _RENAMED = {
     "neighbour_overlap": "neighbor_overlap",
     "NeighbourOverlap": "NeighborOverlap",
 }
-"""Names of 0.1, which will be gone after 0.2."""
+"""Names of 0.1, which are removed in 0.3."""
 
 
 def current_name(name: str) -> str:
@@ -134,7 +134,7 @@ def current_name(name: str) -> str:
     if name not in _RENAMED:
         return name
     warnings.warn(
-        f"`{name}` is now `{_RENAMED[name]}`; the old name will be gone after 0.2.", DeprecationWarning, stacklevel=3
+        f"`{name}` is now `{_RENAMED[name]}`; the old name is removed in 0.3.", DeprecationWarning, stacklevel=3
     )
     return _RENAMED[name]
 

@@ -55,7 +55,7 @@ def test_the_old_flag_for_audio_still_works_and_says_so(tiny_folder: Folder, tmp
     (tmp_path / "none").mkdir()
     words = ["metrics", "no/such-model", "--out", str(tmp_path / "out"), "--sounds", str(tmp_path / "none")]
     result = CliRunner().invoke(app, words)
-    assert "--sounds is deprecated and goes with 0.3: write --audio." in result.output
+    assert "--sounds is deprecated and removed in 0.3: write --audio." in result.output
     assert "audio" in str(result.exception)
     assert "--sounds" not in CliRunner().invoke(app, ["metrics", "--help"]).output
     both = CliRunner().invoke(app, [*words, "--audio", str(tmp_path)], env={"COLUMNS": "200"})

@@ -77,7 +77,7 @@ def test_wrong_folders_and_options(tmp_path: Path) -> None:
 )
 def test_names_of_the_last_release_still_work_with_a_warning(module: str, old: str, new: str) -> None:
     home = importlib.import_module(f"midlayer_encoders.{module}")
-    with pytest.warns(DeprecationWarning, match=f"`{old}` is now `{new}`; the old name will be gone after 0.2") as told:
+    with pytest.warns(DeprecationWarning, match=f"`{old}` is now `{new}`; the old name is removed in 0.3") as told:
         assert getattr(home, old) is getattr(home, new)
     assert told[0].filename == __file__
     with pytest.raises(AttributeError, match=rf"module 'midlayer_encoders\.{module}' has no attribute 'no_such'"):

@@ -88,7 +88,7 @@ def probe(
     """
     if neighbours is not None:
         warnings.warn(
-            "`neighbours` is spelled `neighbors` now; the old spelling goes with 0.3.", DeprecationWarning, stacklevel=2
+            "`neighbours` is spelled `neighbors` now; the old spelling is removed in 0.3.", DeprecationWarning, stacklevel=2
         )
         neighbors = neighbours
     check_choice("kind", kind, KINDS)
