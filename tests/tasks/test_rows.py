@@ -80,7 +80,7 @@ def test_wrong_descriptions_are_of_the_same_file_as_long_as_it_has_any() -> None
 
 
 def test_whole_numbers_below_zero_are_labels_in_csv(tmp_path: Path) -> None:
-    # As numbers they are -10 < -9 < 2; as strings "-9" would be the last but one, and 2 of another kind.
+    # Numbered in their order, -10 < -9 < 2; those below zero left as strings would be of another kind than 2.
     labels = [2, -10, -9, -10, 2, -9]
     lines = "".join(f"text {row},{label}\n" for row, label in enumerate(labels))
     for name in ("train.csv", "test.csv"):
