@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from midlayer_encoders.media import is_pil, read_audio
+from midlayer_encoders.media import is_pil, read_audio, read_image
 from midlayer_encoders.store import text_key
 
 __all__ = ["item_key", "task_media"]
@@ -17,7 +17,9 @@ def item_key(item: Any, prompt: str = "") -> str:
     if isinstance(item, str):
         return text_key(item, prompt)
     if is_pil(item):
-        head, content = f"{item.mode} {item.size} ", item.tobytes()
+        # As the model sees it: images with a palette have equal bytes and other colors.
+        seen = read_image(item, max_pixels=max(item.width * item.height, 1))
+        head, content = f"{seen.mode} {seen.size} ", seen.tobytes()
     else:
         waveform = read_audio(item)
         head, content = f"{waveform['sampling_rate']} ", waveform["array"].tobytes()

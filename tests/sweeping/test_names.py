@@ -26,6 +26,15 @@ def test_images_of_the_same_bytes_differ_by_shape_and_by_mode() -> None:
     assert [item_key(image.copy()) for image in images] == [item_key(image) for image in images]
 
 
+def test_images_with_a_palette_differ_by_their_colors() -> None:
+    red, blue = Image.new("P", (2, 2)), Image.new("P", (2, 2))
+    red.putpalette([255, 0, 0])
+    blue.putpalette([0, 0, 255])
+    assert red.tobytes() == blue.tobytes()
+    assert item_key(red) != item_key(blue)
+    assert item_key(red) == item_key(red.convert("RGB"))
+
+
 @pytest.mark.parametrize(
     ("names", "shown"),
     [
