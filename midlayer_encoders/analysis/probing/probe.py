@@ -87,9 +87,8 @@ def probe(
         neighbours: deprecated, the old spelling of ``neighbors``.
     """
     if neighbours is not None:
-        warnings.warn(
-            "`neighbours` is spelled `neighbors` now; the old spelling is removed in 0.3.", DeprecationWarning, stacklevel=2
-        )
+        message = "`neighbours` is spelled `neighbors` now; the old spelling is removed in 0.3."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
         neighbors = neighbours
     check_choice("kind", kind, KINDS)
     agreed("norm", norm, encoder.norm)
