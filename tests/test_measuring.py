@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,15 @@ from midlayer_encoders.cli import app
 from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.measuring import measure, num_passes
 from midlayer_encoders.media import InputError
-from midlayer_encoders.metrics import METRICS, TooFewTextsError, curvature, dataset_entropy, infonce, prompt_entropy
+from midlayer_encoders.metrics import (
+    METRICS,
+    TooFewTextsError,
+    curvature,
+    dataset_entropy,
+    infonce,
+    lidar,
+    prompt_entropy,
+)
 from midlayer_encoders.views.texts import augment
 from tests.families import DEPTH
 
@@ -125,3 +134,33 @@ def test_what_the_model_does_not_take_is_refused(tiny_folder: Folder, tmp_path: 
     whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     with pytest.raises(InputError, match="must each be a text"):
         measure(whole, [tmp_path / "a.png"], metrics="curvature")
+
+
+def test_the_default_prompt_stands_before_texts_and_views(tiny_folder: Folder) -> None:
+    prompts = {"ask": "find: ", "other": "of no use: "}
+    prompted = LayerEncoder(tiny_folder("Llama"), -1, prompts=prompts, default_prompt_name="ask", device="cpu")
+    plain = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    views = augment(TEXTS, views=2, seed=1)
+    names = ["prompt_entropy", "half_match", "dataset_entropy", "infonce"]
+    frame = measure(prompted, TEXTS, metrics=names, views=views)
+    written, *seen = ([f"find: {text}" for text in texts] for texts in (TEXTS, *views))
+    expected = measure(plain, written, metrics=names, views=seen)
+    without = measure(plain, TEXTS, metrics=names, views=views)
+    for name in names:
+        torch.testing.assert_close(values(frame, name), values(expected, name), rtol=1e-4, atol=1e-5)
+        assert (values(frame, name) - values(without, name)).abs().max() > 1e-3, f"{name}: a lost prompt would show"
+
+
+def test_exp_lidar_is_measured_as_the_exponential_with_as_many_views_as_given(tiny_folder: Folder) -> None:
+    whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    views = augment(TEXTS, views=3, seed=1)
+    frame = measure(whole, TEXTS, metrics=["exp_lidar", "lidar"], views=views, layers=[1, 3])
+    for layer, both in frame.group_by("layer"):
+        cut = LayerEncoder(tiny_folder("Llama"), int(layer[0]), device="cpu")  # type: ignore[call-overload]
+        entropy = float(lidar(torch.stack([torch.from_numpy(cut.encode(view)) for view in views]).double()))
+        found = dict(both.select("name", "value").iter_rows())
+        assert found == {
+            "lidar": pytest.approx(entropy, rel=1e-4),
+            "exp_lidar": pytest.approx(math.exp(entropy), rel=1e-3),
+        }
+    assert set(frame["layer"]) == {1, 3}

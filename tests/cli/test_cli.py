@@ -9,13 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
+from midlayer_encoders.analysis.progression import ProgressionResult
 from midlayer_encoders.cli import app
-from tests.tiny_folders import TEXTS
+from tests.tiny_folders import TEXTS, save_tiny
 
 Folder = Callable[[str], str]
 
@@ -112,6 +114,33 @@ def test_a_failing_task_is_the_exit_code(tiny_folder: Folder, tmp_path: Path) ->
         result = CliRunner().invoke(app, [*command, "--device", "cpu", "--metrics", "none"])  # its data is on the hub
     assert result.exit_code == 1, (result.output, result.exception)
     assert "STS12 failed" in result.output
+
+
+@pytest.mark.usefixtures("quick_collector")
+def test_a_failing_checkpoint_is_the_exit_code_and_the_others_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProgressionResult, "plots", lambda self: {})  # they take longer than all the rest
+    for step in (1, 2, 3):
+        save_tiny("Llama", tmp_path / "run" / f"step{step}", seed=step)
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    command = ["progression", str(tmp_path / "run"), "--texts", str(tmp_path / "texts.txt"), "--layers", "1,2"]
+    command += ["--metrics", "curvature", "--device", "cpu", "--out", str(tmp_path / "out")]
+    weights = tmp_path / "run" / "step2" / "model.safetensors"
+    good = weights.read_bytes()
+    weights.write_bytes(b"torn")
+    torn = CliRunner().invoke(app, command)
+    assert torn.exit_code == 1, (torn.output, torn.exception)
+    assert "step2 failed, " in torn.output
+    kept = pl.read_parquet(tmp_path / "out" / "frame.parquet")
+    assert set(kept["revision"]) == {"step1", "step3"}
+    weights.write_bytes(good)
+    whole = CliRunner().invoke(app, command)
+    assert whole.exit_code == 0, (whole.output, whole.exception)
+    assert "failed" not in whole.output
+    frame = pl.read_parquet(tmp_path / "out" / "frame.parquet")
+    assert frame.filter(pl.col("revision") != "step2").equals(kept)
+    assert frame.height == 6
 
 
 def test_a_wrong_task_is_said_before_the_model_is_loaded(tmp_path: Path) -> None:

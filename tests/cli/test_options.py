@@ -9,6 +9,8 @@ from typing import Any
 
 import polars as pl
 import pytest
+import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
@@ -17,6 +19,7 @@ from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.measuring import measure
 from midlayer_encoders.selection import select
 from tests.cli.calls import check_every_option, run, tables, words_of
+from tests.families import tiny
 from tests.tiny_folders import TEXTS
 
 Folder = Callable[[str], str]
@@ -139,6 +142,25 @@ def test_export_writes_into_a_folder_that_holds_something_when_it_may(tiny_folde
     assert "Layer 3 of 4" in run(*words, "--overwrite")
     assert (tmp_path / "kept.txt").read_text() == "mine"
     assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 3
+
+
+def test_every_adapter_that_is_given_is_merged_in_order(tiny_folder: Folder, tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    merged, words, weights = tiny("Llama"), [], []
+    for number in range(3):
+        with torch.random.fork_rng():
+            torch.manual_seed(number)
+            lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+            adapted = get_peft_model(merged, lora)  # type: ignore[arg-type]
+        adapted.save_pretrained(str(tmp_path / f"{number}"))
+        words += ["--adapter", str(tmp_path / f"{number}")]
+        merged = adapted.merge_and_unload()
+        weights.append(merged.layers[0].self_attn.q_proj.weight.detach().clone())
+    run("export", tiny_folder("Llama"), "--layer", "1", "--out", str(tmp_path / "out"), *words)
+    found = load_file(tmp_path / "out" / "model.safetensors")["layers.0.self_attn.q_proj.weight"]
+    torch.testing.assert_close(found, weights[2])
+    assert all((found - fewer).abs().max() > 1e-2 for fewer in weights[:2])
 
 
 REFUSED = {

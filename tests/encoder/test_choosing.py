@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder.choosing import select_layer
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import measure
+from midlayer_encoders.metrics import dataset_entropy
 from tests.selection.test_run import KINDS, TEXTS
 
 Folder = Callable[[str], str]
@@ -61,3 +65,22 @@ def test_wrong_input_is_refused(tiny_folder: Folder) -> None:
         LayerEncoder(folder, 2, center=TEXTS[:3], device="cpu")
     with pytest.raises(OptionError, match="but got one string"):
         LayerEncoder(folder, 2, center="a text", device="cpu")
+
+
+@pytest.mark.usefixtures("quick_collector")
+def test_a_rule_measures_the_vectors_that_the_options_give(tiny_folder: Folder) -> None:
+    folder = partial(LayerEncoder, tiny_folder("Llama"), device="cpu")
+    options: dict[str, Any] = {"pooling": "last", "max_length": 12, "bidirectional": True}
+    options |= {"prompts": {"ask": "find: "}, "default_prompt_name": "ask"}
+
+    def by_hand(layer: int, *left_out: str) -> float:
+        given = {name: value for name, value in options.items() if name not in left_out}
+        return float(dataset_entropy(torch.from_numpy(folder(layer, norm="none", **given).encode(TEXTS)).double()))
+
+    chosen = folder("min-dataset-entropy", texts=TEXTS, center=TEXTS, **options)
+    assert chosen.selection is not None
+    found = dict(chosen.selection.frame.filter(name="dataset_entropy").select("layer", "value").iter_rows())
+    assert (found[1], found[3]) == pytest.approx((by_hand(1), by_hand(3)), rel=1e-4)
+    assert chosen.layer == min(found, key=found.__getitem__)
+    for left_out in (["pooling"], ["max_length"], ["bidirectional"], ["prompts", "default_prompt_name"]):
+        assert abs(by_hand(3, *left_out) - found[3]) > 0.01, f"without {left_out} it would be another curve"

@@ -6,7 +6,16 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import FRAME_SCHEMA, check_frame, check_one_model, metric_series, number_of_layers
+from midlayer_encoders.frame import (
+    FRAME_SCHEMA,
+    NamedSubject,
+    check_frame,
+    check_one_model,
+    metric_series,
+    number_of_layers,
+    tidy_frame,
+    tidy_rows,
+)
 from tests.report.made_frames import full_frame, metrics_frame, rows_frame, scores_frame
 
 ROW = ("m", "main", 1, 0.5, "score", "STS", "cosine_spearman", 0.5)
@@ -78,3 +87,9 @@ def test_series_are_in_order_of_layers_and_keep_what_is_not_finite() -> None:
     assert series.depths == (0.0, 0.5, 1.0)
     assert math.isnan(series.values[0])
     assert series.values[1:] == (3.0, 1.0)
+
+
+def test_depths_are_of_the_whole_model_whichever_layers_were_measured() -> None:
+    rows = tidy_rows({3: 0.5, 1: 0.25}, NamedSubject("m", None, 12), kind="metric", dataset="t", name="lidar")
+    assert [(row["layer"], row["depth"], row["value"]) for row in rows] == [(3, 0.25, 0.5), (1, 1 / 12, 0.25)]
+    assert number_of_layers(tidy_frame(rows)) == 12

@@ -97,6 +97,16 @@ def test_figures_hold_the_numbers(tmp_path: Path) -> None:
         figure.savefig(tmp_path / f"{name}.png", dpi=40)
 
 
+def test_changes_of_one_metric_on_two_sets_of_texts_are_each_their_own() -> None:
+    """By layer from step 1 to 2: by 4 and 0 of a range of 8 on the one, by 1 and 10 of 10 on the other."""
+    one = frame({1: (0.0, 8.0), 2: (4.0, 8.0)})
+    other = frame({1: (0.0, 0.0), 2: (1.0, 10.0)}).with_columns(dataset=pl.lit("other"))
+    drawn = plot_steps_change(pl.concat([one, other]))
+    panels = {axes.get_title(loc="left").splitlines()[0]: axes.lines for axes in drawn.axes if axes.lines}
+    found = {title: list(lines[0].get_ydata()) for title, lines in panels.items()}
+    assert found == {"lidar (texts)": pytest.approx([50, 0]), "lidar (other)": pytest.approx([10, 100])}
+
+
 def test_a_metric_that_was_never_finite_is_drawn_empty(tmp_path: Path) -> None:
     nothing = frame({1: (math.nan, math.inf), 2: (math.nan, math.nan)})
     assert layer_changes(nothing).is_empty()

@@ -63,6 +63,7 @@ def test_few_labels_takes_the_highest_mean_score_but_not_one_lucky_layer() -> No
     ("half_match", "expected"),
     [
         (BUMP, 6),  # highest before the last: the record's depth
+        ([0.1, 0.3, 0.6, 0.9, 0.8, 0.7, 0.6, 0.6, 0.6], 6),  # a match of nine tenths at layer 3 is no case for it
         ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.95], 8),  # made for comparing texts
         ([0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09], 6),  # highest at the last, but hardly any match
         ([0.1] * 9, 6),  # tells nothing
