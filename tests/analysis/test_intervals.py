@@ -47,7 +47,8 @@ WORDS = [
 TEXTS = [f"{WORDS[n]} {WORDS[(n + 5) % 13]} {WORDS[n][:2]}{n}" for n in range(13)]
 METRICS = ["prompt_entropy", "effective_rank", "lidar"]
 OPTIONS: dict[str, Any] = {"texts": TEXTS, "metrics": METRICS, "views": 2, "seed": 3, "resamples": 4, "device": "cpu"}
-HOW: dict[str, Any] = {"layers": [1, -1], "norm": "final", "pooling": "last"}
+OWN: dict[str, Any] = {"norm": "final", "pooling": "last"}
+HOW: dict[str, Any] = {"layers": [1, -1], **OWN}
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +64,8 @@ def test_every_option_of_a_comparison_reaches_every_model(models: list[str]) -> 
     options = OPTIONS | HOW | {"texts": TEXTS[:10], "layers": [1, -1], "dtype": "float16", "max_length": 7}
     found = compare(*models[:2], **options, dataset="mine").frame
     for folder in models[:2]:
-        one = LayerEncoder(folder, -1, device="cpu", dtype="float16", max_length=7)
-        alone = measure(one, TEXTS[:10], metrics=METRICS, views=2, seed=3, dataset="mine", **HOW)
+        one = LayerEncoder(folder, -1, device="cpu", dtype="float16", max_length=7, **OWN)
+        alone = measure(one, TEXTS[:10], metrics=METRICS, views=2, seed=3, dataset="mine", layers=[1, -1])
         mine = found.filter(model=f"local/{Path(folder).name}")
         assert_frame_equal(mine, alone, check_row_order=False, rel_tol=1e-5)
     assert found["model"].unique(maintain_order=True).to_list() == ["local/first", "local/second"]
@@ -75,7 +76,7 @@ def test_differences_are_from_the_first_model_and_their_intervals_from_the_same_
     result = compare(*models, **OPTIONS, **HOW, confidence=0.8)
     views = augment(TEXTS, views=2, seed=3)
     halves = random_halves(len(TEXTS), 4, seed=3).tolist()
-    encoders = [LayerEncoder(folder, -1, device="cpu") for folder in models]
+    encoders = [LayerEncoder(folder, -1, device="cpu", **OWN) for folder in models]
     measured = [_on(encoders, some, views) for some in (range(len(TEXTS)), *halves)]
     assert set(result.differences["base"]) == {"local/first"}
     assert result.differences["model"].unique(maintain_order=True).to_list() == ["local/second", "local/third"]
@@ -98,7 +99,7 @@ def _on(
     for encoder in models:
         one = measure(
             encoder, [TEXTS[k] for k in some], metrics=METRICS,
-            views=[[view[k] for k in some] for view in views], **HOW,
+            views=[[view[k] for k in some] for view in views], layers=[1, -1],
         )  # fmt: skip
         found[encoder.spec.model.removeprefix("local/")] = {
             (row[0], row[1]): row[2] for row in one.select("layer", "name", "value").rows()
@@ -122,7 +123,7 @@ def test_rows_of_cka_are_layers_of_the_base_and_columns_of_the_other(models: lis
     )  # fmt: skip
     tf.LlamaModel(config).save_pretrained(tmp_path / "small")
     tokenizer().save_pretrained(tmp_path / "small")
-    result = compare(models[0], str(tmp_path / "small"), **(OPTIONS | {"metrics": ["sink_rate"]}))
+    result = compare(models[0], str(tmp_path / "small"), **(OPTIONS | {"metrics": ["first_token_share"]}))
     vectors = {
         (folder, layer): LayerEncoder(folder, layer, norm="none", device="cpu").encode(TEXTS, convert_to_tensor=True)
         for folder, depth in ((models[0], DEPTH), (str(tmp_path / "small"), 2))

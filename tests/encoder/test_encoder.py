@@ -106,6 +106,7 @@ assert not any(name.startswith("midlayer") for name in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_exported_folders_load_where_this_package_is_not_installed(tiny_folder: Folder, tmp_path: Path) -> None:
     import json
 

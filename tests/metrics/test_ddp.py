@@ -49,6 +49,7 @@ def process(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
     mp.spawn(process, args=(str(tmp_path),), nprocs=2)

@@ -30,6 +30,7 @@ def test_one_task_of_each_type_over_one_pool_of_short_texts() -> None:
     assert sum(len(text.split()) for text in pool) / len(pool) < 16
 
 
+@pytest.mark.slow
 def test_rows_are_the_same_in_any_process_even_without_docstrings() -> None:
     labels = "from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, builtin_data"
     code = f"{labels}; print(*(builtin_data(label).name for label in BUILTIN_TASKS))"
