@@ -74,6 +74,10 @@ def measure(
         token_budget: tokens in a batch.
         progress: called after each batch, with the stage ``"measuring"``.
     """
+    if not hasattr(encoder, "anatomy"):
+        raise OptionError(
+            f"`encoder` must be a LayerEncoder, but got {str(encoder)[:60]!r}. Write LayerEncoder(model, layer=-1)."
+        )
     agreed("norm", norm, encoder.norm)
     agreed("pooling", pooling, encoder.pooling)
     return measure_layers(

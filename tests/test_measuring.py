@@ -85,6 +85,8 @@ def test_wrong_input(tiny_folder: Folder) -> None:
     whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     with pytest.raises(OptionError, match="at least one text"):
         measure(whole, [])
+    with pytest.raises(OptionError, match="must be a LayerEncoder, but got 'gpt2'"):
+        measure("gpt2", TEXTS)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="Did you mean 'curvature'"):
         measure(whole, TEXTS, metrics="curvatur")
     with pytest.raises(LayerIndexError, match=r"in \[0, 4\]"):

@@ -25,6 +25,7 @@ from midlayer_encoders.encoder.multimodal import MultimodalEncoder
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, with_options
 from midlayer_encoders.encoder.spec import CardData, base_name, model_card, weights_digest
 from midlayer_encoders.errors import NotFiniteError, OptionError
+from midlayer_encoders.measuring import agreed
 from midlayer_encoders.media import InputError
 from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
@@ -135,6 +136,13 @@ class LayerEncoder(MultimodalEncoder):
                 check_states(self[0], cut, moved(features, self.device))
         if options.center is not None:
             self._center_on(options.center)
+
+    def check_own(self, options: Mapping[str, Any]) -> None:
+        """Raise where options that are given beside this encoder are not its own: it was made already."""
+        given = make_options(options)
+        own = {"pooling": self.pooling, "device": self.device.type}
+        for name in options:
+            agreed(name, getattr(given, name), own.get(name, getattr(self.options, name)))
 
     def _center_on(self, texts: Sequence[str]) -> None:
         """Add a module that subtracts the mean vector of these texts."""

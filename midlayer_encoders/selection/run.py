@@ -73,6 +73,8 @@ def select(
             raise OptionError("`texts` and `labels` must be None with a frame: give the model to measure them on.")
         return answer(curves(source), source, rule=rule)
     _check_encoder(source)
+    if max_texts < 1:
+        raise OptionError(f"`max_texts` must be 1 or more, but got {max_texts}.")
     if isinstance(texts, str):
         raise OptionError(
             f"`texts` must be a list of texts, but got one: {texts[:60]!r}. Write [text], or read the file."

@@ -14,12 +14,13 @@ import polars as pl
 import torch
 
 from midlayer_encoders._types import EncoderSpec, Layer, Norm, Progress, Stage
-from midlayer_encoders.encoder.options import EncoderKeywords, make_options
+from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.frame import tidy_frame, tidy_rows
-from midlayer_encoders.measuring import agreed, measure_layers
+from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.models.anatomy import resolve_layers
+from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
 from midlayer_encoders.sweeping.items import item_key, task_media
 from midlayer_encoders.sweeping.jobs import Job, Score, run_job, run_jobs
@@ -95,7 +96,7 @@ def sweep(
     encoder = _encoder(model, options)
     if group.device is not None:
         encoder.to(group.device)
-    _ = encoder.anatomy  # refuses a joint model, which has two stacks of layers
+    layer_reader(encoder)  # refuses what has no layers to read, before a task is run
     wanted = resolve_layers(layers, encoder.layer, name=encoder.name)
     spec = encoder.spec
     folder = Path(out) if out is not None else Path("midlayer-results") / re.sub(r"[^\w.-]+", "_", spec.model)
@@ -125,10 +126,7 @@ def _encoder(model: str | LayerEncoder, options: Mapping[str, Any]) -> LayerEnco
     """Return the encoder of a named model, or the one given, whose own options those beside it must be."""
     if not isinstance(model, LayerEncoder):
         return LayerEncoder(model, -1, **options)
-    given = make_options(options)
-    own = {"pooling": model.pooling, "device": model.device.type}
-    for name in options:
-        agreed(name, getattr(given, name), own.get(name, getattr(model.options, name)))
+    model.check_own(options)
     return model
 
 

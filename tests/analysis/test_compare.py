@@ -247,3 +247,10 @@ def test_the_command_prints_and_writes(base: str, tuned: str, tmp_path: Path) ->
     assert "local/tuned minus local/base" in result.output
     assert "have an interval without zero" in " ".join(result.output.split())
     assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_options_beside_an_encoder_must_be_its_own(base: str, tuned: str) -> None:
+    encoders = [LayerEncoder(folder, -1, max_length=9, device="cpu") for folder in (base, tuned)]
+    for name, value in {"max_length": 4, "truncate_dim": 3, "bidirectional": True}.items():
+        with pytest.raises(OptionError, match=f"`{name}` must be the encoder's"):
+            compare(*encoders, texts=TEXTS, metrics="anisotropy", **{name: value})  # type: ignore[arg-type]

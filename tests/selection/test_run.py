@@ -167,3 +167,8 @@ def test_wrong_input_is_refused(whole: LayerEncoder, tiny_folder: Callable[[str]
 def test_one_string_is_no_list_of_texts(whole: LayerEncoder) -> None:
     with pytest.raises(OptionError, match=r"must be a list of texts, but got one: 'texts\.txt'"):
         select(whole, "texts.txt")
+
+
+def test_no_texts_to_look_at_is_refused(whole: LayerEncoder) -> None:
+    with pytest.raises(OptionError, match="`max_texts` must be 1 or more, but got 0"):
+        select(whole, TEXTS, max_texts=0)

@@ -120,7 +120,7 @@ def compare(
         out: folder for frames, figures and page; ``None`` writes nothing.
         progress: called after each batch and each half; the stages name the model.
         options: as in :class:`~midlayer_encoders.EncoderOptions`, of the models that are named; ``norm`` is ``"none"``
-            here, as in the paper, and holds for encoders that are given too, which pool as they do.
+            here, as in the paper, and holds for encoders that are given too. Other options must be those encoders' own.
 
     Raises:
         OptionError: no other model, the same model twice, too few texts or too many.
@@ -129,6 +129,9 @@ def compare(
     check_confidence(confidence)
     names = comparable(metrics)
     _check_models(base, *tuned, revision=given.revision)
+    for model in (base, *tuned):
+        if isinstance(model, LayerEncoder):
+            model.check_own({name: value for name, value in options.items() if name != "norm"})
     _check_texts(texts)
     passes = num_passes(names, views=views)
     reading = Reading(
