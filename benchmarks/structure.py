@@ -166,7 +166,7 @@ def picture(room_graph: Mapping[str, set[str]], sizes: Mapping[str, int]) -> str
     lines, boxes = [], []
     for name, others in sorted(room_graph.items()):
         for other in sorted(others):
-            if name in places and other in places:
+            if name in places and other in places and other not in rows[-1]:  # everyone stands on the lowest floor
                 (x, y), (u, v) = places[name], places[other]
                 y, v = y + high / 2, v - high / 2
                 lines.append(
