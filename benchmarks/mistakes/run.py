@@ -44,7 +44,7 @@ TESTS = {
     "report": "tests/report tests/analysis tests/paper",
     "measuring": f"{_MEASURING} tests/test_media_measuring.py tests/selection",
     "selection": "tests/selection tests/encoder/test_choosing.py",
-    "encoder": "tests/encoder",
+    "encoder": "tests/encoder tests/selection",
     "callbacks": "tests/callbacks",
     "sweeping": "tests/sweeping tests/cli tests/test_media_measuring.py",
     "analysis": "tests/analysis tests/paper",
