@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+import tempfile
 from pathlib import Path
 
 from tests.families import FAMILIES, VOCAB, tiny, tiny_joint
@@ -47,15 +48,31 @@ def processor(name: str, pad: bool = True):  # type: ignore[no-untyped-def]
         "ImageGPT": lambda: tf.ImageGPTImageProcessorPil(clusters=colours[: VOCAB - 1], size={"height": 4, "width": 4}),
         "Whisper": lambda: tf.WhisperFeatureExtractor(feature_size=8, chunk_length=1, hop_length=400, n_fft=400),
     }
-    if name in made:
-        return made[name]()
     match FAMILIES[name].modality:
-        case "image":
-            return tf.ViTImageProcessorPil(size=square)
+        case "image" | "pixels":
+            return _as_loaded(made.get(name, lambda: tf.ViTImageProcessorPil(size=square))())
+        case "mel":
+            return made[name]()
         case "audio":
             return tf.Wav2Vec2FeatureExtractor()
         case _:
             return tokenizer(pad)
+
+
+def _as_loaded(processor):  # type: ignore[no-untyped-def]
+    """Return the image processor as a folder gives it: where torchvision is installed, it resizes another way than PIL."""
+    from transformers import AutoImageProcessor
+
+    with tempfile.TemporaryDirectory() as folder:
+        processor.save_pretrained(folder)
+        return AutoImageProcessor.from_pretrained(folder)
+
+
+def joint_image_processor():  # type: ignore[no-untyped-def]
+    """Return what prepares the images of a joint model."""
+    import transformers as tf
+
+    return _as_loaded(tf.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}))
 
 
 def save_tiny(name: str, folder: Path, *, pad: bool = True, seed: int = 0) -> str:
@@ -70,6 +87,5 @@ def save_joint(name: str, folder: Path) -> str:
     import transformers as tf
 
     tiny_joint(name).save_pretrained(folder)  # type: ignore[operator]
-    images = tf.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
-    tf.CLIPProcessor(images, tokenizer()).save_pretrained(folder)
+    tf.CLIPProcessor(joint_image_processor(), tokenizer()).save_pretrained(folder)
     return str(folder)

@@ -62,7 +62,8 @@ def alpha_req(
 
 def _slope(moments: Moments, *, first: int, last: int, weighted: bool, method: Method) -> Tensor:
     values = eigenvalues(moments.matrix, method=method)
-    rounding = values[0] * len(values) * torch.finfo(values.dtype).eps
+    # Rows are rounded to float32, so a direction without variance has that rounding's square, not 0.
+    rounding = values[0] * len(values) * torch.finfo(torch.float32).eps ** 2
     values = values[values > rounding][first - 1 : last]
     check_at_least(2, len(values), f"Eigenvalues above rounding from rank {first} to {last}")
     rank = torch.arange(first, first + len(values), dtype=values.dtype, device=values.device)

@@ -76,21 +76,19 @@ def _begin(
     diagonal,
     squares,
     n,
-    row_stride,
-    batch_stride,
     N: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     b = tl.program_id(0).to(tl.int64)
     asked = tl.load(sizes + b)
     size = tl.minimum(asked, n)
-    source += b * batch_stride
+    source += b * n * n
     work += b * N * N
     at_v = vectors + b * 2 * N
     at_w = at_v + N
     rows = tl.arange(0, ROWS)
     cols = tl.arange(0, N)
-    entries = tl.load(source + cols * (row_stride + 1), mask=cols < size, other=0.0).to(tl.float64)
+    entries = tl.load(source + cols * (n + 1), mask=cols < size, other=0.0).to(tl.float64)
     total = tl.sum(entries, 0)
     # A size that cannot be gives NaN, as a NaN in the matrix does: the caller looks once, at the end.
     total = tl.where((asked < 0) | (asked > n), float("nan"), total)
@@ -100,7 +98,7 @@ def _begin(
     j = size - 1
     largest = tl.argmax(entries, 0)
     at_cols = tl.where(cols == j, largest, tl.where(cols == largest, j, cols))
-    row = tl.load(source + largest * row_stride + at_cols, mask=cols < size, other=0.0).to(tl.float64) * scale
+    row = tl.load(source + largest * n + at_cols, mask=cols < size, other=0.0).to(tl.float64) * scale
     v, _, beta, square = _reflection(row, cols, j)
     tl.store(at_v + cols, v)
     tl.debug_barrier()
@@ -108,7 +106,7 @@ def _begin(
     for r in range(0, size, ROWS):
         at_rows = tl.where(r + rows == j, largest, tl.where(r + rows == largest, j, r + rows))
         inside = (r + rows < size)[:, None] & (cols < size)[None, :]
-        part = tl.load(source + at_rows[:, None] * row_stride + at_cols[None, :], mask=inside, other=0.0)
+        part = tl.load(source + at_rows[:, None] * n + at_cols[None, :], mask=inside, other=0.0)
         sums += part.to(tl.float64) * tl.load(at_v + r + rows)[:, None]
     y = tl.sum(sums, 0) * scale * beta
     w = tl.where(cols < j, y - 0.5 * beta * tl.sum(v * y, 0) * v, 0.0)
@@ -117,7 +115,7 @@ def _begin(
     for r in range(0, N, ROWS):
         at_rows = tl.where(r + rows == j, largest, tl.where(r + rows == largest, j, r + rows))
         inside = (r + rows < size)[:, None] & (cols < size)[None, :]
-        part = tl.load(source + at_rows[:, None] * row_stride + at_cols[None, :], mask=inside, other=0.0)
+        part = tl.load(source + at_rows[:, None] * n + at_cols[None, :], mask=inside, other=0.0)
         v_r = tl.load(at_v + r + rows)[:, None]
         w_r = tl.load(at_w + r + rows)[:, None]
         part = part.to(tl.float64) * scale - v_r * w[None, :] - w_r * v[None, :]
@@ -301,14 +299,12 @@ def eigenvalues_in_float32(matrices: Tensor, sizes: Tensor, *, register_rows: in
     values = torch.empty(batch, n, dtype=torch.float32, device=matrices.device)
     if values.numel() == 0:
         return values
-    if matrices.stride(-1) != 1:
-        matrices = matrices.contiguous()
     N = max(32, triton.next_power_of_2(n))
     step = max(1, _SCRATCH_BYTES // (4 * N * N))
     with torch.cuda.device_of(matrices):  # Triton launches on the current device, whatever the tensors' own.
         for start in range(0, batch, step):
             part = slice(start, start + step)
-            _launch(matrices[part], sizes[part], values[part], N, register_rows)
+            _launch(matrices[part].contiguous(), sizes[part], values[part], N, register_rows)
     return values
 
 
@@ -324,7 +320,6 @@ def _launch(matrices: Tensor, sizes: Tensor, values: Tensor, N: int, register_ro
     left = torch.empty_like(sizes)
     totals = scratch(batch)
     diagonal, squares = scratch(2, batch, N)
-    strides = (matrices.stride(1), matrices.stride(0))
     _begin[(batch,)](
         matrices,
         work,
@@ -335,7 +330,6 @@ def _launch(matrices: Tensor, sizes: Tensor, values: Tensor, N: int, register_ro
         diagonal,
         squares,
         n,
-        *strides,
         N=N,
         ROWS=8,
         num_warps=N // 64 or 1,

@@ -49,10 +49,11 @@ def train(processes: int, folder: Path) -> None:
 def test_two_processes_log_what_one_logs(tmp_path: Path) -> None:
     # Each in a process of its own: what ran before in this one must not differ, and a process that trained cannot fork.
     root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
     for count in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", "tests.callbacks.test_ddp", count, str(tmp_path / count)],
-            capture_output=True, text=True, timeout=300, cwd=root, env={**os.environ, "PYTHONPATH": str(root)},
+            capture_output=True, text=True, timeout=300, cwd=root, env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
     for name in ("metrics", "unlabelled", "watch"):

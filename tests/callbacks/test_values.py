@@ -215,4 +215,5 @@ def test_values_are_of_the_precision_that_the_run_itself_computes_in(library: st
         for states in (rounded, exact)
     )
     found = torch.tensor(seen.frame["value"])
-    assert (found - expected).abs()[1:].max() < 0.2 * (found - full).abs()[1:].max()
+    # Nearer to bfloat16 than to float32; not equal, since batches round otherwise than texts alone.
+    assert (found - expected).abs()[1:].max() < 0.5 * (found - full).abs()[1:].max()

@@ -19,7 +19,7 @@ from midlayer_encoders.measuring import measure
 from midlayer_encoders.sweeping import sweep
 from tests.families import JOINT, tiny_joint
 from tests.made_media import IMAGES
-from tests.tiny_folders import TEXTS, save_joint, tokenizer
+from tests.tiny_folders import TEXTS, joint_image_processor, save_joint, tokenizer
 
 Folder = Callable[[str], str]
 
@@ -32,11 +32,9 @@ def joint_folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 def features(name: str, text: int, image: int) -> tuple[np.ndarray, np.ndarray]:
     """Return what the whole model's own heads make after its last blocks are taken away, one input at a time."""
-    import transformers as tf
-
     model = tiny_joint(name)
     del model.text_model.encoder.layers[text:], model.vision_model.encoder.layers[image:]  # type: ignore[union-attr]
-    pixels = tf.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+    pixels = joint_image_processor()
     padding = "max_length" if name in ("SigLIP", "AIMv2") else False  # what their heads, or masks, count on
     tokens = [tokenizer()(text, padding=padding, return_tensors="pt") for text in TEXTS]
     ids = [{key: made[key] for key in ("input_ids", "attention_mask")} for made in tokens]

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
 import torch
+from packaging.version import Version
 from sentence_transformers.sentence_transformer.modules import Pooling as Reference
 
 from midlayer_encoders._types import POOLINGS, Pooling
@@ -23,6 +26,10 @@ def test_pooling_matches_the_words_and_sentence_transformers(pooling: Pooling, s
     states, mask = batch(side)
     expected = torch.stack([pooled(row[real], pooling) for row, real in zip(states, mask, strict=True)])
     torch.testing.assert_close(pool(states, mask, pooling), expected)
+    if (pooling, side) == ("weightedmean", "left") and Version(version("sentence-transformers")) < Version("6.2"):
+        pytest.skip(
+            "Before 6.2, sentence-transformers weighs tokens after padding on the left as if the padding were text."
+        )
     reference = Reference(6, pooling_mode={"last": "lasttoken"}.get(pooling, pooling))
     features = reference({"token_embeddings": states, "attention_mask": mask.long()})
     torch.testing.assert_close(pool(states, mask, pooling), features["sentence_embedding"])

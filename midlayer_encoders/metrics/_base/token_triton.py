@@ -80,7 +80,6 @@ def _gram(
     sizes,
     means,
     gram,
-    squares,
     D,
     batch_stride,
     token_stride,
@@ -112,10 +111,7 @@ def _gram(
     gram += b * T * T
     inside = (at_i < T)[:, None] & (at_j < T)[None, :]
     tl.store(gram + at_i[:, None] * T + at_j[None, :], acc, mask=inside)
-    if i == j:  # the lengths, before `_scale` changes them in place
-        on_diagonal = at_i[:, None] == at_j[None, :]
-        tl.store(squares + b * T + at_i, tl.sum(tl.where(on_diagonal, acc, 0.0), 1), mask=at_i < T)
-    else:
+    if i != j:
         tl.store(gram + at_j[None, :] * T + at_i[:, None], acc, mask=inside)
 
 
@@ -214,7 +210,6 @@ def prepared_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> 
     """
     B, T, D = states.shape
     means = torch.empty(B, D, device=states.device)
-    squares = torch.empty(B, T, device=states.device)
     gram = torch.empty(B, T, T, device=states.device)
     shape = D, states.stride(0), states.stride(1), T
     with torch.cuda.device_of(states):  # Triton launches on the current device, whatever the tensors' own.
@@ -222,9 +217,10 @@ def prepared_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> 
         if center:
             _mean[(B, triton.cdiv(D, 64))](states, order, sizes, means, *shape, ROWS=64, COLS=64, num_warps=2)
         _gram[(B * triton.cdiv(T, 64) ** 2,)](
-            states, order, sizes, means, gram, squares, *shape, ROWS=64, COLS=32, CENTER=center, num_warps=4
+            states, order, sizes, means, gram, *shape, ROWS=64, COLS=32, CENTER=center, num_warps=4
         )
         if center or unit:
+            squares = gram.diagonal(dim1=1, dim2=2).contiguous()  # the lengths, before `_scale` changes them in place
             _scale[(B, triton.cdiv(T, 32))](
                 gram, squares, means, sizes, D, T, _TINY, ROWS=32, COLS=128, CENTER=center, UNIT=unit, num_warps=4
             )
