@@ -47,15 +47,14 @@ def train(processes: int, folder: Path) -> None:
 
 
 def test_two_processes_log_what_one_logs(tmp_path: Path) -> None:
-    # Each in a process of its own: what ran before in this one must not differ, and a process that trained cannot fork.
+    # In a process of their own: what ran before in this one must not differ.
     root = Path(__file__).parents[2]
     path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-    for count in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "tests.callbacks.test_ddp", count, str(tmp_path / count)],
-            capture_output=True, text=True, timeout=300, cwd=root, env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.callbacks.test_ddp", str(tmp_path)],
+        capture_output=True, text=True, timeout=300, cwd=root, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
     for name in ("metrics", "unlabelled", "watch"):
         one, two = (polars.read_parquet(tmp_path / count / name / "history.parquet") for count in "12")
         assert one.drop("value").equals(two.drop("value"))
@@ -65,4 +64,5 @@ def test_two_processes_log_what_one_logs(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    train(int(sys.argv[1]), Path(sys.argv[2]))
+    for count in (2, 1):  # in this order: a process that trained cannot fork
+        train(count, Path(sys.argv[1]) / str(count))

@@ -27,6 +27,7 @@ ADVICE = [
         "Be aware that when using `ckpt_path`",
         "You're resuming from a checkpoint that ended before the epoch ended",
         "The '[a-z]+_dataloader' does not have many workers",  # on machines of more than two cores
+        "GPU available but not used",
     )
 ]
 """What Lightning warns of in runs as small as these, and its own use of torch."""
