@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import polars
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 
 from midlayer_encoders.callbacks import LayerMetricsCallback
@@ -48,7 +49,10 @@ def test_a_validation_of_a_checkpoint_is_of_the_step_of_its_weights(tmp_path: Pa
     _, trainer = fit(Judged(neox()), tmp_path, [seen], max_steps=3, logger=False)
     trainer.save_checkpoint(tmp_path / "run.ckpt")
     alone = callback(tmp_path / "b")
-    fresh = pl.Trainer(accelerator="cpu", logger=False, callbacks=[alone], enable_progress_bar=False)
+    logger = CSVLogger(tmp_path / "b", version="")
+    fresh = pl.Trainer(accelerator="cpu", logger=logger, callbacks=[alone], enable_progress_bar=False)
     fresh.validate(Judged(neox(seed=8)), DataLoader(torch.ones(4, 4), 4), str(tmp_path / "run.ckpt"), verbose=False)
+    logged = polars.read_csv(Path(logger.log_dir) / "metrics.csv")
+    assert set(logged.filter(polars.col("midlayer/curvature/layer_01").is_not_null())["step"]) == {3}
     assert alone.frame.equals(seen.frame)  # steps 0, 2 and, of the weights that were loaded, 3
     assert polars.read_parquet(tmp_path / "b" / "history.parquet").equals(seen.frame)

@@ -119,6 +119,21 @@ def test_a_run_killed_and_resumed_has_the_history_of_one_that_was_not(tmp_path: 
     assert pl.read_parquet(tmp_path / "b" / "midlayer" / "history.parquet").equals(whole.frame)
 
 
+def test_steps_that_a_resumed_run_trains_again_are_measured_again(tmp_path: Path) -> None:
+    killed, resumed = callback(every_n_steps=1), callback(every_n_steps=1)
+    saving = {"save_strategy": "steps", "save_steps": 4}
+    with pytest.raises(RuntimeError, match="killed"):
+        trained(trainer(tmp_path, [killed, Killed()], model=llama(), **saving))
+    again = trainer(tmp_path, [resumed], model=llama(), **saving)
+    again.train_dataset = torch.utils.data.Subset(again.train_dataset, [0, 1, 2, 3] * 8)  # from here on, other weights
+    trained(again, resume_from_checkpoint=True)
+    values = [
+        [one.frame.filter(revision=f"step{step}")["value"].to_list() for step in (4, 5)] for one in (killed, resumed)
+    ]
+    assert values[0][0] == values[1][0]
+    assert values[0][1] != values[1][1]
+
+
 def test_a_sentence_transformer_is_the_same_and_is_found(tiny_folder: Any, tmp_path: Path) -> None:
     from datasets import Dataset
     from sentence_transformers import (
