@@ -76,7 +76,7 @@ def test_many_small_batches_become_few_shards(tmp_path: Path) -> None:
 def test_only_one_process_merges(tmp_path: Path) -> None:
     store = opened(tmp_path)
     fill(store, range(8))
-    with embeddings._lock(store.folder / "merge.lock") as held:
+    with lock(store.folder / "merge.lock") as held:
         assert held
         assert run_child(tmp_path, "store.merge()") == 0
     assert len(shards_of(store)) == 2
