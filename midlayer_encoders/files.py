@@ -13,7 +13,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache
@@ -36,6 +36,7 @@ __all__ = [
     "set_aside",
     "write_file",
     "write_file_once",
+    "write_folder",
 ]
 
 Read = TypeVar("Read")
@@ -92,6 +93,32 @@ def beside(path: Path) -> Iterator[Path]:
             _sync(aside)
             aside.replace(path)
             _sync(path.parent)
+
+
+def write_folder(path: Path, write: Callable[[Path], object], *, last: Sequence[str] = ()) -> None:
+    """Have ``write`` make a folder elsewhere, and put it in its place in one step, or its files where there are some.
+
+    Args:
+        path: of the folder; a link to one stays a link.
+        write: makes the folder that it is called with.
+        last: files without which the others are not used: in a folder that holds files they are removed first, and
+            come last, so that old files and new ones are never taken for one whole.
+    """
+    home = path.resolve()
+    with naming_a_full_disk(home):
+        make_folder(home.parent)
+        filled = home.is_dir() and (any(home.iterdir()) or os.path.ismount(home))
+        with scratch(home if filled else home.parent) as aside:
+            write(aside)
+            if not filled:
+                aside.replace(home)
+                return
+            for name in last:
+                (home / name).unlink(missing_ok=True)
+            files = [one.relative_to(aside) for one in aside.rglob("*") if one.is_file()]
+            for file in sorted(files, key=lambda one: (str(one) in last, one)):
+                make_folder((home / file).parent)
+                (aside / file).replace(home / file)
 
 
 @contextmanager
@@ -165,7 +192,9 @@ def make_folder(path: Path) -> None:
     except (FileExistsError, NotADirectoryError) as error:
         taken = next(one for one in (path, *path.parents) if one.is_symlink() or one.exists())
         what = f"a link to {os.readlink(taken)}, which is no folder" if taken.is_symlink() else "a file"
-        raise FolderError(f"{path} must be a folder, but {taken} is {what}: remove it, or name another place.") from error
+        raise FolderError(
+            f"{path} must be a folder, but {taken} is {what}: remove it, or name another place."
+        ) from error
 
 
 def read_kept(path: Path, read: Callable[[Path], Read]) -> Read | None:

@@ -118,7 +118,9 @@ def sweep(
             how: dict[str, Any] = {"metrics": metrics, "layers": wanted, "views": views, "progress": progress}
             frame = pl.concat([frame, measure_layers(encoder, sample, dataset=dataset, **how)])
         scored = [source for source in sources if baselines and "text" in encoder.media]
-        notes = sweep_notes(encoder, spec, sources, scores, wanted, baselines=scored, seconds=time.perf_counter() - start)
+        notes = sweep_notes(
+            encoder, spec, sources, scores, wanted, baselines=scored, seconds=time.perf_counter() - start
+        )
         result = SweepResult(frame, folder, notes)
         if group.rank == 0:
             result.save()

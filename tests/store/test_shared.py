@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from midlayer_encoders.store import embeddings, shard
+from midlayer_encoders.files import lock
+from midlayer_encoders.store import shard
 from tests.store.filling import LAYERS, check, child, fill, keys_of, opened, run_child, shards_of, vectors
 
 
