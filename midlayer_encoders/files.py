@@ -1,7 +1,7 @@
 """How every file is written and read again: whole or not there, one process to a folder, nothing through a link.
 
-A file is written beside its place, flushed to the disk, and renamed. One that cannot be read again is set aside, logged,
-and made anew, so that nothing fails for ever.
+A file is written beside its place, flushed to the disk, and renamed. One that cannot be read again is set aside,
+logged, and made anew, so that nothing fails for ever.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def naming_a_full_disk(path: Path) -> Iterator[None]:
         folder = next(one for one in path.absolute().parents if one.exists())
         free = shutil.disk_usage(folder).free / 2**20
         raise DiskFullError(
-            f"The disk of {_mount(folder)} is full ({free:.1f} MiB free): {path} was not written. What was there before "
-            "stays readable: make room, for example with `midlayer cache`, or write elsewhere, and run again."
+            f"The disk of {_mount(folder)} is full ({free:.1f} MiB free): {path} was not written. What was there "
+            "before stays readable: make room, for example with `midlayer cache`, or write elsewhere, and run again."
         ) from error
 
 
@@ -191,7 +191,7 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         taken = next(one for one in (path, *path.parents) if one.is_symlink() or one.exists())
-        what = f"a link to {os.readlink(taken)}, which is no folder" if taken.is_symlink() else "a file"
+        what = f"a link to {taken.readlink()}, which is no folder" if taken.is_symlink() else "a file"
         raise FolderError(
             f"{path} must be a folder, but {taken} is {what}: remove it, or name another place."
         ) from error
@@ -293,6 +293,6 @@ def check_links(home: Path, folders: Iterable[Path]) -> None:
         for place in (folder, *(Path(above, one) for above, below, _ in os.walk(folder) for one in below)):
             if place.is_symlink() and not place.resolve().is_relative_to(inside):
                 raise OptionError(
-                    f"`out` must not lead elsewhere by links inside it, but {place} is a link to {os.readlink(place)}: "
+                    f"`out` must not lead elsewhere by links inside it, but {place} is a link to {place.readlink()}: "
                     "remove it, or name that place itself (`store` for embeddings)."
                 )

@@ -117,8 +117,8 @@ def prune(
             raise OptionError(f"`keys` must be stores in {root}, but got {key!r}.{did_you_mean(key, known)}")
         if (linked := Path(root).expanduser() / key).is_symlink():
             raise OptionError(
-                f"`keys` must be stores in {root} itself, but {key!r} is a link to {linked.resolve()}: remove it there, "
-                "or remove the link."
+                f"`keys` must be stores in {root} itself, but {key!r} is a link to {linked.resolve()}: remove it "
+                "there, or remove the link."
             )
     before = datetime.now(tz=UTC) - unused_for if unused_for is not None else None
     chosen: list[StoreInfo] = []

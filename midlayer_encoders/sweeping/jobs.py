@@ -115,8 +115,8 @@ def run_jobs(jobs: Sequence[Job], *, workers: int) -> Iterator[Score]:
             yield from scores
         except BrokenExecutor as error:
             raise MidlayerError(
-                "A worker process was killed while it scored layers, perhaps because memory ran out. What was scored is "
-                "kept: run again, with fewer `workers` where memory is short."
+                "A worker process was killed while it scored layers, perhaps because memory ran out. What was scored "
+                "is kept: run again, with fewer `workers` where memory is short."
             ) from error
 
 

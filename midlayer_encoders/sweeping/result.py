@@ -116,8 +116,8 @@ class SweepResult(Result):
         notes = read_kept(folder / "sweep.json", read_notes)
         if frame is None or notes is None:
             raise OptionError(
-                f"`folder` must be the --out of a sweep, but {folder} holds no frame.parquet and sweep.json that can be "
-                "read. Run the sweep again: it goes on from what it kept."
+                f"`folder` must be the --out of a sweep, but {folder} holds no frame.parquet and sweep.json that can "
+                "be read. Run the sweep again: it goes on from what it kept."
             )
         return cls(frame, folder, notes)
 
