@@ -60,15 +60,14 @@ def write_file(path: Path, content: bytes) -> None:
 
 def write_file_once(path: Path, content: bytes) -> None:
     """Write a file unless there is one: of several processes the first one's holds for all."""
-    with naming_a_full_disk(path):
-        make_folder(path.parent)
-        with scratch(path.parent) as aside:
-            aside.write_bytes(content)
-            _sync(aside)
-            if path.is_symlink() and not path.exists():  # it leads nowhere
-                path.unlink()
-            with suppress(FileExistsError):
-                os.link(aside, path)
+    make_folder(path.parent)
+    with naming_a_full_disk(path), scratch(path.parent) as aside:
+        aside.write_bytes(content)
+        _sync(aside)
+        if path.is_symlink() and not path.exists():  # it leads nowhere
+            path.unlink()
+        with suppress(FileExistsError):
+            os.link(aside, path)
 
 
 @contextmanager
@@ -86,13 +85,12 @@ def beside(path: Path) -> Iterator[Path]:
         ...     (Path(folder) / "new" / "notes.json").read_text()
         '{}'
     """
-    with naming_a_full_disk(path):
-        make_folder(path.parent)
-        with scratch(path.parent) as aside:
-            yield aside
-            _sync(aside)
-            aside.replace(path)
-            _sync(path.parent)
+    make_folder(path.parent)
+    with naming_a_full_disk(path), scratch(path.parent) as aside:
+        yield aside
+        _sync(aside)
+        aside.replace(path)
+        _sync(path.parent)
 
 
 def write_folder(path: Path, write: Callable[[Path], object], *, last: Sequence[str] = ()) -> None:
@@ -105,20 +103,19 @@ def write_folder(path: Path, write: Callable[[Path], object], *, last: Sequence[
             come last, so that old files and new ones are never taken for one whole.
     """
     home = path.resolve()
-    with naming_a_full_disk(home):
-        make_folder(home.parent)
-        filled = home.is_dir() and (any(home.iterdir()) or os.path.ismount(home))
-        with scratch(home if filled else home.parent) as aside:
-            write(aside)
-            if not filled:
-                aside.replace(home)
-                return
-            for name in last:
-                (home / name).unlink(missing_ok=True)
-            files = [one.relative_to(aside) for one in aside.rglob("*") if one.is_file()]
-            for file in sorted(files, key=lambda one: (str(one) in last, one)):
-                make_folder((home / file).parent)
-                (aside / file).replace(home / file)
+    make_folder(home.parent)
+    filled = home.is_dir() and (any(home.iterdir()) or os.path.ismount(home))
+    with naming_a_full_disk(home), scratch(home if filled else home.parent) as aside:
+        write(aside)
+        if not filled:
+            aside.replace(home)
+            return
+        for name in last:
+            (home / name).unlink(missing_ok=True)
+        files = [one.relative_to(aside) for one in aside.rglob("*") if one.is_file()]
+        for file in sorted(files, key=lambda one: (str(one) in last, one)):
+            make_folder((home / file).parent)
+            (aside / file).replace(home / file)
 
 
 @contextmanager
@@ -188,7 +185,8 @@ def _sync(path: Path) -> None:
 def make_folder(path: Path) -> None:
     """Make a folder and those above it, or raise where something else is in its place."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        with naming_a_full_disk(path):
+            path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         taken = next(one for one in (path, *path.parents) if one.is_symlink() or one.exists())
         what = f"a link to {taken.readlink()}, which is no folder" if taken.is_symlink() else "a file"

@@ -339,7 +339,7 @@ class EmbeddingStore:
             in_order = [keys[place] for places, _ in sources.values() for place in places]
             self._write_shard(in_order, map(blocks, self.layers))
         for name in names:
-            with suppress(PermissionError):  # Windows keeps a file that is being read; a later merge removes it
+            with suppress(OSError):  # Windows keeps a file that is being read; a later merge removes it
                 (self.folder / name).unlink(missing_ok=True)
 
 

@@ -212,6 +212,6 @@ class Embedder:
 def _read_plan(path: Path, *, count: int) -> list[list[int]]:
     """Return the batches in a file, or raise where they are not places of ``count`` items."""
     batches: list[list[int]] = json.loads(path.read_bytes())
-    if any(place not in range(count) for batch in batches for place in batch):
+    if not isinstance(batches, list) or any(place not in range(count) for batch in batches for place in batch):
         raise ValueError(f"it must be lists of numbers below {count}")
     return batches

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,20 +9,6 @@ import pytest
 from midlayer_encoders.errors import DiskFullError, MidlayerError
 from midlayer_encoders.store import embeddings
 from tests.store.filling import check, fill, keys_of, opened
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = shutil.which("mount")
-    if (
-        mount is None
-        or subprocess.run([mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True).returncode
-    ):
-        pytest.skip("mounting a tmpfs is not permitted here")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
 
 
 def test_a_full_disk_is_told_and_leaves_the_store_readable(small_disk: Path) -> None:
