@@ -115,10 +115,9 @@ class History:
 
     def write(self, path: Path) -> None:
         """Write the frame at once or not at all: a killed run leaves the one before."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(".tmp")
-        self.frame().write_parquet(beside, metadata={_KEY: json.dumps(self._notes())})
-        beside.replace(path)
+        from midlayer_encoders.results import write_frame
+
+        write_frame(self.frame(), path, metadata={_KEY: json.dumps(self._notes())})
 
 
 def _difference(then: dict[str, Any] | None, now: dict[str, Any] | None) -> str | None:

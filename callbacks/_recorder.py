@@ -153,12 +153,12 @@ class Recorder:
         if not self.settings.figures or self._history is None or not self._history.steps:
             return {}
         try:
-            from midlayer_encoders.report.steps import plot_steps_curves, plot_steps_heat
+            from midlayer_encoders.report import plot_steps_curves, plot_steps_heat, write_figure
 
             frame = self._history.frame()
             drawn = {"heat": plot_steps_heat(frame), "curves": plot_steps_curves(frame)}
             for name, figure in drawn.items():
-                figure.savefig(folder / f"{name}.png", dpi=110)
+                write_figure(figure, folder / f"{name}.png", dpi=110)
         except Exception as error:
             self._failed(error, max(self._history.steps))
             return {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from shutil import copyfile
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from midlayer_encoders.callbacks._history import read_state
 from midlayer_encoders.callbacks._recorder import Recorder
 from midlayer_encoders.callbacks._watch import Watch
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.files import read_kept, write_file
 
 __all__ = ["LastLayerDeclineTrainerCallback", "LayerMetricsTrainerCallback"]
 
@@ -72,12 +72,13 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
 
     def _resume_from(self, path: Path, step: int) -> None:
         """Take over the steps until the checkpoint from the file of the run before; a new run begins a new file."""
-        if step == 0 or not path.exists():
+        state = read_kept(path, read_state) if step else None
+        if state is None:
             return
-        state = read_state(path)
         state["steps"] = {seen: values for seen, values in state["steps"].items() if seen <= step}
         if self._resume(state):
-            copyfile(path, path.with_name(f"history-before-step{step}.parquet"))  # the file is written anew
+            # The file is written anew.
+            write_file(path.with_name(f"history-before-step{step}.parquet"), path.read_bytes())
 
     def _visit(self, args: Any, state: Any, control: Any, model: nn.Module) -> None:
         values = self._measure(model, state.global_step, _autocast(args, model))

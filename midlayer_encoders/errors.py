@@ -11,6 +11,9 @@ from typing import Any
 __all__ = [
     "AnatomyError",
     "CutError",
+    "DeviceError",
+    "DiskFullError",
+    "FolderError",
     "LayerIndexError",
     "MidlayerError",
     "ModelNotFoundError",
@@ -44,6 +47,18 @@ class CutError(MidlayerError):
 
 class ModelNotFoundError(MidlayerError, OSError):
     """A model, revision or file that is not there, or cannot be reached."""
+
+
+class DeviceError(MidlayerError, RuntimeError):
+    """A device that this machine does not have, or torch does not know."""
+
+
+class FolderError(MidlayerError, OSError):
+    """A folder that cannot be written to: a file or a broken link is in its place, or another run is using it."""
+
+
+class DiskFullError(MidlayerError, OSError):
+    """No room left on the disk; what was there before stays readable."""
 
 
 class NotFiniteError(MidlayerError, ArithmeticError):

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.files import read_kept, write_file
+from midlayer_encoders.report import write_figure
 from midlayer_encoders.report.page import write_page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Result", "beside", "kept_frame", "write_frame"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["Result", "kept_frame", "write_frame"]
 
 
 @dataclass(frozen=True)
@@ -54,16 +52,13 @@ class Result(ABC):
     def to_html(self, path: Path | str | None = None) -> Path:
         """Write the self-contained page and return where it lies; by default ``report.html`` in the folder."""
         where = Path(path) if path is not None else self._home() / "report.html"
-        with beside(where) as aside:
-            write_page(self.html(), aside)
-        return where
+        return write_page(self.html(), where)
 
     def save(self, folder: Path | str | None = None) -> Path:
         """Write the tables, the figures and the page into a folder, by default the result's own, and return it."""
         home = self._write_tables(folder)
         for name, figure in self.plots().items():
-            with beside(home / f"{name}.png") as aside:
-                figure.savefig(aside, dpi=150)
+            write_figure(figure, home / f"{name}.png")
         self.to_html(home / "report.html")
         return home
 
@@ -79,13 +74,15 @@ class Result(ABC):
         return self.folder
 
 
-def write_frame(frame: pl.DataFrame, path: Path) -> None:
-    """Write a frame as parquet or CSV, as the name ends: the whole of it is there, or what was there before."""
-    with beside(path) as aside:
-        if path.suffix == ".csv":
-            frame.write_csv(aside)
-        else:
-            frame.write_parquet(aside)
+def write_frame(frame: pl.DataFrame, path: Path, *, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a frame as parquet, with metadata, or CSV, as the name ends: all of it is there, or what was before."""
+    # In memory first: of a full disk polars says neither the disk nor the path.
+    content = BytesIO()
+    if path.suffix == ".csv":
+        frame.write_csv(content)
+    else:
+        frame.write_parquet(content, metadata=dict(metadata or {}))
+    write_file(path, content.getvalue())
 
 
 def kept_frame(path: Path, make: Callable[[], pl.DataFrame]) -> pl.DataFrame:
@@ -93,34 +90,8 @@ def kept_frame(path: Path, make: Callable[[], pl.DataFrame]) -> pl.DataFrame:
 
     A file that cannot be read is set aside, logged, and made again.
     """
-    if path.is_file():
-        try:
-            return pl.read_parquet(path)
-        except (OSError, pl.exceptions.PolarsError) as error:
-            aside = path.with_suffix(".unreadable")
-            path.replace(aside)
-            _log.warning("%s could not be read (%s): it is made again, what was there is in %s.", path, error, aside)
-    frame = make()
-    write_frame(frame, path)
+    frame = read_kept(path, pl.read_parquet)
+    if frame is None:
+        frame = make()
+        write_frame(frame, path)
     return frame
-
-
-@contextmanager
-def beside(path: Path) -> Iterator[Path]:
-    """Yield a path beside ``path`` to write to; it takes the place of ``path`` in one step once all is written.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with beside(Path(folder) / "new" / "notes.json") as aside:
-        ...         _ = aside.write_text("{}")
-        ...     (Path(folder) / "new" / "notes.json").read_text()
-        '{}'
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        yield aside
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)

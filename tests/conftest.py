@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -43,3 +45,27 @@ def quick_collector() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Return a disk of one MiB of its own, where mounting is permitted."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = shutil.which("mount")
+    if (
+        mount is None
+        or subprocess.run([mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True).returncode
+    ):
+        pytest.skip("mounting a tmpfs is not permitted here")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+@pytest.fixture
+def read_only_disk(small_disk: Path) -> Iterator[Path]:
+    """Return a disk with one empty folder on it, ``out``, that nobody may write to."""
+    (small_disk / "out").mkdir()
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    yield small_disk
+    subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)

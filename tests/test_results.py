@@ -10,7 +10,8 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.results import Result, beside, kept_frame, write_frame
+from midlayer_encoders.files import beside
+from midlayer_encoders.results import Result, kept_frame, write_frame
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,6 +81,6 @@ def test_a_kept_frame_is_made_once_and_again_only_when_it_cannot_be_read(
     assert len(made) == 1
     path.write_bytes(b"PAR1 and half of it")
     assert kept_frame(path, make).equals(FRAME)
-    assert (len(made), path.with_suffix(".unreadable").read_bytes()) == (2, b"PAR1 and half of it")
+    assert (len(made), path.with_name("step1.parquet.broken").read_bytes()) == (2, b"PAR1 and half of it")
     assert "could not be read" in caplog.text
     assert pl.read_parquet(path).equals(FRAME)

@@ -53,7 +53,8 @@ def files_fingerprint(path: Path | str) -> str:
     if not where.exists():
         return ""
     files = sorted(one for one in where.iterdir() if one.is_file()) if where.is_dir() else [where]
-    seen = [(one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in files]
+    # The time of the last change too, which no copy preserves: weights of one size may bear one time of writing.
+    seen = [(one.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for one in files for stat in [one.stat()]]
     return hashlib.blake2b(repr(seen).encode(), digest_size=8).hexdigest()
 
 

@@ -6,6 +6,7 @@ import gc
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
@@ -17,7 +18,8 @@ from midlayer_encoders.analysis.checkpoints import Checkpoint, find_checkpoints
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import base_name
-from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError
+from midlayer_encoders.files import check_links, folder_lock
 from midlayer_encoders.frame import layer_changes, settled
 from midlayer_encoders.measuring import measure, num_passes
 from midlayer_encoders.metrics import TooFewTextsError
@@ -152,11 +154,14 @@ def progression(
     )  # fmt: skip
     made = augment(texts, views=passes - 1, seed=seed) if passes > 1 else []
     folder = Path(out) if out is not None else None
-    run = _Run(settings, texts, made, folder, given, progress)
-    frames, failures = run.frames(checkpoints)
-    result = ProgressionResult(pl.concat(frames), folder, _how(settings, len(texts)), failures)
     if folder is not None:
-        result.save()
+        check_links(folder, [folder / "steps"])
+    run = _Run(settings, texts, made, folder, given, progress)
+    with nullcontext() if folder is None else folder_lock(folder):
+        frames, failures = run.frames(checkpoints)
+        result = ProgressionResult(pl.concat(frames), folder, _how(settings, len(texts)), failures)
+        if folder is not None:
+            result.save()
     return result
 
 
@@ -180,7 +185,7 @@ class _Run:
             stage = Stage(self.progress, checkpoint.name, passed * len(checkpoints), passed * place)
             try:
                 frames.append(self._frame(checkpoint, stage))
-            except (OptionError, TooFewTextsError):  # the caller's mistake, the same at every step
+            except (OptionError, TooFewTextsError, DiskFullError):  # the same at every step
                 raise
             except Exception as error:
                 failures[checkpoint.name] = f"{type(error).__name__}: {error}"

@@ -19,6 +19,8 @@ from midlayer_encoders.errors import MidlayerError
 
 __all__ = ["app", "main"]
 
+_INTERRUPTED = 130
+
 # Each registers itself when it is imported.
 _COMMANDS = (
     _export,
@@ -35,12 +37,30 @@ _COMMANDS = (
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one line, not a traceback."""
+    """Run the command line; what goes wrong is one line, not a traceback.
+
+    The exit code is 2 for words that cannot be meant, 130 for Ctrl-C, and 1 for whatever else fails.
+    """
     try:
         app()
     except MidlayerError as error:
-        from rich.console import Console
-        from rich.markup import escape
+        _say(str(error))
+        sys.exit(2 if isinstance(error, ValueError) else 1)
+    except OSError as error:
+        _say(f"{error.filename}: {error.strerror}." if error.filename is not None else str(error))
+        sys.exit(1)
+    except SystemExit as ended:
+        if ended.code == _INTERRUPTED:  # typer's, for KeyboardInterrupt
+            resumes = {"sweep", "demo", "progression", "reproduce"} & set(sys.argv[1:2])
+            again = "goes on where it stopped" if resumes else "begins anew"
+            _say(f"Stopped. The same command, run again, {again}.", head="")
+        raise
 
-        Console(stderr=True).print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+
+def _say(words: str, head: str = "Error: ") -> None:
+    """Print a line about what went wrong."""
+    from rich.console import Console
+    from rich.text import Text
+
+    line = Text(head, style="bold red") + Text(" ".join(words.split()), style="not bold")
+    Console(stderr=True).print(line, highlight=False, soft_wrap=True)

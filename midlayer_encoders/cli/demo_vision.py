@@ -62,7 +62,7 @@ def demo_vision(
 
 def _write(out: Path, frame: pl.DataFrame, results: list[ProbeResult], epochs: int) -> Path:
     """Write frame, figures and page, and return where the page lies."""
-    from midlayer_encoders.report import write_metrics_figure, write_report
+    from midlayer_encoders.report import write_figure, write_metrics_figure, write_report
     from midlayer_encoders.report.probes import plot_probes
     from midlayer_encoders.results import write_frame
 
@@ -70,7 +70,7 @@ def _write(out: Path, frame: pl.DataFrame, results: list[ProbeResult], epochs: i
     tables = {f"{result.kind} probe": result.table for result in results}
     title = "digits 5 to 9, a model trained on 0 to 4"
     figure = plot_probes(tables, num_layers=results[0].num_layers, chance=results[0].chance, title=title)
-    figure.savefig(out / "probes.png", dpi=150)
+    write_figure(figure, out / "probes.png")
     write_metrics_figure(frame, out / "metrics.png")
     first = results[0]
     how = {

@@ -18,7 +18,7 @@ from midlayer_encoders.cli._app import (
 )
 from midlayer_encoders.cli._options import model_options
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.errors import OptionError
 
 
 @app.command()
@@ -36,17 +36,19 @@ def export(
 ) -> None:
     """Write a model cut at a layer to a folder that any SentenceTransformer loads."""
     if out.is_file() or (out.is_dir() and any(out.iterdir()) and not overwrite):
-        raise MidlayerError(
+        raise OptionError(
             f"`--out` must be a new or empty folder, but {out} is not. Name another, or pass --overwrite."
         )
     quieten()
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+    from midlayer_encoders.files import write_folder
     from midlayer_encoders.media.texts import read_texts
 
     if center is not None:
         options = replace(options, center=tuple(read_texts(center)))
     encoder = LayerEncoder(model, _layers(layer), **options.changed())
-    encoder.save_pretrained(str(out))
+    # No loader reads weights without these two.
+    write_folder(out, lambda aside: encoder.save_pretrained(str(aside)), last=("modules.json", "config.json"))
     parameters = sum(parameter.numel() for parameter in encoder.parameters())
     towers = ", ".join(f"{name} {number}" for name, number in encoder.layers.items())
     which = towers or f"{encoder.layer} of {encoder.num_layers}"

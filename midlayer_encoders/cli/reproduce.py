@@ -113,11 +113,22 @@ def _frame(path: Path) -> pl.DataFrame:
     import polars as pl
 
     from midlayer_encoders.errors import OptionError
+    from midlayer_encoders.files import read_kept
     from midlayer_encoders.frame import check_frame
+    from midlayer_encoders.sweeping.result import read_notes
 
+    must = "`--swept` must be the frame.parquet or frame.csv of a sweep"
     if not path.is_file():
-        raise OptionError(f"`--swept` must be the frame.parquet or frame.csv of a sweep, but there is no {path}.")
-    return check_frame(pl.read_csv(path) if path.suffix == ".csv" else pl.read_parquet(path))
+        raise OptionError(f"{must}, but there is no {path}.")
+    try:
+        frame = pl.read_csv(path) if path.suffix == ".csv" else pl.read_parquet(path)
+    except pl.exceptions.PolarsError as error:
+        raise OptionError(f"{must}, but {path} cannot be read: {error}. Run the sweep again.") from error
+    notes = read_kept(path.with_name("sweep.json"), read_notes)
+    if notes is not None and notes.failures:
+        failed = "; ".join(f"{task}: {error}" for task, error in notes.failures.items())
+        raise OptionError(f"{must} whose tasks were all scored, but in {path.parent} some failed: {failed}.")
+    return check_frame(frame)
 
 
 def _default(path: str) -> Path | None:

@@ -86,9 +86,10 @@ def _print(found: Selection) -> None:
 
 
 def _write(found: Selection, out: Path) -> None:
+    from midlayer_encoders.report import write_figure
     from midlayer_encoders.results import write_frame
 
     write_frame(found.to_frame(), out / "selection.csv")
     write_frame(found.frame, out / "frame.parquet")
-    found.plot().savefig(out / "selection.png", dpi=150)
+    write_figure(found.plot(), out / "selection.png")
     console().print(f"Written to {out}: selection.csv, frame.parquet, selection.png")

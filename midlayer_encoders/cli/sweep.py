@@ -52,9 +52,13 @@ def sweep(
 ) -> None:
     """Score every layer of a model on mteb tasks from one forward pass over each text."""
     quieten()
+    from midlayer_encoders.files import folder_lock
     from midlayer_encoders.tasks import task_sources
 
     task_sources(tasks.split(","))  # a wrong name is refused before the model is loaded
+    if out is not None and out.is_dir():
+        with folder_lock(out):  # likewise a folder that another sweep writes to
+            pass
     encoder = whole_model(model, options)
     run_sweep(
         encoder, tasks.split(","), layers=parse_layers(layers), metrics=parse_names(names), out=out, store=store,

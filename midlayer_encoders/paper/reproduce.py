@@ -11,15 +11,19 @@ from typing import Literal, TypeAlias
 
 import polars as pl
 
-from midlayer_encoders.errors import MidlayerError, OptionError, check_choice
+from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, check_choice
+from midlayer_encoders.files import check_links, folder_lock, read_kept, write_file
 from midlayer_encoders.paper.experiments import EXPERIMENTS
 from midlayer_encoders.paper.setting import MissingInputError, Setting
+from midlayer_encoders.report import write_figure
 from midlayer_encoders.report.experiments_page import Finding, experiments_html
 from midlayer_encoders.report.page import write_page
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.results import write_frame
 
 __all__ = ["Outcome", "Status", "reproduce", "resolve_experiments", "write_experiments"]
+
+_SETTING = "setting"  # of a kept frame's metadata: the digest of what it was measured with
 
 Status: TypeAlias = Literal["done", "kept", "left out", "failed"]
 """Measured now, measured before, without something it needs, or stopped by an error."""
@@ -76,12 +80,13 @@ def reproduce(
     """
     for name in names:
         check_choice("names", name, EXPERIMENTS)
-    setting.out.mkdir(parents=True, exist_ok=True)
+    check_links(setting.out, [setting.out / name for name in ("sweeps", "metrics", "correlations")])
     outcomes = []
-    for name in names:
-        outcome = _outcome(name, setting)
-        report(outcome)
-        outcomes.append(outcome)
+    with folder_lock(setting.out):
+        for name in names:
+            outcome = _outcome(name, setting)
+            report(outcome)
+            outcomes.append(outcome)
     return outcomes
 
 
@@ -89,11 +94,11 @@ def _outcome(name: str, setting: Setting) -> Outcome:
     start = time.perf_counter()
     try:
         kept = _kept(name, setting)
-        frame = EXPERIMENTS[name].run(setting) if kept is None else kept
-        if kept is None:
-            _keep(name, setting, frame)
+        frame = _measured(name, setting) if kept is None else kept
         words = tuple(EXPERIMENTS[name].words(frame))
         return Outcome(name, "done" if kept is None else "kept", words, time.perf_counter() - start)
+    except DiskFullError:  # the next one would fail for it too
+        raise
     except MissingInputError as error:
         return Outcome(name, "left out", (str(error),))
     except Exception as error:  # whatever it is, the other experiments go on and the page says so
@@ -103,20 +108,28 @@ def _outcome(name: str, setting: Setting) -> Outcome:
 
 def _kept(name: str, setting: Setting) -> pl.DataFrame | None:
     """Return the frame that an earlier run with the same setting left, or nothing."""
-    frame, mark = setting.out / f"{name}.parquet", setting.out / f"{name}.json"
-    if not frame.is_file() or not mark.is_file():
-        return None
-    return pl.read_parquet(frame) if json.loads(mark.read_text(encoding="utf8"))["setting"] == setting.digest else None
+    digest = setting.digest
+
+    def read(path: Path) -> tuple[pl.DataFrame, bool]:
+        return pl.read_parquet(path), pl.read_parquet_metadata(path).get(_SETTING) == digest
+
+    frame, same = read_kept(setting.out / f"{name}.parquet", read) or (None, False)
+    return frame if same else None
 
 
-def _keep(name: str, setting: Setting, frame: pl.DataFrame) -> None:
-    """Write frame and figure; the mark that they belong to this setting comes last, so a killed run leaves none."""
-    mark = setting.out / f"{name}.json"
-    mark.unlink(missing_ok=True)
-    for kind in ("parquet", "csv"):
-        write_frame(frame, setting.out / f"{name}.{kind}")
-    EXPERIMENTS[name].draw(frame).savefig(setting.out / f"{name}.png", dpi=110)
-    mark.write_text(json.dumps({"setting": setting.digest}), encoding="utf8")
+def _measured(name: str, setting: Setting) -> pl.DataFrame:
+    """Run an experiment and write figure, table and frame.
+
+    The frame comes last, and says in its metadata which setting it belongs to: a killed run leaves none that lies.
+    """
+    digest = setting.digest
+    frame = EXPERIMENTS[name].run(setting)
+    if setting.digest != digest:
+        raise MidlayerError("The files of the model or of the tasks changed while it ran: run it again.")
+    write_figure(EXPERIMENTS[name].draw(frame), setting.out / f"{name}.png", dpi=110)
+    write_frame(frame, setting.out / f"{name}.csv")
+    write_frame(frame, setting.out / f"{name}.parquet", metadata={_SETTING: digest})
+    return frame
 
 
 def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
@@ -142,7 +155,7 @@ def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
         **versions(),
     }
     title = "The paper's experiments" + (f" on {', '.join(setting.models)}" if setting.models else "")
-    (setting.out / "outcomes.json").write_text(json.dumps([asdict(one) for one in outcomes], indent=2), encoding="utf8")
+    write_file(setting.out / "outcomes.json", json.dumps([asdict(one) for one in outcomes], indent=2).encode())
     return write_page(experiments_html(findings, title=title, how=how, notes=notes), setting.out / "report.html")
 
 

@@ -15,10 +15,12 @@ from midlayer_encoders._types import Layer
 from midlayer_encoders.analysis.checkpoints import files_fingerprint
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.files import read_kept
 from midlayer_encoders.frame import tidy_frame
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.paper.reference import reference_metrics, reference_scores
 from midlayer_encoders.results import kept_frame
+from midlayer_encoders.tasks.docstrings import versions
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -76,7 +78,7 @@ class Setting:
     pass_per_prefix: bool = False
     workers: int | None = None
     options: EncoderOptions = field(default_factory=EncoderOptions)
-    _loaded: dict[str, LayerEncoder] = field(default_factory=dict, repr=False)
+    _loaded: dict[tuple[str, str], LayerEncoder] = field(default_factory=dict, repr=False)
 
     @property
     def digest(self) -> str:
@@ -85,6 +87,7 @@ class Setting:
         parts: list[Any] = [self.models, self.texts, self.solutions, str(self.reference), self.revisions, self.tasks]
         parts += [frames]
         parts += [self.layers, self.limit, self.max_length, self.seed, self.pass_per_prefix, self.options.recreating()]
+        parts += [versions() if "builtin" in self.tasks.split(",") else {}]  # those tasks are made of their docstrings
         text = json.dumps([*parts, [files_fingerprint(place) for place in self._places()]])
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
@@ -93,14 +96,15 @@ class Setting:
         reference = [self.reference] if self.reference is not None else []
         homes = [Path(model).expanduser() for model in self.models[:1] if self.revisions]
         checkpoints = [sub for home in homes if home.is_dir() for sub in sorted(home.iterdir()) if sub.is_dir()]
-        return [*self.models, *self.tasks.split(","), *reference, *checkpoints]
+        return [*self.models, *self.options.adapters, *self.tasks.split(","), *reference, *checkpoints]
 
     def encoder(self, model: str) -> LayerEncoder:
         """Return the encoder of a model, which stays loaded until another is asked for."""
-        if model not in self._loaded:
+        key = (model, files_fingerprint(model))  # weights that changed on the disk are read again
+        if key not in self._loaded:
             self._loaded.clear()
-            self._loaded[model] = self.load(model)
-        return self._loaded[model]
+            self._loaded[key] = self.load(model)
+        return self._loaded[key]
 
     def wanted_models(self, least: int = 1) -> tuple[str, ...]:
         """Return the models, or raise where there are too few."""
@@ -123,11 +127,14 @@ class Setting:
 
     def sweep(self, model: str) -> pl.DataFrame:
         """Return scores on the tasks, and metrics on their texts, of every layer; kept in the folder."""
-        from midlayer_encoders.sweeping import SweepResult, sweep
+        from midlayer_encoders.sweeping import sweep
+        from midlayer_encoders.sweeping.result import read_notes
 
         folder = self.out / "sweeps" / f"{self.models.index(model)}-{self.digest}"
-        if (folder / "sweep.json").is_file():
-            return SweepResult.load(folder).frame
+        notes = read_kept(folder / "sweep.json", read_notes)
+        frame = read_kept(folder / "frame.parquet", pl.read_parquet)
+        if notes is not None and frame is not None and not notes.failures:
+            return frame
         result = sweep(
             self.encoder(model), self.tasks.split(","), layers=self.layers, metrics="paper", views=4,
             metric_texts=4 * self.limit, out=folder, workers=self.workers,

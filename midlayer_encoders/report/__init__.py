@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from midlayer_encoders.report.matplotlib_figures import write_figure
 from midlayer_encoders.report.metrics import plot_metrics, write_metrics_figure
 from midlayer_encoders.report.scores import plot_heatmap, plot_scores
 from midlayer_encoders.report.steps import plot_steps_change, plot_steps_curves, plot_steps_heat
@@ -15,6 +16,7 @@ __all__ = [
     "plot_steps_curves",
     "plot_steps_heat",
     "report_html",
+    "write_figure",
     "write_metrics_figure",
     "write_report",
 ]

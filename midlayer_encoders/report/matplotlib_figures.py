@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import textwrap
+from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from midlayer_encoders.files import write_file
 from midlayer_encoders.report.axes import Axis
 from midlayer_encoders.report.charts import Bars, Cells, Chart, Dots, Level, Line, Mark, Panel, Part, Rule, Scale, Word
 from midlayer_encoders.report.style import LIGHT, MISSING, SERIES, dashes_of, ordered_colors
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-__all__ = ["draw"]
+__all__ = ["draw", "write_figure"]
 
 _BEST, _INK, _SOFT = LIGHT["best"], LIGHT["ink"], LIGHT["soft"]
 _HEAD = 3.2  # inches that the wide panel at the top is high
@@ -42,6 +45,14 @@ def draw(chart: Chart) -> Figure:
     if chart.y_label:
         figure.supylabel(chart.y_label, fontsize=10, color=_SOFT)
     return figure
+
+
+def write_figure(figure: Figure, path: Path, *, dpi: int = 150) -> Path:
+    """Write a figure and return where it lies; the ending decides the format."""
+    drawn = BytesIO()
+    figure.savefig(drawn, dpi=dpi, format=path.suffix.removeprefix(".") or "png")
+    write_file(path, drawn.getvalue())
+    return path
 
 
 def _grid(chart: Chart) -> tuple[Figure, list[Axes]]:

@@ -12,7 +12,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import check_frame, metric_series, number_of_layers
 from midlayer_encoders.report.axes import DEPTH, layer_axis
 from midlayer_encoders.report.charts import Chart, Line, Panel, Part, Rule, layer_tips, value_axis
-from midlayer_encoders.report.matplotlib_figures import draw
+from midlayer_encoders.report.matplotlib_figures import draw, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,10 +37,7 @@ def plot_metrics(frame: pl.DataFrame) -> Figure:
 
 def write_metrics_figure(frame: pl.DataFrame, path: str | Path) -> Path:
     """Write the figure of :func:`plot_metrics` and return where it lies; the ending decides the format."""
-    where = Path(path)
-    where.parent.mkdir(parents=True, exist_ok=True)
-    plot_metrics(frame).savefig(where, dpi=150)
-    return where
+    return write_figure(plot_metrics(frame), Path(path))
 
 
 def metrics_chart(frame: pl.DataFrame, *, chosen: int | None = None) -> Chart:

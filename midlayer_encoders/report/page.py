@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from midlayer_encoders.files import write_file
 from midlayer_encoders.report.style import ordered_rules, page_css
 
 __all__ = ["document", "facts", "large", "section", "sentences", "soft", "write_page"]
@@ -14,9 +15,8 @@ __all__ = ["document", "facts", "large", "section", "sentences", "soft", "write_
 def write_page(text: str, path: str | Path) -> Path:
     """Write a page and return where it lies; its folder is made."""
     where = Path(path)
-    where.parent.mkdir(parents=True, exist_ok=True)
     # Half a surrogate pair can stand in a file's name, and UTF-8 has no bytes for it.
-    where.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
+    write_file(where, text.encode("utf-8", "xmlcharrefreplace"))
     return where
 
 

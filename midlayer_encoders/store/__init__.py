@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from midlayer_encoders.errors import DiskFullError, old_names
 from midlayer_encoders.store.cache import StoreInfo, list_stores, prune
 from midlayer_encoders.store.embeddings import EmbeddingStore, StoreDtype, text_key
-from midlayer_encoders.store.shard import StoreError, StoreFullError, TextNotStoredError
+from midlayer_encoders.store.shard import StoreError, TextNotStoredError
 
 __all__ = [
+    "DiskFullError",
     "EmbeddingStore",
     "StoreDtype",
     "StoreError",
-    "StoreFullError",
     "StoreInfo",
     "TextNotStoredError",
     "list_stores",
     "prune",
     "text_key",
 ]
+
+__getattr__ = old_names(__name__, {"StoreFullError": "DiskFullError"})

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from uuid import uuid4
 
 from midlayer_encoders.errors import OptionError, did_you_mean
+from midlayer_encoders.files import scratch
 from midlayer_encoders.store.embeddings import read_label
 from midlayer_encoders.store.shard import DamagedError, read_head
 
@@ -50,7 +49,7 @@ def list_stores(root: Path | str) -> list[StoreInfo]:
         >>> list_stores("nowhere")
         []
     """
-    labels = Path(root).expanduser().glob("*/store.json")
+    labels = Path(root).expanduser().glob("[!.]*/store.json")  # hidden: what is being removed
     stores = [_info(label.parent, found) for label in labels if (found := read_label(label)) is not None]
     return sorted(stores, key=lambda info: info.last_used, reverse=True)
 
@@ -69,7 +68,7 @@ def _info(folder: Path, label: Mapping[str, object]) -> StoreInfo:
         except FileNotFoundError:
             continue  # merged by another process
         except DamagedError:
-            pass  # found, told and removed when the store is opened
+            pass  # set aside when the store is opened
         size += status.st_size
         used = max(used, status.st_mtime)
     description = label.get("description")
@@ -96,6 +95,8 @@ def prune(
 ) -> list[StoreInfo]:
     """Remove stores, and return those removed: all that meet any of the conditions given.
 
+    A store that is a link to a folder elsewhere is never removed.
+
     Args:
         root: folder of stores.
         keys: these.
@@ -114,10 +115,17 @@ def prune(
     for key in keys or ():
         if key not in known:
             raise OptionError(f"`keys` must be stores in {root}, but got {key!r}.{did_you_mean(key, known)}")
+        if (linked := Path(root).expanduser() / key).is_symlink():
+            raise OptionError(
+                f"`keys` must be stores in {root} itself, but {key!r} is a link to {linked.resolve()}: remove it "
+                "there, or remove the link."
+            )
     before = datetime.now(tz=UTC) - unused_for if unused_for is not None else None
     chosen: list[StoreInfo] = []
     kept = 0
     for info in stores:  # the one used last first
+        if info.folder.is_symlink():
+            continue
         stale = before is not None and info.last_used < before
         if info.key in (keys or ()) or stale or (keep_bytes is not None and kept + info.bytes > keep_bytes):
             chosen.append(info)
@@ -131,6 +139,5 @@ def prune(
 
 def _remove(folder: Path) -> None:
     """Remove a store in one step for all who look for it, and then its files."""
-    aside = folder.with_name(f".{folder.name}-{uuid4().hex}")
-    folder.rename(aside)
-    shutil.rmtree(aside)
+    with scratch(folder.parent) as aside:
+        folder.rename(aside)

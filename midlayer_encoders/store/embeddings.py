@@ -14,7 +14,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from uuid import uuid4
@@ -22,7 +22,8 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError, check_choice
+from midlayer_encoders.errors import DiskFullError, LayerIndexError, NotFiniteError, OptionError, check_choice
+from midlayer_encoders.files import clear_left, lock, make_folder, set_aside, write_file
 from midlayer_encoders.store.index import Index
 from midlayer_encoders.store.shard import (
     DTYPES,
@@ -31,10 +32,8 @@ from midlayer_encoders.store.shard import (
     DamagedError,
     Shard,
     StoreError,
-    StoreFullError,
     TextNotStoredError,
     map_rows,
-    placed,
     read_head,
     write_shard,
 )
@@ -46,7 +45,6 @@ StoreDtype: TypeAlias = Literal["float16", "float32"]
 _TIER = 64  # this many shards of about one size become one
 _LARGE = 4 * 2**20  # bytes of a shard that is left as it is: larger ones are no faster to read (benchmarks/results)
 _MERGED = 512 * 2**20  # bytes of a merged shard, about
-_STALE = 3600.0  # seconds without a write after which a temporary file is that of a killed process
 
 _log = logging.getLogger(__name__)
 
@@ -121,12 +119,13 @@ class EmbeddingStore:
         self._open(description or {})
 
     def _open(self, description: Mapping[str, object]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         label = self.folder / "store.json"
         ours = {"format": FORMAT, "dim": self.dim, "dtype": self.dtype}
         if read_label(label) is None:
-            with placed(label) as file:
-                file.write(json.dumps({**ours, "description": dict(description)}, indent=2, default=str).encode())
+            if label.is_file():
+                set_aside(label, "it is no label of a store")
+            write_file(label, json.dumps({**ours, "description": dict(description)}, indent=2, default=str).encode())
         found = read_label(label) or {}
         for name, value in ours.items():
             if found.get(name) != value:
@@ -135,10 +134,8 @@ class EmbeddingStore:
                     "pass that, choose another `key` or `root`, or remove the folder."
                 )
         with suppress(OSError):  # on a disk that is read-only, no matter
-            os.utime(label)  # the time of last use
-            for temporary in self.folder.glob("*.tmp"):
-                if time.time() - temporary.stat().st_mtime > _STALE:
-                    temporary.unlink()
+            os.utime(label, follow_symlinks=False)  # the time of last use
+        clear_left(self.folder)
         self.refresh()
 
     def __len__(self) -> int:
@@ -237,7 +234,7 @@ class EmbeddingStore:
         """Return a shard's rows at a layer, mapped; their checksum is compared the first time, or ``again``.
 
         Raises:
-            FileNotFoundError: another process has merged the shard, or it was damaged and is now removed.
+            FileNotFoundError: another process has merged the shard, or it was damaged and is now set aside.
         """
         path = self.folder / name
         try:
@@ -249,12 +246,10 @@ class EmbeddingStore:
         return rows
 
     def _discard(self, name: str, damage: DamagedError) -> None:
-        path = self.folder / name
-        _log.warning("%s is damaged (%s). It is removed, and its texts will be embedded again.", path, damage)
+        """Set a damaged shard aside: its texts will be embedded again."""
         self._ignored.add(name)
         self._index.forget({name} & self._index.shards.keys())
-        with suppress(OSError):  # on a disk that is read-only it stays, and is ignored
-            path.unlink()
+        set_aside(self.folder / name, f"{damage}")
 
     def write(self, keys: Sequence[str], embeddings: npt.NDArray[Any]) -> None:
         """Store the embeddings of texts at all layers: all of the texts or, if the process is killed, none.
@@ -279,7 +274,7 @@ class EmbeddingStore:
         if self._groups(_TIER):
             try:
                 self.merge(least=_TIER)
-            except StoreFullError as error:  # what was to be written is written
+            except DiskFullError as error:  # what was to be written is written
                 _log.warning("Small shards were not merged. %s", error)
 
     def _rounded(self, embeddings: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -309,7 +304,7 @@ class EmbeddingStore:
 
         :meth:`write` does so when there are many. Nothing is lost if the process is killed, or the disk gets full.
         """
-        with _lock(self.folder / "merge.lock") as held:
+        with lock(self.folder / "merge.lock") as held:
             if not held:
                 return  # another process is at it
             self.refresh()
@@ -344,7 +339,7 @@ class EmbeddingStore:
             in_order = [keys[place] for places, _ in sources.values() for place in places]
             self._write_shard(in_order, map(blocks, self.layers))
         for name in names:
-            with suppress(PermissionError):  # Windows keeps a file that is being read; a later merge removes it
+            with suppress(OSError):  # Windows keeps a file that is being read; a later merge removes it
                 (self.folder / name).unlink(missing_ok=True)
 
 
@@ -354,7 +349,7 @@ def read_label(path: Path) -> dict[str, Any] | None:
         label = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
         return None
-    return label if isinstance(label, dict) else None
+    return label if isinstance(label, dict) and {"format", "dim", "dtype"} <= label.keys() else None
 
 
 def _key_bytes(key: str) -> bytes:
@@ -365,25 +360,3 @@ def _key_bytes(key: str) -> bytes:
     if len(written) != KEY_BYTES:
         raise OptionError(f"A key must be {2 * KEY_BYTES} hexadecimal digits, but got {key!r}: use `text_key(text)`.")
     return written
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[bool]:
-    """Hold a lock that ends with the process, or say that another process holds it.
-
-    Where there are no locks two merges may do the same work, and leave a text to each other: it is embedded again.
-    """
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield True
-        return
-    with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        except OSError as error:
-            _log.debug("No lock on %s: %s", path, error)
-        yield True

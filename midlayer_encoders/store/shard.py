@@ -6,23 +6,20 @@ of each layer's rows and one of everything else. Any safetensors reader can open
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
-from uuid import uuid4
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.files import beside
 
 __all__ = [
     "DTYPES",
@@ -31,10 +28,8 @@ __all__ = [
     "DamagedError",
     "Shard",
     "StoreError",
-    "StoreFullError",
     "TextNotStoredError",
     "map_rows",
-    "placed",
     "read_head",
     "write_shard",
 ]
@@ -48,12 +43,8 @@ class StoreError(MidlayerError):
     """A store that cannot be used as it is."""
 
 
-class StoreFullError(StoreError, OSError):
-    """No room left on the disk; what was stored before stays readable."""
-
-
 class TextNotStoredError(StoreError, LookupError):
-    """A text that was never stored, or whose shard was found damaged and removed."""
+    """A text that was never stored, or whose shard was found damaged and set aside."""
 
 
 class DamagedError(StoreError):
@@ -168,7 +159,7 @@ def map_rows(path: Path, shard: Shard, layer: int, *, check: bool) -> npt.NDArra
 def write_shard(path: Path, shard: Shard, keys: Sequence[bytes], rows: Iterable[Iterable[npt.NDArray[Any]]]) -> Shard:
     """Write a shard from the blocks of rows of each layer, and return it with their checksums."""
     checksums, joined = [], b"".join(keys)
-    with placed(path) as file:
+    with beside(path) as aside, aside.open("xb") as file:
         file.write(replace(shard, checksums=(0,) * len(shard.layers)).head(b"") + joined)
         for blocks in rows:
             checksum = 0
@@ -180,35 +171,3 @@ def write_shard(path: Path, shard: Shard, keys: Sequence[bytes], rows: Iterable[
         file.seek(0)
         file.write(shard.head(joined))
     return shard
-
-
-@contextmanager
-def placed(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file that takes its place in one step once it is whole and on the disk, or not at all."""
-    temporary = path.with_name(f"{uuid4().hex}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        free = shutil.disk_usage(path.parent).free / 2**20
-        raise StoreFullError(
-            f"The disk of {path.parent} is full ({free:.1f} MiB free). What was stored stays readable: make room, for "
-            "example with `midlayer cache prune`, or choose a store elsewhere or `dtype='float16'`, and run again."
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

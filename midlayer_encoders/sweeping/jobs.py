@@ -6,6 +6,7 @@ import logging
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import joblib
 import mteb
-from mteb.cache import ResultCache
 
+from midlayer_encoders.errors import DiskFullError, MidlayerError
 from midlayer_encoders.store import EmbeddingStore, TextNotStoredError
+from midlayer_encoders.sweeping.result_files import ResultFiles
 from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer
 from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources
 
@@ -54,7 +56,7 @@ class Score:
 
 
 def run_job(job: Job, embedder: Embedder | None = None) -> Score:
-    """Return the score of one layer on a fresh task object; an error is returned, not raised.
+    """Return the score of one layer on a fresh task object; an error is returned, not raised, but for a full disk.
 
     mteb keeps its own result file, and returns what is in it when it is there already.
     """
@@ -70,12 +72,14 @@ def run_job(job: Job, embedder: Embedder | None = None) -> Score:
     start = time.perf_counter()
     try:
         with isolated_random(), _quiet():
-            cache, known = ResultCache(job.cache), job.task.make()
+            cache, known = ResultFiles(job.cache), job.task.make()
             if (result := _cached(layer, known, cache)) is None:
                 task = _loaded(job.task).make()
                 mteb.evaluate(layer, task, cache=cache, show_progress_bar=False, co2_tracker=False)
                 # What its file holds, rounded as mteb rounds, so that a resumed run has the same numbers.
                 result = _cached(layer, known, cache)
+    except DiskFullError:  # the next task would fail for it too
+        raise
     except Exception as error:  # whatever a task does wrong is that task's failure, and the others go on
         lacked = isinstance(error, TextNotStoredError)
         return Score(job.task.name, job.layer, error=f"{type(error).__name__}: {error}", lacked_a_text=lacked)
@@ -83,7 +87,7 @@ def run_job(job: Job, embedder: Embedder | None = None) -> Score:
     return Score(job.task.name, job.layer, known.metadata.main_score, float(result.get_score()), seconds)
 
 
-def _cached(layer: StoredLayer, task: AbsTask, cache: ResultCache) -> Any:
+def _cached(layer: StoredLayer, task: AbsTask, cache: ResultFiles) -> Any:
     """Return what mteb's result file holds, or ``None`` where there is none."""
     try:
         return mteb.evaluate(layer, task, cache=cache, overwrite_strategy="only-cache", show_progress_bar=False)[0]
@@ -106,7 +110,14 @@ def run_jobs(jobs: Sequence[Job], *, workers: int) -> Iterator[Score]:
         yield from map(run_job, jobs)
         return
     with joblib.parallel_config(backend="loky", n_jobs=min(workers, len(jobs)), inner_max_num_threads=1):
-        yield from joblib.Parallel(return_as="generator_unordered")(joblib.delayed(_in_worker)(job) for job in jobs)
+        scores = joblib.Parallel(return_as="generator_unordered")(joblib.delayed(_in_worker)(job) for job in jobs)
+        try:
+            yield from scores
+        except BrokenExecutor as error:
+            raise MidlayerError(
+                "A worker process was killed while it scored layers, perhaps because memory ran out. What was scored "
+                "is kept: run again, with fewer `workers` where memory is short."
+            ) from error
 
 
 def _in_worker(job: Job) -> Score:

@@ -13,15 +13,16 @@ import polars as pl
 
 from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.files import read_kept, write_file
 from midlayer_encoders.frame import Summary, summary
 from midlayer_encoders.report import plot_scores, report_html
-from midlayer_encoders.results import Result, beside
+from midlayer_encoders.results import Result
 from midlayer_encoders.tasks import task_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Notes", "SweepResult"]
+__all__ = ["Notes", "SweepResult", "read_notes"]
 
 
 @dataclass(frozen=True)
@@ -100,25 +101,36 @@ class SweepResult(Result):
     def save(self, folder: Path | str | None = None) -> Path:
         """Write frame (parquet and CSV) and notes into a folder, by default the result's own, and return it."""
         home = self._write_tables(folder)
-        with beside(home / "sweep.json") as aside:
-            aside.write_text(json.dumps(asdict(self.notes), indent=2), encoding="utf8")
+        write_file(home / "sweep.json", json.dumps(asdict(self.notes), indent=2).encode())
         return home
 
     @classmethod
     def load(cls, folder: Path | str) -> SweepResult:
-        """Return the result that :meth:`save` wrote into a folder."""
+        """Return the result that :meth:`save` wrote into a folder.
+
+        Raises:
+            OptionError: there is none that can be read; the sweep, called again, writes it from what it kept.
+        """
         folder = Path(folder)
-        if not (folder / "frame.parquet").is_file() or not (folder / "sweep.json").is_file():
+        frame = read_kept(folder / "frame.parquet", pl.read_parquet)
+        notes = read_kept(folder / "sweep.json", read_notes)
+        if frame is None or notes is None:
             raise OptionError(
-                f"`folder` must be the --out of a sweep, but {folder} holds no frame.parquet and sweep.json."
+                f"`folder` must be the --out of a sweep, but {folder} holds no frame.parquet and sweep.json that can "
+                "be read. Run the sweep again: it goes on from what it kept."
             )
-        kept: dict[str, Any] = json.loads((folder / "sweep.json").read_text(encoding="utf8"))
-        for name in ("parameters", "seconds"):
-            kept[name] = {int(layer): value for layer, value in kept[name].items()}
-        if "export_options" in kept:  # written by 0.1, as flags
-            flags = re.findall(r"--(\S+) (\S+)", kept.pop("export_options"))
-            kept["options"] = {name.replace("-", "_"): value for name, value in flags}
-        return cls(pl.read_parquet(folder / "frame.parquet"), folder, Notes(**kept))
+        return cls(frame, folder, notes)
+
+
+def read_notes(path: Path) -> Notes:
+    """Return the notes of a sweep from its ``sweep.json``."""
+    kept: dict[str, Any] = json.loads(path.read_text(encoding="utf8"))
+    for name in ("parameters", "seconds"):
+        kept[name] = {int(layer): value for layer, value in kept[name].items()}
+    if "export_options" in kept:  # written by 0.1, as flags
+        flags = re.findall(r"--(\S+) (\S+)", kept.pop("export_options"))
+        kept["options"] = {name.replace("-", "_"): value for name, value in flags}
+    return Notes(**kept)
 
 
 def _labels(names: Sequence[str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -17,6 +18,7 @@ from midlayer_encoders._types import EncoderSpec, Layer, Norm, Progress, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
+from midlayer_encoders.files import check_links, folder_lock
 from midlayer_encoders.frame import tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.models.anatomy import resolve_layers
@@ -89,7 +91,7 @@ def sweep(
             be its own.
 
     A sweep that was stopped goes on where it was when it is called again with the same ``out``. A task that fails is
-    in ``result.failures``, and the others go on.
+    in ``result.failures``, and the others go on. While one sweep writes to ``out`` another is refused.
     """
     sources = task_sources(tasks) if tasks != () else []
     group = _launch(devices, num_nodes, cpu=_device(model, options) == "cpu")
@@ -100,26 +102,30 @@ def sweep(
     wanted = resolve_layers(layers, encoder.layer, name=encoder.name)
     spec = encoder.spec
     folder = Path(out) if out is not None else Path("midlayer-results") / re.sub(r"[^\w.-]+", "_", spec.model)
-    start = time.perf_counter()
-    kept = _open_store(store or folder / "embeddings", spec, wanted, encoder, store_dtype)
-    embedder = Embedder(
-        encoder, kept, token_budget, Stage(progress, "embedding"), group.rank, group.world, group.barrier
-    )
-    jobs = [_jobs(source, wanted, spec, embedder, folder) for source in sources]
-    scores = _score(jobs, embedder, workers or int(joblib.cpu_count()), Stage(progress, "scoring"), group)
-    frame = _score_frame(spec, scores)
-    if metrics:
-        sample = _sample(sources, encoder.media[0], metric_texts)
-        dataset = f"{len(sample)} {_PLURALS[encoder.media[0]]} of the tasks"
-        how: dict[str, Any] = {"metrics": metrics, "layers": wanted, "views": views, "progress": progress}
-        frame = pl.concat([frame, measure_layers(encoder, sample, dataset=dataset, **how)])
-    scored = [source for source in sources if baselines and "text" in encoder.media]
-    notes = sweep_notes(encoder, spec, sources, scores, wanted, baselines=scored, seconds=time.perf_counter() - start)
-    result = SweepResult(frame, folder, notes)
-    if group.rank == 0:
-        result.save()
-    group.barrier()
-    return result
+    check_links(folder, [folder / "mteb", *([] if store else [folder / "embeddings"])])
+    with nullcontext() if group.rank else folder_lock(folder):
+        start = time.perf_counter()
+        kept = _open_store(store or folder / "embeddings", spec, wanted, encoder, store_dtype)
+        embedder = Embedder(
+            encoder, kept, token_budget, Stage(progress, "embedding"), group.rank, group.world, group.barrier
+        )
+        jobs = [_jobs(source, wanted, spec, embedder, folder) for source in sources]
+        scores = _score(jobs, embedder, workers or int(joblib.cpu_count()), Stage(progress, "scoring"), group)
+        frame = _score_frame(spec, scores)
+        if metrics:
+            sample = _sample(sources, encoder.media[0], metric_texts)
+            dataset = f"{len(sample)} {_PLURALS[encoder.media[0]]} of the tasks"
+            how: dict[str, Any] = {"metrics": metrics, "layers": wanted, "views": views, "progress": progress}
+            frame = pl.concat([frame, measure_layers(encoder, sample, dataset=dataset, **how)])
+        scored = [source for source in sources if baselines and "text" in encoder.media]
+        notes = sweep_notes(
+            encoder, spec, sources, scores, wanted, baselines=scored, seconds=time.perf_counter() - start
+        )
+        result = SweepResult(frame, folder, notes)
+        if group.rank == 0:
+            result.save()
+        group.barrier()
+        return result
 
 
 def _encoder(model: str | LayerEncoder, options: Mapping[str, Any]) -> LayerEncoder:

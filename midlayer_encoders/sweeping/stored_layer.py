@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +18,7 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from midlayer_encoders._types import Stage
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.files import read_kept, write_file_once
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.store import EmbeddingStore
@@ -187,16 +186,10 @@ class Embedder:
         """Return the batches that were planned for these items when they were first asked for, or plan them now."""
         digest = hashlib.blake2b("".join((*names, str(self.token_budget))).encode(), digest_size=12).hexdigest()
         path = self.store.folder / "plans" / f"{digest}.json"
-        if not path.exists():
-            made = json.dumps(self._plan(texts, sorted(lacking), prompt))
-            path.parent.mkdir(exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-                file.write(made)
-            with suppress(FileExistsError):  # another process was quicker: its plan holds for all
-                os.link(file.name, path)
-            Path(file.name).unlink()
-        batches: list[list[int]] = json.loads(path.read_text())
-        return batches
+        read = partial(_read_plan, count=len(names))
+        while (kept := read_kept(path, read)) is None:
+            write_file_once(path, json.dumps(self._plan(texts, sorted(lacking), prompt)).encode())
+        return kept
 
     def _embed(
         self,
@@ -214,3 +207,11 @@ class Embedder:
             wanted = [n for n, position in enumerate(positions) if position in lacking]
             self.store.write([names[positions[n]] for n in wanted], vectors[:, wanted].numpy())
             self.stage.step(len(positions))
+
+
+def _read_plan(path: Path, *, count: int) -> list[list[int]]:
+    """Return the batches in a file, or raise where they are not places of ``count`` items."""
+    batches: list[list[int]] = json.loads(path.read_bytes())
+    if not isinstance(batches, list) or any(place not in range(count) for batch in batches for place in batch):
+        raise ValueError(f"it must be lists of numbers below {count}")
+    return batches

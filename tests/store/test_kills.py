@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from midlayer_encoders.files import clear_left
 from midlayer_encoders.store import shard
 from tests.store.filling import check, child, fill, keys_of, opened, run_child, shards_of
 
@@ -18,9 +19,9 @@ from tests.store.filling import check, child, fill, keys_of, opened, run_child, 
     ("where", "survives"),
     [
         ("shard.zlib.crc32 = after(4, shard.zlib.crc32)", False),  # amid the rows
-        ("shard.os.fsync = die", False),  # written, not flushed
+        ("files.os.fsync = die", False),  # written, not flushed
         ("Path.replace = die", False),  # flushed, not in place
-        ("shard._sync_folder = die", True),  # in place
+        ("files._sync = after(1, files._sync)", True),  # in place
     ],
 )
 def test_a_kill_amid_a_batch_loses_that_batch_at_most(tmp_path: Path, where: str, survives: bool) -> None:
@@ -37,7 +38,7 @@ def test_a_kill_amid_a_batch_loses_that_batch_at_most(tmp_path: Path, where: str
     )
     assert ended == -signal.SIGKILL
     store = opened(tmp_path)
-    assert len(list(store.folder.glob("*.tmp"))) == (not survives)
+    assert len(list(store.folder.glob(".*.tmp"))) == (not survives)
     check(store, range(8))
     assert store.missing(keys_of(range(12))) == ([] if survives else [8, 9, 10, 11])
     fill(store, range(8, 12))
@@ -66,7 +67,7 @@ def test_kills_at_any_moment_lose_at_most_the_batch_in_flight(tmp_path: Path) ->
     assert told > 40
 
 
-@pytest.mark.parametrize("where", ["Path.unlink = die", "shard._sync_folder = die", "Path.replace = die"])
+@pytest.mark.parametrize("where", ["Path.unlink = die", "files._sync = die", "Path.replace = die"])
 def test_a_killed_merge_loses_nothing(tmp_path: Path, where: str) -> None:
     fill(opened(tmp_path), range(24))
     assert run_child(tmp_path, f"{where}\nstore.merge()") == -signal.SIGKILL
@@ -81,10 +82,13 @@ def test_a_killed_merge_loses_nothing(tmp_path: Path, where: str) -> None:
 
 def test_what_a_killed_process_left_is_cleared_after_an_hour(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    left, young = store.folder / "a.tmp", store.folder / "b.tmp"
-    left.touch()
-    young.touch()
-    os.utime(left, (0, time.time() - 3700))
+    left, folder, young = (store.folder / f".{digit * 32}.tmp" for digit in "abc")
+    mine = store.folder / "mine.tmp"
+    folder.mkdir()
+    for path in (left, folder / "file", young, mine):
+        path.touch()
+    for path in (left, folder, mine):
+        os.utime(path, (0, time.time() - 3700))
+    clear_left.cache_clear()  # as another process has it
     opened(tmp_path)
-    assert not left.exists()
-    assert young.exists()
+    assert [path.exists() for path in (left, folder, young, mine)] == [False, False, True, True]

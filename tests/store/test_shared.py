@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from midlayer_encoders.store import embeddings, shard
+from midlayer_encoders.files import lock
+from midlayer_encoders.store import shard
 from tests.store.filling import LAYERS, check, child, fill, keys_of, opened, run_child, shards_of, vectors
 
 
@@ -76,7 +77,7 @@ def test_many_small_batches_become_few_shards(tmp_path: Path) -> None:
 def test_only_one_process_merges(tmp_path: Path) -> None:
     store = opened(tmp_path)
     fill(store, range(8))
-    with embeddings._lock(store.folder / "merge.lock") as held:
+    with lock(store.folder / "merge.lock") as held:
         assert held
         assert run_child(tmp_path, "store.merge()") == 0
     assert len(shards_of(store)) == 2

@@ -1,0 +1,194 @@
+"""Kills every scenario after every call that changes a file, runs it again, and counts what was lost or stuck.
+
+``python -m tests.files.killing`` prints the table of docs/reliability.md. Names of scenarios limit it to these:
+``sweep:5`` takes every fifth point of one, ``sweep:5:2`` every fifth from the second on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+# Before any library starts threads of its own, which a fork does not survive.
+os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+
+from tests.files.injection import Injection, Mode  # noqa: E402
+from tests.files.scenarios import SCENARIOS, Scenario  # noqa: E402
+
+PATIENCE = 120.0  # seconds after which a run is stuck
+
+
+@dataclass
+class Ended:
+    """How a forked run ended: what it returned, or its error in words, and what it logged."""
+
+    killed: bool = False
+    value: Any = None
+    error: str = ""
+    ours: bool = False
+    logged: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+
+
+def forked(run: Scenario, out: Path, point: int = 0, mode: Mode = "count") -> Ended:
+    """Run a scenario in a process of its own, from where this one is."""
+    told = out.with_name("told.json")
+    told.unlink(missing_ok=True)
+    child = os.fork()
+    if child == 0:
+        _child(run, out, point, mode, told)
+    deadline = time.monotonic() + PATIENCE
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return Ended(error=f"stuck for {PATIENCE:.0f} s")
+        time.sleep(0.005)
+    if os.WIFSIGNALED(ended[1]):
+        return Ended(killed=True)
+    return Ended(**json.loads(told.read_text()))
+
+
+def _child(run: Scenario, out: Path, point: int, mode: Mode, told: Path) -> None:
+    import warnings
+
+    from midlayer_encoders.errors import MidlayerError
+
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    os.dup2(1, 2)
+    warnings.simplefilter("ignore")
+    logged: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("midlayer_encoders").addHandler(handler)
+    injection, ended = Injection(out, point, mode), Ended(logged=logged)
+    ended.calls = injection.calls
+    kept_open = open
+    injection.install()
+    try:
+        ended.value = run(out)
+    except Exception as error:
+        ended.error, ended.ours = f"{type(error).__name__}: {error}", isinstance(error, MidlayerError)
+        if not ended.ours:
+            ended.error += "\n" + traceback.format_exc()
+    ended.modules = [name for name in sys.modules if not name.startswith("_")]
+    with kept_open(told, "w") as file:
+        json.dump(vars(ended), file, default=str)
+    os._exit(0)
+
+
+@dataclass
+class Found:
+    """What a scenario's points showed."""
+
+    points: int = 0
+    lost: list[str] = field(default_factory=list)
+    stuck: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+def points_of(name: str, *, every: int = 1, modes: tuple[Mode, ...] = ("kill", "full"), first: int = 1) -> Found:
+    """Kill one scenario at its points, or fill its disk, and return what the run after it found."""
+    found = Found()
+    memory = Path("/dev/shm")  # where a flush takes no time
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as home:
+        run = SCENARIOS[name](_made(Path(home, "data")))
+        whole = forked(run, _made(Path(home, "whole", "out")))
+        if whole.error:
+            raise RuntimeError(whole.error)
+        _warm(whole.modules)
+        out = Path(home, "killed", "out")
+        for mode in modes:
+            for point in range(first, len(whole.calls) + 1, every):
+                _point(run, out, point, mode, whole, found, f"{name}, {mode} at {point} ({whole.calls[point - 1]})")
+        _cleared(run, out, found, name)
+    return found
+
+
+def _warm(modules: list[str]) -> None:
+    """Do once, before all forks, what takes long the first time: imports, and the fonts of figures."""
+    for module in modules:
+        with suppress(Exception):
+            importlib.import_module(module)
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained")
+    figure.add_subplot().set_title("A title")
+    figure.savefig(BytesIO(), format="png")
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _point(run: Scenario, out: Path, point: int, mode: Mode, whole: Ended, found: Found, what: str) -> None:
+    shutil.rmtree(out.parent, ignore_errors=True)
+    _made(out)
+    found.points += 1
+    hit = forked(run, out, point, mode)
+    if mode == "full" and hit.error and not (hit.ours and "is full" in hit.error and str(out) in hit.error):
+        found.wrong.append(f"{what}: {hit.error}")
+    left = len(_left(out))
+    if left > (2 if mode == "kill" else "unlink" in what or "rmdir" in what):  # a file of a folder that is beside too
+        found.wrong.append(f"{what}: {left} temporary files")
+    again = forked(run, out)
+    if again.error:
+        found.stuck.append(f"{what}: {again.error}")
+    elif again.value != whole.value:
+        found.lost.append(f"{what}: {again.value} instead of {whole.value}")
+    if again.logged or list(out.rglob("*.broken")):
+        found.wrong.append(f"{what}: {again.logged}")
+
+
+def _left(out: Path) -> list[Path]:
+    return [path for path in (*out.parent.rglob(".*.tmp"),)]
+
+
+def _cleared(run: Scenario, out: Path, found: Found, name: str) -> None:
+    """What killed runs left is gone after a run an hour later."""
+    stray = out / f".{'a' * 32}.tmp"
+    stray.write_text("half")
+    for path in _left(out):
+        os.utime(path, (time.time() - 7200,) * 2)
+    forked(run, out)
+    if stray.exists() and name not in ("export", "store", "resumed"):
+        found.wrong.append(f"{name}: {[str(path) for path in _left(out)]} stay for ever")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    table: dict[str, Found] = {}
+    for words in given.names or SCENARIOS:
+        start = time.monotonic()
+        name, every, first = (*words.split(":"), "1", "1")[:3]
+        table[name] = one = points_of(name, every=int(every), first=int(first))
+        if not given.json:
+            seconds = time.monotonic() - start
+            print(f"| {name} | {one.points} | {len(one.lost)} | {len(one.stuck)} | {len(one.wrong)} | {seconds:.0f} s |", flush=True)  # noqa: T201
+            for words in (*one.lost[:3], *one.stuck[:3], *one.wrong[:3]):
+                print(words[:1500], file=sys.stderr, flush=True)  # noqa: T201
+    if given.json:
+        print(json.dumps({name: vars(one) for name, one in table.items()}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""What is killed: each writes to a folder, may be run again in it, and returns everything that must come out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.store.filling import check, fill, keys_of, opened
+from tests.tasks.rows import ROWS
+from tests.tiny_folders import TEXTS, save_tiny
+
+Scenario = Callable[[Path], Any]
+"""Writes into a folder and returns what came out, in plain lists and numbers."""
+
+
+def written(path: Path) -> Any:
+    import polars as pl
+
+    return pl.read_parquet(path).rows()
+
+
+def write_task(path: Path, kind: str) -> None:
+    """Write a few rows, of texts that no tiny model truncates."""
+    rows = [{name: one[:40] if isinstance(one, str) else one for name, one in row.items()} for row in ROWS[kind][:12]]
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+def store(_: Path) -> Scenario:
+    """Vectors in batches, with merges, and a store that is pruned."""
+    from midlayer_encoders.store import embeddings, prune
+
+    embeddings._TIER = 3
+
+    def run(out: Path) -> Any:
+        held = opened(out)
+        missing = set(held.missing(keys_of(range(24))))
+        for start in range(0, 24, 3):
+            if missing & set(range(start, start + 3)):
+                fill(held, range(start, start + 3))
+        held.merge()
+        check(opened(out), range(24))
+        old = opened(out, key="old")
+        fill(old, range(4))
+        prune(out, keys=["old"])
+        return sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
+
+    return run
+
+
+def sweep(data: Path) -> Scenario:
+    """Two tasks of one's own, one layer, vectors in several shards that are merged."""
+    from midlayer_encoders import LayerEncoder
+    from midlayer_encoders.store import embeddings, list_stores
+    from midlayer_encoders.store.shard import map_rows, read_head
+    from midlayer_encoders.sweeping import SweepResult
+    from midlayer_encoders.sweeping import sweep as run_sweep
+
+    encoder = LayerEncoder(save_tiny("GPTNeoX", data / "model"), -1, device="cpu")
+    tasks = [data / "near.jsonl", data / "pairs.jsonl"]
+    for path, kind in zip(tasks, ("STS", "PairClassification"), strict=True):
+        write_task(path, kind)
+    embeddings._TIER = 2
+
+    def run(out: Path) -> Any:
+        result = run_sweep(encoder, tasks, layers=[2], out=out, workers=1, token_budget=300, baselines=False)
+        assert SweepResult.load(out).frame.equals(result.frame)
+        result.to_html()
+        vectors = {}
+        (info,) = list_stores(out / "embeddings")
+        for path in sorted(info.folder.glob("*.safetensors")):
+            shard, keys = read_head(path)
+            rows = np.stack([map_rows(path, shard, layer, check=True) for layer in shard.layers])
+            vectors |= {key.hex(): hashlib.sha256(rows[:, n].tobytes()).hexdigest() for n, key in enumerate(keys)}
+        return [result.frame.rows(), dict(result.failures), sorted(vectors.items())]
+
+    return run
+
+
+def metrics(data: Path) -> Scenario:
+    """The command that measures, with its tables and its figure."""
+    from midlayer_encoders.cli import app
+
+    model, texts = save_tiny("GPTNeoX", data / "model"), data / "texts.txt"
+    texts.write_text("\n".join(TEXTS))
+
+    def run(out: Path) -> Any:
+        words = ["metrics", model, "--texts", str(texts), "--metrics", "curvature", "--device", "cpu", "--out", str(out)]
+        app(words, standalone_mode=False)
+        return [written(out / "metrics.parquet"), (out / "metrics.csv").read_text(), (out / "metrics.png").stat().st_size]
+
+    return run
+
+
+def progression(data: Path) -> Scenario:
+    """Two checkpoints, each kept as it is measured, with tables, figures and page."""
+    from midlayer_encoders.analysis.progression import progression as run_progression
+
+    for step in (1, 2):
+        save_tiny("GPTNeoX", data / "run" / f"step{step}", seed=step)
+
+    def run(out: Path) -> Any:
+        found = run_progression(str(data / "run"), texts=TEXTS[:3], metrics=["curvature"], out=out, device="cpu")
+        assert not found.failures
+        pages = sorted(path.name for path in out.iterdir() if path.suffix in (".png", ".html"))
+        kept = sorted((path.name, written(path)) for path in (out / "steps").glob("*.parquet"))
+        return [found.frame.rows(), written(out / "frame.parquet"), (out / "settled.csv").read_text(), pages, kept]
+
+    return run
+
+
+def reproduce(data: Path) -> Scenario:
+    """A figure without a model and one of a sweep, and their page."""
+    from midlayer_encoders import LayerEncoder
+    from midlayer_encoders.paper.reproduce import reproduce as run_experiments
+    from midlayer_encoders.paper.reproduce import write_experiments
+    from midlayer_encoders.paper.setting import Setting
+
+    model, near = save_tiny("GPTNeoX", data / "model"), data / "near.jsonl"
+    write_task(near, "STS")
+    encoder = LayerEncoder(model, -1, device="cpu")
+
+    def run(out: Path) -> Any:
+        setting = Setting(
+            models=(model,), load=lambda _: encoder, out=out, tasks=str(near), layers=(0, 2), limit=4, workers=1
+        )
+        outcomes = run_experiments(["fig7", "fig1"], setting)
+        page = write_experiments(outcomes, setting)
+        assert page.is_file()
+        assert (out / "outcomes.json").is_file()
+        again = run_experiments(["fig7", "fig1"], setting)
+        return [[one.words for one in again], [one.status for one in again], written(out / "fig1.parquet")]
+
+    return run
+
+
+def export(data: Path) -> Scenario:
+    """A folder that is new, or whole."""
+    from sentence_transformers import SentenceTransformer
+
+    from midlayer_encoders.cli import app
+
+    model = save_tiny("GPTNeoX", data / "model")
+
+    def run(out: Path) -> Any:
+        folder = out / "cut"
+        if not folder.exists():
+            app(["export", model, "--layer", "2", "--out", str(folder)], standalone_mode=False)
+        before = SentenceTransformer(str(folder), device="cpu").encode(TEXTS).tolist()
+        app(["export", model, "--layer", "1", "--out", str(folder), "--overwrite"], standalone_mode=False)
+        files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+        return [files, SentenceTransformer(str(folder), device="cpu").encode(TEXTS).tolist(), len(before)]
+
+    return run
+
+
+def history(data: Path) -> Scenario:
+    """A Lightning run with the callback's history and figures."""
+    from midlayer_encoders.callbacks import LayerMetricsCallback
+    from tests.callbacks.training import TOKENIZER, Boring, fit, neox
+
+    def run(out: Path) -> Any:
+        seen = LayerMetricsCallback(TEXTS, TOKENIZER, metrics=["curvature"], every_n_steps=1, dirpath=out)
+        fit(Boring(neox()), data, [seen], max_steps=2, logger=False)
+        return [written(out / "history.parquet"), sorted(path.name for path in out.glob("*.png"))]
+
+    return run
+
+
+def resumed(data: Path) -> Scenario:
+    """A Hugging Face run that goes on from its last checkpoint, with the history that it left."""
+    from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
+    from tests.callbacks.test_trainer import llama, trainer
+    from tests.callbacks.training import TOKENIZER
+
+    def run(out: Path) -> Any:
+        folder = out.with_name(f"{out.name}-run")  # its checkpoints are the trainer's own files
+        seen = LayerMetricsTrainerCallback(
+            TEXTS, TOKENIZER, metrics=["curvature"], every_n_steps=1, dirpath=out, figures=False
+        )
+        if not (folder / "checkpoint-3").exists():
+            made = trainer(folder, [seen], llama(), max_steps=3, save_strategy="steps", save_steps=1)
+            made.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")) or None)
+        return [row[1:3] for row in written(out / "history.parquet")]
+
+    return run
+
+
+SCENARIOS: dict[str, Callable[[Path], Scenario]] = {
+    one.__name__: one for one in (store, sweep, metrics, progression, reproduce, export, history, resumed)
+}
+"""Each prepares what it needs in a folder, without polars, whose threads a fork does not survive."""

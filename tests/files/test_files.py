@@ -1,0 +1,212 @@
+"""Files are whole or not there, are never written through a link, and one that cannot be read is made again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from midlayer_encoders.errors import DiskFullError, FolderError, OptionError
+from midlayer_encoders.files import (
+    check_links,
+    clear_left,
+    folder_lock,
+    make_folder,
+    read_kept,
+    scratch,
+    write_file,
+    write_file_once,
+    write_folder,
+)
+from midlayer_encoders.results import kept_frame, write_frame
+
+FRAME = pl.DataFrame({"layer": range(2000), "value": [n**0.5 for n in range(2000)]})
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(leads: bool, tmp_path: Path) -> None:
+    target, place = tmp_path / "mine.txt", tmp_path / "out" / "frame.csv"
+    place.parent.mkdir()
+    if leads:
+        target.write_text("mine")
+    place.symlink_to(target)
+    write_file(place, b"ours")
+    assert (place.is_symlink(), place.read_text()) == (False, "ours")
+    assert target.exists() == leads
+    assert not leads or target.read_text() == "mine"
+
+
+def test_the_first_of_several_writers_holds_for_all(tmp_path: Path) -> None:
+    place = tmp_path / "plan.json"
+    for content in (b"first", b"second"):
+        write_file_once(place, content)
+    assert place.read_bytes() == b"first"
+    lost = tmp_path / "lost.json"
+    lost.symlink_to(tmp_path / "nowhere")
+    write_file_once(lost, b"first")
+    assert (lost.read_bytes(), (tmp_path / "nowhere").exists()) == (b"first", False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lost.json", "plan.json"]
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1 and half of it", b"\x00" * 99], ids=repr)
+def test_what_cannot_be_read_is_set_aside_by_name_and_made_again(
+    content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "step1.parquet"
+    path.write_bytes(content)
+    assert kept_frame(path, lambda: FRAME).equals(FRAME)
+    assert pl.read_parquet(path).equals(FRAME)
+    assert (tmp_path / "step1.parquet.broken").read_bytes() == content
+    assert f"{path} could not be read" in caplog.text
+    assert "step1.parquet.broken" in caplog.text
+    caplog.clear()
+    assert kept_frame(path, lambda: pl.DataFrame()).equals(FRAME)
+    assert not caplog.text
+
+
+def test_an_error_of_the_disk_is_not_taken_for_a_damaged_file(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    path.write_bytes(b"whole")
+
+    def fails(_: Path) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output"):
+        read_kept(path, fails)
+    assert path.read_bytes() == b"whole"
+
+
+def test_a_full_disk_names_itself_and_the_file_and_goes_on_when_there_is_room(small_disk: Path) -> None:
+    path = small_disk / "out" / "frame.parquet"
+    write_frame(FRAME, path)
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(shutil.disk_usage(small_disk).free))
+    longer = pl.DataFrame({"value": [str(n) * 9 for n in range(9000)]})
+    with pytest.raises(DiskFullError, match=rf"The disk of {small_disk} is full \(.* MiB free\): {path} was not wr"):
+        write_frame(longer, path)
+    with pytest.raises(DiskFullError, match=f"The disk of {small_disk} is full"):
+        write_folder(small_disk / "cut", lambda aside: (aside.mkdir(), (aside / "weights").write_bytes(bytes(9999))))
+    assert pl.read_parquet(path).equals(FRAME)
+    assert sorted(one.name for one in small_disk.rglob("*")) == ["filler", "frame.parquet", "out"]
+    filler.unlink()
+    write_frame(longer, path)
+    assert pl.read_parquet(path).equals(longer)
+
+
+def test_a_folder_that_is_a_file_or_leads_nowhere_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "lost").symlink_to("nowhere")
+    with pytest.raises(FolderError, match=rf"{tmp_path}/file/out must be a folder, but {tmp_path}/file is a file"):
+        make_folder(tmp_path / "file" / "out")
+    with pytest.raises(FolderError, match=f"but {tmp_path}/lost is a link to nowhere, which is no folder: remove it"):
+        make_folder(tmp_path / "lost" / "out")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    make_folder(tmp_path / "link")
+
+
+def test_links_inside_a_folder_may_not_lead_out_of_it(tmp_path: Path) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    (home / "mteb" / "results").mkdir(parents=True)
+    elsewhere.mkdir()
+    (home / "mteb" / "same").symlink_to(home / "mteb" / "results")
+    (tmp_path / "linked").symlink_to(home)
+    for out in (home, tmp_path / "linked"):
+        check_links(out, [out / "mteb", out / "none"])
+    (home / "mteb" / "results" / "m").symlink_to(elsewhere)
+    (home / "embeddings").symlink_to(elsewhere)
+    for out in (home, tmp_path / "linked"):
+        for name in ("mteb", "embeddings"):
+            with pytest.raises(OptionError, match=f"must not lead elsewhere.* is a link to {elsewhere}: remove it"):
+                check_links(out, [out / name])
+
+
+def test_what_is_left_beside_a_file_is_removed_after_an_hour(tmp_path: Path) -> None:
+    with scratch(tmp_path) as aside:
+        (aside / "folder").mkdir(parents=True)
+    assert not aside.exists()
+    old, young, mine = (tmp_path / name for name in (f".{'a' * 32}.tmp", f".{'b' * 32}.tmp", ".mine.tmp"))
+    for path in (old, young, mine):
+        path.write_text("half")
+    for path in (old, mine):
+        os.utime(path, (time.time() - 3700,) * 2)
+    clear_left.cache_clear()  # as another process has it
+    write_file(tmp_path / "frame.csv", b"")
+    assert [path.exists() for path in (old, young, mine)] == [False, True, True]
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from midlayer_encoders.files import folder_lock
+with folder_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_one_run_writes_to_a_folder_and_its_lock_dies_with_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with (
+            pytest.raises(FolderError, match=rf"{tmp_path} is in use: process {process.pid} on .*, since 2") as error,
+            folder_lock(tmp_path),
+        ):
+            pass
+        assert "name another folder" in str(error.value)
+        process.send_signal(signal.SIGKILL)
+    with folder_lock(tmp_path), pytest.raises(FolderError, match=f"process {os.getpid()} "), folder_lock(tmp_path):
+        pass  # not in another thread of this process either
+    with folder_lock(tmp_path):
+        pass
+
+
+def test_a_lock_on_a_disk_that_cannot_be_written_to_is_held_and_none_is_written_through_a_link(
+    read_only_disk: Path, tmp_path: Path
+) -> None:
+    with folder_lock(read_only_disk / "out"):
+        pass
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "midlayer.lock").symlink_to(tmp_path / "mine.txt")
+    with pytest.raises(OSError, match="symbolic link"), folder_lock(tmp_path / "home"):
+        pass
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_a_folder_takes_its_place_in_one_step_or_file_by_file(tmp_path: Path) -> None:
+    def make(aside: Path) -> None:
+        (aside / "1_Pooling").mkdir(parents=True)
+        (aside / "1_Pooling" / "config.json").write_text("pool")
+        (aside / "config.json").write_text("new")
+        (aside / "weights").write_text("new")
+
+    def dies(aside: Path) -> None:
+        make(aside)
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        write_folder(tmp_path / "cut", dies)
+    assert list(tmp_path.iterdir()) == []
+    write_folder(tmp_path / "cut", make, last=["config.json"])
+    whole = sorted(str(path.relative_to(tmp_path / "cut")) for path in (tmp_path / "cut").rglob("*"))
+    assert whole == ["1_Pooling", "1_Pooling/config.json", "config.json", "weights"]
+    (tmp_path / "cut" / "weights").unlink()
+    (tmp_path / "cut" / "weights").mkdir()  # cannot be replaced: the old folder and the new one are never mixed
+    (tmp_path / "cut" / "config.json").write_text("old")
+    with pytest.raises(OSError, match="weights"):
+        write_folder(tmp_path / "cut", make, last=["config.json"])
+    assert not (tmp_path / "cut" / "config.json").exists()
+    (tmp_path / "cut" / "weights").rmdir()
+    write_folder(tmp_path / "cut", make, last=["config.json"])
+    assert (tmp_path / "cut" / "config.json").read_text() == "new"
+    assert not list(tmp_path.rglob("*.tmp"))

@@ -1,0 +1,48 @@
+"""Kills and full disks after every call that changes a file: nothing is lost, nothing stays stuck (tests/files/killing.py)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def killed(*words: str) -> dict[str, Any]:
+    """Return what a process of its own found: it forks, and must not have used polars before."""
+    command = [sys.executable, "-m", "tests.files.killing", "--json", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def check(found: dict[str, Any], points: int) -> None:
+    for name, one in found.items():
+        assert (one["lost"], one["stuck"], one["wrong"]) == ([], [], []), name
+    assert sum(one["points"] for one in found.values()) >= points
+
+
+def test_some_points() -> None:
+    check(killed("store:12", "sweep:70"), 38)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "points"),
+    [
+        ("store", 350),
+        ("sweep", 350),
+        ("metrics", 18),
+        ("progression", 72),
+        ("reproduce:4", 100),
+        ("export", 60),
+        ("history", 30),
+        ("resumed", 24),
+    ],
+)
+def test_every_point(name: str, points: int) -> None:
+    check(killed(name), points)
