@@ -157,7 +157,7 @@ class LayerEncoder(MultimodalEncoder):
 
     @property
     def spec(self) -> EncoderSpec:
-        """Everything that changes this encoder's vectors, as it is now: training it in place makes another spec."""
+        """What changes this encoder's vectors and scores, as it is now: training it in place makes another spec."""
         modules = [[type(module).__name__, module.get_config_dict()] for module in self]  # type: ignore[operator]
         given = self.options
         return EncoderSpec(
@@ -182,6 +182,7 @@ class LayerEncoder(MultimodalEncoder):
             weights=weights_digest(self),
             tower=given.tower,
             layers=tuple(self.layers.items()),
+            similarity=self.similarity_fn_name,
         )
 
     @property
@@ -195,11 +196,13 @@ class LayerEncoder(MultimodalEncoder):
         first: Any = self[0]
         return first.anatomy if isinstance(first, MemoryModule) else find_anatomy(first.model)
 
-    def model_card_text(self) -> str:
-        """Return the README of the folder that ``save_pretrained`` writes."""
+    def model_card_text(self, repository: str | None = None, branch: str | None = None) -> str:
+        """Return the README that ``save_pretrained`` writes to a folder, or ``push_to_hub`` to a repository."""
         parameters = sum(parameter.numel() for parameter in self.parameters())
         trained = "generated_from_trainer" in self.model_card_data.tags
-        return model_card(self.spec, parameters=parameters, trained=trained, media=self.media)
+        return model_card(
+            self.spec, parameters=parameters, trained=trained, media=self.media, repository=repository, branch=branch
+        )
 
     # --- encoding ---------------------------------------------------------------------------------------------------
 
@@ -209,14 +212,13 @@ class LayerEncoder(MultimodalEncoder):
         A joint model takes ``{"text": …, "image": …}`` too: the sum of both vectors, as mteb's own CLIP.
 
         Raises:
-            OptionError: when there is nothing to encode.
             InputError: for an image or waveform that cannot be read, or a medium that the model does not take.
             NotFiniteError: naming the layer and the first text whose states hold NaN or infinity.
         """
         single = self.is_singular_input(inputs)
-        if not single and len(inputs) == 0:
-            raise OptionError("`inputs` must hold at least one text, but got an empty list.")
-        if self.layers and both_media(inputs if single else inputs[0]):
+        if not single and not isinstance(inputs, list):  # as the base class does, for one that can be read only once
+            inputs = inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
+        if self.layers and any(both_media(item) for item in ([inputs] if single else inputs[:1])):
             return self._encode_both(inputs, single, *args, **kwargs)
         try:
             embeddings = super().encode(inputs, *args, **kwargs)
