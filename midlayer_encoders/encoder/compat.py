@@ -51,10 +51,12 @@ class PlainOnDisk(SentenceTransformer):
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """Upload the folder as ``SentenceTransformer`` does; its card says how to load it from there."""
-        given = inspect.signature(SentenceTransformer.push_to_hub).bind(self, *args, **kwargs).arguments
-        self._branch = given.get("revision")
+        given = inspect.signature(SentenceTransformer.push_to_hub).bind(self, *args, **kwargs)
+        self._branch = given.arguments.get("revision")
+        if given.arguments.get("commit_message") is None:
+            given.arguments["commit_message"] = "Add new SentenceTransformer model"  # which it is there, not this class
         try:
-            return super().push_to_hub(*args, **kwargs)
+            return super().push_to_hub(*given.args[1:], **given.kwargs)
         finally:
             self._branch = None
 

@@ -230,7 +230,7 @@ class LayerEncoder(MultimodalEncoder):
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
         """Return the features of a batch; images and audio are read, and truncation is warned once."""
-        if self.media != ["text"] or not all(isinstance(item, str | list | Mapping) for item in inputs):
+        if self.media != ["text"] or not all(isinstance(item, str | list | Mapping) or _pair(item) for item in inputs):
             return self._preprocess_media(inputs, prompt=prompt, **kwargs)
         with turn(self.preparer):
             return self._preprocess_texts(inputs, prompt=prompt, **kwargs)
@@ -325,6 +325,11 @@ class LayerEncoder(MultimodalEncoder):
 
 
 LayerEncoder.__init__.__signature__ = with_options(inspect.signature(LayerEncoder.__init__))  # type: ignore[attr-defined]
+
+
+def _pair(item: Any) -> bool:
+    """Return whether this is a pair of texts, which sentence-transformers hands to the tokenizer as such."""
+    return isinstance(item, tuple) and all(isinstance(text, str) for text in item)
 
 
 def _chosen_layer(

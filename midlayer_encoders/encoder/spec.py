@@ -124,6 +124,8 @@ _EXAMPLES = {
     "image": 'images = model.encode(["a photo.jpg", "another.png"])',
     "audio": 'waveforms = model.encode([{"array": samples, "sampling_rate": 16000}], batch_size=1)',
 }
+# What sentence-transformers itself puts the repository's name in place of, when a folder is loaded and then pushed.
+_FOLDER = "sentence_transformers_model_id"
 # mteb calls every model that was loaded from a folder by one name, under which it would read the results of another.
 _NAMED_FOR_MTEB = """
 mteb files results under the model's name, which a folder cannot hold. Before this one is evaluated:
@@ -160,7 +162,7 @@ def model_card(
     )
     layer = _layer_words(spec) if spec.layers else f"{spec.layer} of {spec.num_layers}"
     whole = f"the {spec.tower} tower of {spec.model}" if spec.tower else spec.model
-    place = f'"{repository}"' + (f', revision="{branch}"' if branch else "") if repository else '"path/to/this/folder"'
+    place = f'"{repository or _FOLDER}"' + (f', revision="{branch}"' if branch else "")
     for_mteb = "" if repository else _NAMED_FOR_MTEB.format(name=result_name(spec), revision=result_revision(spec))
     examples = "\n".join(_EXAMPLES[medium] for medium in media)
     rows = {

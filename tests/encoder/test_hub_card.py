@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from huggingface_hub import CommitInfo, HfApi, RepoUrl
+from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
 from tests.tiny_folders import TEXTS
@@ -50,6 +51,7 @@ def test_the_card_names_the_repository_and_its_lines_run(
     encoder.push_to_hub("cut", revision=branch, replace_model_card=True)
     card = (hub["folder"] / "README.md").read_text()
     assert "\nsomeone/cut is local/" in card
+    assert hub["commit_message"] == "Add new SentenceTransformer model"
     (lines,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     place = 'SentenceTransformer("someone/cut"' + (f', revision="{branch}")' if branch else ")")
     assert place in lines
@@ -66,7 +68,16 @@ def test_the_card_of_a_folder_names_no_repository_after_a_push(
     encoder.save_pretrained(str(tmp_path / "folder"))
     card = (tmp_path / "folder" / "README.md").read_text()
     assert "someone" not in card
-    assert 'SentenceTransformer("path/to/this/folder")' in card
+    assert 'model = SentenceTransformer("sentence_transformers_model_id")' in card
+
+
+def test_a_folder_that_is_pushed_later_by_sentence_transformers_alone_names_the_repository_too(
+    hub: dict[str, Any], tiny_folder: Folder, tmp_path: Path
+) -> None:
+    LayerEncoder(tiny_folder("Llama"), 2, device="cpu").save_pretrained(str(tmp_path / "folder"))
+    plain = SentenceTransformer(str(tmp_path / "folder"), device="cpu")
+    plain.push_to_hub("cut", replace_model_card=True)
+    assert 'model = SentenceTransformer("someone/cut")' in (hub["folder"] / "README.md").read_text()
 
 
 def test_a_pull_request_says_how_to_load_what_it_adds(hub: dict[str, Any], tiny_folder: Folder) -> None:

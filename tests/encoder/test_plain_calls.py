@@ -88,6 +88,14 @@ def test_encode_by_role(inputs: Any, method: str, encoder: LayerEncoder) -> None
     assert_same(getattr(encoder, method)(inputs), getattr(plain(encoder), method)(inputs))
 
 
+def test_pairs_of_texts(tiny_folder: Folder) -> None:
+    made = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
+    pairs = [(TEXTS[0], TEXTS[1]), (TEXTS[2], TEXTS[3])]
+    vectors = made.encode(pairs)
+    assert_same(vectors, plain(made).encode(pairs))
+    assert abs(vectors[0] - made.encode(TEXTS[0])).max() > 1e-3  # the second text counts
+
+
 def test_a_column_of_a_dataset(encoder: LayerEncoder) -> None:
     from datasets import Dataset
 
