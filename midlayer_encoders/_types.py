@@ -70,7 +70,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderSpec:
-    """Everything that changes a vector: two encoders with equal specs give equal vectors for a text.
+    """Everything that changes a vector or a score: two encoders with equal specs give equal vectors for a text.
 
     Attributes:
         model: name on the hub, or ``local/`` and the name of the folder.
@@ -91,6 +91,7 @@ class EncoderSpec:
         weights: digest of the weights as they are now, so that a trained encoder is another one.
         tower: which tower of a joint model it is, ``None`` for a model of one or an encoder with both.
         layers: name and layer of each tower of a joint model.
+        similarity: how two vectors are compared, as in sentence-transformers' ``similarity_fn_name``.
     """
 
     model: str
@@ -111,9 +112,13 @@ class EncoderSpec:
     weights: str
     tower: str | None = None
     layers: tuple[tuple[str, int], ...] = ()
+    similarity: str = "cosine"
 
     @property
     def digest(self) -> str:
         """Twelve hexadecimal digits that differ whenever any field does."""
-        fields = json.dumps(asdict(self), sort_keys=True)
+        named = asdict(self)
+        if self.similarity == "cosine":
+            del named["similarity"]  # as before there was such a field: results under the old names stay readable
+        fields = json.dumps(named, sort_keys=True)
         return hashlib.blake2b(fields.encode(), digest_size=6).hexdigest()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,31 @@ def transformer_around(loaded: nn.Module, model: str, processor_options: dict[st
 class PlainOnDisk(SentenceTransformer):
     """A SentenceTransformer whose folder is that of a plain one, with a card of its own."""
 
-    def model_card_text(self) -> str:
-        """Return the README of the folder."""
+    _branch: str | None = None  # that is pushed to, while it is
+
+    def model_card_text(self, repository: str | None = None, branch: str | None = None) -> str:
+        """Return the README of a folder, or of a repository on the hub."""
         raise NotImplementedError
 
-    def _create_model_card(self, path: str, *_: Any, **__: Any) -> None:
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Upload the folder as ``SentenceTransformer`` does; its card says how to load it from there."""
+        given = inspect.signature(SentenceTransformer.push_to_hub).bind(self, *args, **kwargs)
+        self._branch = given.arguments.get("revision")
+        if given.arguments.get("commit_message") is None:
+            given.arguments["commit_message"] = "Add new SentenceTransformer model"  # which it is there, not this class
+        try:
+            return super().push_to_hub(*given.args[1:], **given.kwargs)
+        finally:
+            self._branch = None
+
+    def _create_model_card(self, path: str, model_name: str | None = None, *_: Any, **__: Any) -> None:
         """Write our own card: the generated one names the subclass and guesses the lineage, and has no setting."""
-        Path(path, "README.md").write_text(self.model_card_text(), encoding="utf8")
+        text = self.model_card_text(model_name, self._branch)
+        Path(path, "README.md").write_text(text, encoding="utf8")
+
+    def _push_to_hub_usage_tip(self, repo_id: str) -> str:
+        """Return what a pull request says: how to load the class that is uploaded, not this one."""
+        return str(super()._push_to_hub_usage_tip(repo_id)).replace(type(self).__name__, SentenceTransformer.__name__)
 
     @classmethod
     def _load_with_module_classes(cls, *args: Any, **kwargs: Any) -> Any:

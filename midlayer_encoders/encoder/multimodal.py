@@ -28,6 +28,7 @@ from midlayer_encoders.errors import CutError
 from midlayer_encoders.models import compat
 from midlayer_encoders.models.load import has_automatic_class
 from midlayer_encoders.models.padding import suffers_from_padding
+from midlayer_encoders.reading.turns import turn
 
 __all__ = ["MultimodalEncoder"]
 
@@ -61,6 +62,11 @@ class MultimodalEncoder(PlainOnDisk):
         """The model itself, inside the first module."""
         first: Any = self[0]
         return first.model  # type: ignore[no-any-return]
+
+    @property
+    def preparer(self) -> Any:
+        """What prepares its inputs: the tokenizer, or the processor of a model without one."""
+        return self.processor if self.tokenizer is None else self.tokenizer
 
     @property
     def default_prompt(self) -> str:
@@ -111,7 +117,9 @@ class MultimodalEncoder(PlainOnDisk):
                 )
         if suffers_from_padding(model):  # the extractor's scaling needs the mask, the model does not
             kwargs["processing_kwargs"] = {"audio": {"return_attention_mask": True}}
-        return without_needless_mask(model, with_fixed_order(model, PlainOnDisk.preprocess(self, read, **kwargs)))
+        with turn(self.preparer):
+            features = PlainOnDisk.preprocess(self, read, **kwargs)
+        return without_needless_mask(model, with_fixed_order(model, features))
 
     def model_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
         """Return the features of a batch that the model itself takes, on its device."""

@@ -6,6 +6,7 @@ that string in ``str(type(model))``, and silently embed with another model other
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import logging
@@ -30,6 +31,7 @@ from midlayer_encoders.media import InputError
 from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, JointCut
+from midlayer_encoders.reading.turns import turn
 from midlayer_encoders.selection import Selection, select
 from midlayer_encoders.selection.rules import check_rule
 
@@ -155,7 +157,7 @@ class LayerEncoder(MultimodalEncoder):
 
     @property
     def spec(self) -> EncoderSpec:
-        """Everything that changes this encoder's vectors, as it is now: training it in place makes another spec."""
+        """What changes this encoder's vectors and scores, as it is now: training it in place makes another spec."""
         modules = [[type(module).__name__, module.get_config_dict()] for module in self]  # type: ignore[operator]
         given = self.options
         return EncoderSpec(
@@ -180,6 +182,7 @@ class LayerEncoder(MultimodalEncoder):
             weights=weights_digest(self),
             tower=given.tower,
             layers=tuple(self.layers.items()),
+            similarity=self.similarity_fn_name,
         )
 
     @property
@@ -193,11 +196,13 @@ class LayerEncoder(MultimodalEncoder):
         first: Any = self[0]
         return first.anatomy if isinstance(first, MemoryModule) else find_anatomy(first.model)
 
-    def model_card_text(self) -> str:
-        """Return the README of the folder that ``save_pretrained`` writes."""
+    def model_card_text(self, repository: str | None = None, branch: str | None = None) -> str:
+        """Return the README that ``save_pretrained`` writes to a folder, or ``push_to_hub`` to a repository."""
         parameters = sum(parameter.numel() for parameter in self.parameters())
         trained = "generated_from_trainer" in self.model_card_data.tags
-        return model_card(self.spec, parameters=parameters, trained=trained, media=self.media)
+        return model_card(
+            self.spec, parameters=parameters, trained=trained, media=self.media, repository=repository, branch=branch
+        )
 
     # --- encoding ---------------------------------------------------------------------------------------------------
 
@@ -207,14 +212,13 @@ class LayerEncoder(MultimodalEncoder):
         A joint model takes ``{"text": …, "image": …}`` too: the sum of both vectors, as mteb's own CLIP.
 
         Raises:
-            OptionError: when there is nothing to encode.
             InputError: for an image or waveform that cannot be read, or a medium that the model does not take.
             NotFiniteError: naming the layer and the first text whose states hold NaN or infinity.
         """
         single = self.is_singular_input(inputs)
-        if not single and len(inputs) == 0:
-            raise OptionError("`inputs` must hold at least one text, but got an empty list.")
-        if self.layers and both_media(inputs if single else inputs[0]):
+        if not single and not isinstance(inputs, list):  # as the base class does, for one that can be read only once
+            inputs = inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
+        if self.layers and any(both_media(item) for item in ([inputs] if single else inputs[:1])):
             return self._encode_both(inputs, single, *args, **kwargs)
         try:
             embeddings = super().encode(inputs, *args, **kwargs)
@@ -226,8 +230,12 @@ class LayerEncoder(MultimodalEncoder):
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
         """Return the features of a batch; images and audio are read, and truncation is warned once."""
-        if self.media != ["text"] or not all(isinstance(item, str | list | Mapping) for item in inputs):
+        if self.media != ["text"] or not all(isinstance(item, str | list | Mapping) or _pair(item) for item in inputs):
             return self._preprocess_media(inputs, prompt=prompt, **kwargs)
+        with turn(self.preparer):
+            return self._preprocess_texts(inputs, prompt=prompt, **kwargs)
+
+    def _preprocess_texts(self, inputs: Sequence[Any], prompt: str | None, **kwargs: Any) -> dict[str, Any]:
         empty = bool(inputs) and not prompt and all(isinstance(text, str) and not text.strip() for text in inputs)
         if empty and not self.tokenizer(list(inputs))["input_ids"][0]:
             features: dict[str, Any] = super().preprocess(["."] * len(inputs), prompt=prompt, **kwargs)
@@ -237,6 +245,16 @@ class LayerEncoder(MultimodalEncoder):
         if not self._truncation_warned:
             self._warn_truncation(inputs, features, prompt)
         return features
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the modules, one thread at a time: a pass may change its model, as rotary tables that follow the length.
+
+        Here and not in ``forward``, which ``compile`` traces.
+        """
+        if torch.compiler.is_compiling():
+            return super().__call__(*args, **kwargs)
+        with turn(self.transformer):
+            return super().__call__(*args, **kwargs)
 
     def forward(self, input: dict[str, Any], **kwargs: Any) -> dict[str, Any]:  # noqa: A002  (the base class's name)
         """Run the modules; a text without tokens embeds as zero under every pooling."""
@@ -280,20 +298,38 @@ class LayerEncoder(MultimodalEncoder):
                     f"in {self.dtype}. Load it with dtype='float32', or check the weights."
                 )
 
-    # --- process pools ----------------------------------------------------------------------------------------------
+    # --- process pools and copies -----------------------------------------------------------------------------------
+
+    def start_multi_process_pool(self, *args: Any, **kwargs: Any) -> Any:
+        """Start workers as ``SentenceTransformer`` does; not while another thread has hooks on the model."""
+        with turn(self.transformer):
+            return super().start_multi_process_pool(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a worker process needs, without the hooks that transformers puts back at its next pass."""
-        compat.drop_recording_hooks(self)
-        return self.__dict__.copy()
+        with turn(self.transformer):
+            compat.drop_recording_hooks(self)
+            return self.__dict__.copy()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if hasattr(self.transformer, "config"):
             compat.register_recordable_outputs(self.transformer)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> LayerEncoder:
+        """Return a copy that shares nothing, without the hooks that another thread may have on the model."""
+        made = memo[id(self)] = type(self).__new__(type(self))
+        with turn(self.transformer):
+            made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return made
+
 
 LayerEncoder.__init__.__signature__ = with_options(inspect.signature(LayerEncoder.__init__))  # type: ignore[attr-defined]
+
+
+def _pair(item: Any) -> bool:
+    """Return whether this is a pair of texts, which sentence-transformers hands to the tokenizer as such."""
+    return isinstance(item, tuple) and all(isinstance(text, str) for text in item)
 
 
 def _chosen_layer(

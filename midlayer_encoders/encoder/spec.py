@@ -121,19 +121,49 @@ def result_revision(spec: EncoderSpec) -> str:
 
 _EXAMPLES = {
     "text": 'embeddings = model.encode(["a text", "another text"])',
-    "image": 'images = model.encode(["a photo.jpg", PIL.Image.open("another.png")])',
+    "image": 'images = model.encode(["a photo.jpg", "another.png"])',
     "audio": 'waveforms = model.encode([{"array": samples, "sampling_rate": 16000}], batch_size=1)',
 }
+# What sentence-transformers itself puts the repository's name in place of, when a folder is loaded and then pushed.
+_FOLDER = "sentence_transformers_model_id"
+# mteb calls every model that was loaded from a folder by one name, under which it would read the results of another.
+_NAMED_FOR_MTEB = """
+mteb files results under the model's name, which a folder cannot hold. Before this one is evaluated:
+
+```python
+model.model_card_data.model_name = {name!r}
+model.model_card_data.base_model_revision = {revision!r}
+```
+"""
 
 
-def model_card(spec: EncoderSpec, *, parameters: int, trained: bool, media: Sequence[str] = ("text",)) -> str:
-    """Return the README of an exported encoder: which layer of what it is, and how to load it."""
+def model_card(
+    spec: EncoderSpec,
+    *,
+    parameters: int,
+    trained: bool,
+    media: Sequence[str] = ("text",),
+    repository: str | None = None,
+    branch: str | None = None,
+) -> str:
+    """Return the README of an exported encoder: which layer of what it is, and how to load it.
+
+    Args:
+        spec: of the encoder.
+        parameters: number of them.
+        trained: whether it was trained after the cut.
+        media: what it takes.
+        repository: on the hub that it is uploaded to; ``None`` for a folder.
+        branch: of the repository; ``None`` for the main one.
+    """
     named = "" if spec.model.startswith("local/") else f"base_model: {spec.model}\n"
     states = (
         "with the model's own final norm applied" if spec.norm == "final" else "raw, without the model's final norm"
     )
     layer = _layer_words(spec) if spec.layers else f"{spec.layer} of {spec.num_layers}"
-    whole = f"The {spec.tower} tower of {spec.model}" if spec.tower else spec.model
+    whole = f"the {spec.tower} tower of {spec.model}" if spec.tower else spec.model
+    place = f'"{repository or _FOLDER}"' + (f', revision="{branch}"' if branch else "")
+    for_mteb = "" if repository else _NAMED_FOR_MTEB.format(name=result_name(spec), revision=result_revision(spec))
     examples = "\n".join(_EXAMPLES[medium] for medium in media)
     rows = {
         "model": spec.model,
@@ -147,6 +177,7 @@ def model_card(spec: EncoderSpec, *, parameters: int, trained: bool, media: Sequ
         "attention": "bidirectional, the causal mask is off" if spec.bidirectional else "as in the model",
         "adapters": ", ".join(spec.adapters) or "none",
         "chat template": "applied to every text" if spec.chat_template else "not used",
+        "similarity": f"`{spec.similarity}`",
         "weights": f"`{spec.weights}`" + (", trained further after the cut" if trained else ", as in the model"),
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
@@ -156,12 +187,13 @@ def model_card(spec: EncoderSpec, *, parameters: int, trained: bool, media: Sequ
         "tags: [sentence-transformers, sentence-similarity, feature-extraction, dense, intermediate-layer]\n"
         "---\n\n"
         f"# Layer {_layer_words(spec)} of {spec.model}\n\n"
-        f"{whole} without the blocks after layer {layer}. The folder holds sentence-transformers' own modules only:\n\n"
+        f"{repository or 'This folder'} is {whole} without the blocks after layer {layer}. It holds "
+        "sentence-transformers' own modules only:\n\n"
         "```python\n"
         "from sentence_transformers import SentenceTransformer\n\n"
-        'model = SentenceTransformer("path/to/this/folder")\n'
+        f"model = SentenceTransformer({place})\n"
         f"{examples}\n"
-        "```\n\n"
+        f"```\n{for_mteb}\n"
         f"| | |\n|---|---|\n{table}\n\nCut with midlayer_encoders.\n"
     )
 

@@ -15,6 +15,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import tidy_frame, tidy_rows
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.reader import LayerReader, layer_reader
+from midlayer_encoders.reading.turns import turn
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -44,7 +45,8 @@ def tokenized(encoder: LayerEncoder, texts: Sequence[str], *, max_length: int = 
     if max_length < LEAST_TOKENS:
         raise OptionError(f"`max_length` must be {LEAST_TOKENS} tokens or more, but got {max_length}.")
     longest = min(max_length, encoder.max_seq_length or max_length)
-    made = encoder.tokenizer(list(texts), truncation=True, max_length=longest, verbose=False)
+    with turn(encoder.tokenizer):
+        made = encoder.tokenizer(list(texts), truncation=True, max_length=longest, verbose=False)
     ids: list[list[int]] = [list(map(int, one)) for one in made["input_ids"]]
     short = next((place for place, one in enumerate(ids) if len(one) < LEAST_TOKENS), None)
     if short is not None:

@@ -9,6 +9,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.media import audio_lengths, check_taken, medium_of
 from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.reading.source import LayerSource
+from midlayer_encoders.reading.turns import turn
 
 __all__ = ["batches_of", "count_tokens", "plan_batches"]
 
@@ -83,6 +84,7 @@ def count_tokens(source: LayerSource, texts: Sequence[str]) -> list[int]:
     counts: list[int] = []
     for start in range(0, len(texts), _COUNTED):
         some = list(texts[start : start + _COUNTED])
-        counted = source.tokenizer(some, truncation=True, max_length=source.max_seq_length, verbose=False)
+        with turn(source.tokenizer):
+            counted = source.tokenizer(some, truncation=True, max_length=source.max_seq_length, verbose=False)
         counts += [len(ids) for ids in counted["input_ids"]]
     return counts

@@ -16,6 +16,7 @@ from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.sites import Site, block_sites
 from midlayer_encoders.reading.norm import final_norm
+from midlayer_encoders.reading.turns import turn
 
 __all__ = ["STREAM", "Receive", "capture"]
 
@@ -42,6 +43,9 @@ def capture(
 ) -> None:
     """Run ``model`` once and hand on the states of every wanted layer; the blocks after the last one do not run.
 
+    Threads that share the model wait for one another. A pass that is not this call's own, in another thread or made by
+    ``receive``, is not looked at.
+
     Args:
         model: the uncut model, or one cut after the last wanted layer.
         inputs: keyword arguments of its forward.
@@ -51,7 +55,7 @@ def capture(
         norm: ``"final"`` applies the final norm to the residual stream before it is handed on.
         sites: points of each block to hand on; see :func:`~midlayer_encoders.models.sites.block_sites`.
     """
-    with _hooked(model, receive, anatomy, sorted(set(layers)), norm, sites):
+    with turn(model) as own, _hooked(model, receive, anatomy, sorted(set(layers)), norm, sites, own):
         try:
             model(**inputs)
         except _EnoughError:
@@ -60,9 +64,15 @@ def capture(
 
 @contextmanager
 def _hooked(
-    model: nn.Module, receive: Receive, anatomy: Anatomy, layers: Sequence[int], norm: Norm, sites: Sequence[str]
+    model: nn.Module,
+    receive: Receive,
+    anatomy: Anatomy,
+    layers: Sequence[int],
+    norm: Norm,
+    sites: Sequence[str],
+    own: Callable[[], bool],
 ) -> Iterator[None]:
-    """Put hooks on the blocks for one pass, and take them off whatever happens."""
+    """Put hooks on the blocks for the pass in which ``own`` is true, and take them off whatever happens."""
     if not layers or layers[0] < 0 or layers[-1] > anatomy.num_layers:
         raise OptionError(f"`layers` must be within [0, {anatomy.num_layers}] and not empty, but got {list(layers)}.")
     normed = final_norm(model, anatomy, norm)
@@ -75,24 +85,25 @@ def _hooked(
         if layer == layers[-1] and site == STREAM:
             raise _EnoughError
 
-    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(states: Tensor) -> None:
         nonlocal passes
         passes += 1
-        hand_on(passes - 1, STREAM, args[0] if args else kwargs["hidden_states"])
+        hand_on(passes - 1, STREAM, states)
 
-    def leave(_: nn.Module, __: Any, output: Any) -> None:
+    def leave(states: Tensor) -> None:
         if passes == anatomy.num_layers:
-            hand_on(passes, STREAM, output[0] if isinstance(output, tuple) else output)
+            hand_on(passes, STREAM, states)
 
     def inside(name: str) -> Callable[[Tensor], None]:
         return lambda states: hand_on(passes, name, states)
 
     with ExitStack() as hooks:
         for block in blocks.values():
-            hooks.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
-            hooks.callback(block.register_forward_hook(leave).remove)
+            hooks.callback(_watch_input(block, enter, own))
+            hooks.callback(_watch_output(block, leave, own))
             for name, site in _inner_sites(block, model, sites).items():
-                hooks.callback(_watch(block, site, inside(name)))
+                watch = _watch_input if site.side == "input" else _watch_output
+                hooks.callback(watch(block.get_submodule(site.module), inside(name), own))
         yield
 
 
@@ -106,17 +117,22 @@ def _inner_sites(block: nn.Module, model: nn.Module, sites: Sequence[str]) -> di
     return {name: found[name] for name in wanted}
 
 
-def _watch(block: nn.Module, site: Site, receive: Callable[[Tensor], None]) -> Callable[[], None]:
-    """Hook one site of a block; return what takes the hook off."""
-    module = block.get_submodule(site.module)
-    if site.side == "input":
+def _watch_input(module: nn.Module, receive: Callable[[Tensor], None], own: Callable[[], bool]) -> Callable[[], None]:
+    """Hand on what enters a module in a pass of our own; return what takes the hook off."""
 
-        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            receive(args[0] if args else kwargs["hidden_states"])
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
+        # Without `kwargs` where another thread meets the hook before torch has noted that it takes them.
+        if own():
+            receive(args[0] if args or kwargs is None else kwargs["hidden_states"])
 
-        return module.register_forward_pre_hook(before, with_kwargs=True).remove
+    return module.register_forward_pre_hook(before, with_kwargs=True).remove
+
+
+def _watch_output(module: nn.Module, receive: Callable[[Tensor], None], own: Callable[[], bool]) -> Callable[[], None]:
+    """Hand on what leaves a module in a pass of our own; return what takes the hook off."""
 
     def after(_: nn.Module, __: Any, output: Any) -> None:
-        receive(output[0] if isinstance(output, tuple) else output)
+        if own():
+            receive(output[0] if isinstance(output, tuple) else output)
 
     return module.register_forward_hook(after).remove

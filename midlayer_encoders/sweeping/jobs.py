@@ -40,6 +40,7 @@ class Job:
     prompts: Prompts
     modalities: tuple[str, ...]
     cache: Path
+    similarity: str = "cosine"
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ def run_job(job: Job, embedder: Embedder | None = None) -> Score:
         revision=job.revision,
         prompts=job.prompts,
         modalities=job.modalities,
+        similarity=job.similarity,
         ensure=embedder,
     )
     start = time.perf_counter()

@@ -155,8 +155,8 @@ def _open_store(
     root: Path | str, spec: EncoderSpec, layers: Sequence[int], encoder: LayerEncoder, dtype: StoreDtype
 ) -> EmbeddingStore:
     """Open the store of everything that changes a vector but the layer and the text."""
-    whole = replace(spec, layer=-1)
-    description = {name: value for name, value in asdict(whole).items() if name != "layer"}
+    whole = replace(spec, layer=-1, similarity="cosine")  # which changes scores, not vectors
+    description = {name: value for name, value in asdict(whole).items() if name not in ("layer", "similarity")}
     key = whole.digest + ("-half" if dtype == "float16" else "")
     return EmbeddingStore(
         root, key=key, layers=layers, dim=_num_dims(encoder, spec.norm), dtype=dtype, description=description
@@ -179,9 +179,12 @@ def _jobs(source: TaskSource, layers: Sequence[int], spec: EncoderSpec, embedder
     taken = tuple(encoder.media)
     specs = [replace(spec, layer=layer) for layer in layers]
     return [
-        Job(source, one.layer, embedder.store, result_name(one), result_revision(one), prompts, taken, folder / "mteb")
+        Job(
+            source, one.layer, embedder.store, result_name(one), result_revision(one), prompts, taken, folder / "mteb",
+            one.similarity,
+        )
         for one in specs
-    ]
+    ]  # fmt: skip
 
 
 def _score(

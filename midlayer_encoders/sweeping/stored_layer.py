@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
+from sentence_transformers.util import SimilarityFunction
 
 from midlayer_encoders._types import Stage
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -70,6 +71,7 @@ class StoredLayer:
         revision: likewise.
         prompts: put before texts.
         modalities: what the model takes.
+        similarity: how vectors are compared, as the encoder itself does.
         ensure: called first with the items, their keys and the prompt; makes what is not stored yet.
     """
 
@@ -82,16 +84,19 @@ class StoredLayer:
         revision: str,
         prompts: Prompts,
         modalities: Sequence[str] = ("text",),
+        similarity: str = "cosine",
         ensure: Callable[[Sequence[Any], Sequence[str], str], None] | None = None,
     ) -> None:
         self.store, self.layer, self.prompts, self.ensure = store, layer, prompts, ensure
         self.media = tuple(modalities)
+        self.similarity = SimilarityFunction.to_similarity_fn(similarity)
+        self.similarity_pairwise = SimilarityFunction.to_similarity_pairwise_fn(similarity)
         self.mteb_model_meta = ModelMeta.create_empty(
             overwrites={
                 "name": name,
                 "revision": revision,
                 "modalities": list(modalities),
-                "similarity_fn_name": ScoringFunction.COSINE,
+                "similarity_fn_name": ScoringFunction(similarity),
                 "framework": ["PyTorch"],
                 "embed_dim": store.dim,
             }
@@ -126,18 +131,6 @@ class StoredLayer:
                 )
             items += batch[medium]
         return items
-
-    def similarity(self, one: Any, other: Any) -> Any:
-        """Return the cosine of every row with every row."""
-        from mteb.similarity_functions import cos_sim
-
-        return cos_sim(one, other)
-
-    def similarity_pairwise(self, one: Any, other: Any) -> Any:
-        """Return the cosine of each row with the same row of the other."""
-        from mteb.similarity_functions import pairwise_cos_sim
-
-        return pairwise_cos_sim(one, other)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ Folder = Callable[[str], str]
 
 
 class Titled(PlainOnDisk):
-    def model_card_text(self) -> str:
-        return "# our own card"
+    def model_card_text(self, repository: str | None = None, branch: str | None = None) -> str:
+        return f"# our own card for {repository} at {branch}"
 
 
 def encoder(folder: str) -> Titled:
@@ -49,7 +49,7 @@ def test_its_constructor_loads_by_the_two_methods_that_are_overridden() -> None:
 def test_a_folder_has_our_card_and_loads_as_a_plain_one(tiny_folder: Folder, tmp_path: Path) -> None:
     made = encoder(tiny_folder("BERT"))
     made.save_pretrained(str(tmp_path))
-    assert (tmp_path / "README.md").read_text() == "# our own card"
+    assert (tmp_path / "README.md").read_text() == "# our own card for None at None"
     again = SentenceTransformer(str(tmp_path), device="cpu")
     assert (made.encode(["a text"]) == again.encode(["a text"])).all()
 

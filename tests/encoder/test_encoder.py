@@ -355,11 +355,6 @@ def test_an_empty_text_is_a_zero_vector_alone_and_among_others(pooling: str, tin
     np.testing.assert_allclose(mixed[1:], encoder.encode(TEXTS), atol=1e-5)
 
 
-def test_an_empty_list_is_refused(tiny_folder: Folder) -> None:
-    with pytest.raises(OptionError, match="at least one text"):
-        LayerEncoder(tiny_folder("Llama"), 1, device="cpu").encode([])
-
-
 def test_a_long_text_is_cut_off_and_it_is_said_once(tiny_folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, max_length=8, device="cpu")
     with caplog.at_level(logging.WARNING, logger="midlayer_encoders.encoder.sentence_transformers_encoder"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
 from tests.tiny_folders import TEXTS
@@ -68,6 +70,14 @@ def variants(folder: str) -> list[tuple[str, Callable[[], LayerEncoder]]]:
         encoder.truncate_dim = 8
         return encoder
 
+    def compared_by(similarity: Any) -> Callable[[], LayerEncoder]:
+        def encoder() -> LayerEncoder:
+            made = make()()
+            made.similarity_fn_name = similarity
+            return made
+
+        return encoder
+
     return [
         ("layer 2", make()),
         ("layer 3", make(layer=3)),
@@ -79,6 +89,7 @@ def variants(folder: str) -> list[tuple[str, Callable[[], LayerEncoder]]]:
         ("shortened", shortened),
         ("truncated", truncated),
         ("bidirectional", make(bidirectional=True)),
+        ("dot", compared_by("dot")),
     ]
 
 
@@ -116,6 +127,35 @@ def test_every_encoder_has_a_result_file_of_its_own_whose_path_names_the_layer(
         together = json.loads(new[0].read_text())
         assert together["scores"]["test"][0]["main_score"] == alone["scores"]["test"][0]["main_score"]
     assert len(seen) == len(makers)
+
+
+def test_the_default_similarity_keeps_the_names_of_old_results(tiny_folder: Folder) -> None:
+    assert _spec().digest == "eb5ae64af212"  # as version 0.1 made it
+    assert _spec(similarity="dot").digest != _spec().digest
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    before = encoder.model_card_data.base_model_revision
+    encoder.similarity_fn_name = "dot"
+    assert encoder.model_card_data.base_model_revision != before
+    encoder.similarity_fn_name = None  # which is sentence-transformers' default again
+    assert encoder.model_card_data.base_model_revision == before
+
+
+def test_exported_folders_named_as_their_cards_say_have_result_files_of_their_own(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    import mteb
+    from mteb.cache import ResultCache
+
+    for layer in (1, 2):
+        encoder = LayerEncoder(tiny_folder("Llama"), layer, device="cpu")
+        encoder.save_pretrained(str(tmp_path / str(layer)))
+        model = SentenceTransformer(str(tmp_path / str(layer)), device="cpu")
+        _, lines = re.findall(r"```python\n(.*?)```", (tmp_path / str(layer) / "README.md").read_text(), re.DOTALL)
+        exec(lines, {"model": model})
+        mteb.evaluate(model, sts_task(), cache=ResultCache(tmp_path / "results"), show_progress_bar=False)
+        assert len(result_files(tmp_path / "results")) == layer
+        assert model.model_card_data.model_name == encoder.model_card_data.model_name
+        assert model.model_card_data.base_model_revision == encoder.model_card_data.base_model_revision
 
 
 def test_training_in_place_makes_another_encoder(tiny_folder: Folder) -> None:

@@ -73,6 +73,21 @@ def test_an_encoder_in_memory_is_scored_by_the_sweep_s_options_and_with_its_weig
             sweep(whole, task, out=tmp_path / "out", **given)  # type: ignore[arg-type]
 
 
+def test_vectors_are_compared_as_the_encoder_does_and_stored_once(tiny_folder: Folder, tmp_path: Path) -> None:
+    task = ranks(tmp_path)
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    options: dict[str, Any] = {"layers": [-1], "workers": 1, "baselines": False, "out": tmp_path / "out"}
+    seen, stored = set(), set()
+    for similarity in ("cosine", "dot"):
+        encoder.similarity_fn_name = similarity  # type: ignore[assignment]
+        (found,) = scores(sweep(encoder, task, **options), task).values()
+        assert found == pytest.approx(mteb_score(encoder, task), abs=1e-5)
+        seen.add(round(found, 3))
+        stored.add(tuple(sorted((tmp_path / "out").rglob("*.safetensors"))))
+    assert len(seen) == 2
+    assert len(stored) == 1
+
+
 def test_half_precision_in_the_store_moves_no_score_by_much(tiny_folder: Folder, tmp_path: Path) -> None:
     model, task = tiny_folder("Llama"), near(tmp_path)
     found = [

@@ -1,0 +1,126 @@
+"""Every form of a call returns what a plain SentenceTransformer over the same modules returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from midlayer_encoders import LayerEncoder
+from tests.families import tiny
+from tests.tiny_folders import TEXTS, save_joint, tokenizer
+
+Folder = Callable[[str], str]
+
+_PROMPTS = {"query": "find: ", "document": "text: "}
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"convert_to_tensor": True},
+    {"convert_to_numpy": False},
+    {"convert_to_tensor": True, "normalize_embeddings": True},
+    {"output_value": "token_embeddings"},
+    {"output_value": None},
+    {"precision": "int8"},
+    {"precision": "ubinary", "convert_to_tensor": True},
+    {"precision": "binary", "convert_to_numpy": False},
+    {"prompt": "say: "},
+    {"prompt_name": "query", "output_value": "token_embeddings"},
+    {"truncate_dim": 8, "convert_to_tensor": True},
+    {"batch_size": 2, "show_progress_bar": False, "device": "cpu"},
+]
+
+
+def plain(encoder: LayerEncoder) -> SentenceTransformer:
+    """Return sentence-transformers' own class over the modules of an encoder."""
+    return SentenceTransformer(modules=list(encoder), device="cpu", prompts=encoder.prompts)
+
+
+def assert_same(made: Any, expected: Any) -> None:
+    """Raise unless both are equal in type, dtype, shape and every value, inside of lists and dictionaries too."""
+    assert type(made) is type(expected)
+    if isinstance(expected, list):
+        assert len(made) == len(expected)
+        for one, other in zip(made, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, dict):
+        assert made.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_same(made[key], value)
+    elif isinstance(expected, np.ndarray | torch.Tensor):
+        assert (made.dtype, made.shape) == (expected.dtype, expected.shape)
+        assert bool((made == expected).all())
+        if isinstance(expected, torch.Tensor):
+            assert made.device == expected.device
+    else:
+        assert made == expected
+
+
+@pytest.fixture(scope="module")
+def encoder(tiny_folder: Folder) -> LayerEncoder:
+    return LayerEncoder(tiny_folder("GPTNeoX"), 2, device="cpu", prompts=_PROMPTS)
+
+
+@pytest.mark.filterwarnings("ignore:Computing .* quantization buckets")
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    "inputs", [[], TEXTS, TEXTS[0], tuple(TEXTS), (), np.array(TEXTS)], ids=lambda some: type(some)
+)
+def test_encode(inputs: Any, options: dict[str, Any], encoder: LayerEncoder) -> None:
+    expected = _outcome(plain(encoder).encode, inputs, options)
+    assert_same(_outcome(encoder.encode, inputs, options), expected)
+
+
+def _outcome(encode: Callable[..., Any], inputs: Any, options: dict[str, Any]) -> Any:
+    """Return the vectors, or the error in words: some precisions refuse one vector alone."""
+    try:
+        return encode(inputs, **options)
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("method", ["encode_query", "encode_document"])
+@pytest.mark.parametrize("inputs", [[], TEXTS, TEXTS[0]], ids=["none", "many", "one"])
+def test_encode_by_role(inputs: Any, method: str, encoder: LayerEncoder) -> None:
+    assert_same(getattr(encoder, method)(inputs), getattr(plain(encoder), method)(inputs))
+
+
+def test_pairs_of_texts(tiny_folder: Folder) -> None:
+    made = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
+    pairs = [(TEXTS[0], TEXTS[1]), (TEXTS[2], TEXTS[3])]
+    vectors = made.encode(pairs)
+    assert_same(vectors, plain(made).encode(pairs))
+    assert abs(vectors[0] - made.encode(TEXTS[0])).max() > 1e-3  # the second text counts
+
+
+def test_a_column_of_a_dataset(encoder: LayerEncoder) -> None:
+    from datasets import Dataset
+
+    column = Dataset.from_dict({"text": TEXTS})["text"]
+    assert_same(encoder.encode(column), plain(encoder).encode(column))
+
+
+def test_an_empty_list_is_checked_like_any_other(encoder: LayerEncoder) -> None:
+    for options in ({"prompt_name": "unknown"}, {"batch_size": 0}, {"precision": "int7"}, {"unknown": 1}):
+        with pytest.raises(ValueError) as expected:
+            plain(encoder).encode([], **options)
+        with pytest.raises(ValueError) as made:
+            encoder.encode([], **options)
+        assert str(made.value).replace("LayerEncoder", "SentenceTransformer") == str(expected.value)
+
+
+def others(folder: Folder, root: Any) -> Iterator[LayerEncoder]:
+    yield LayerEncoder(folder("ViT"), 1, device="cpu")
+    yield LayerEncoder(folder("Wav2Vec2"), 1, device="cpu")
+    yield LayerEncoder(save_joint("CLIP", root), 1, device="cpu")
+    yield LayerEncoder.from_module(tiny("Llama"), 1, processor=tokenizer(), medium="text", device="cpu")
+
+
+def test_nothing_is_encoded_alike_by_encoders_of_every_medium(tiny_folder: Folder, tmp_path: Any) -> None:
+    for encoder in others(tiny_folder, tmp_path):
+        for options in OPTIONS:
+            if "prompt_name" not in options:
+                assert_same(encoder.encode([], **options), plain(encoder).encode([], **options))
