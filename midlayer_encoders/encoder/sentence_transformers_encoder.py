@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack, cast
 
@@ -19,12 +20,12 @@ from torch import Tensor, nn
 from midlayer_encoders._types import EncoderSpec, Layer, Medium, Norm, Pooling
 from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, centering
 from midlayer_encoders.encoder.checks import check_states, turn_mask_off
-from midlayer_encoders.encoder.inputs import both_media, moved, probe_input
+from midlayer_encoders.encoder.inputs import both_media, is_conversation, moved, named_medium, probe_input, read_inputs
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.multimodal import MultimodalEncoder
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, with_options
 from midlayer_encoders.encoder.spec import CardData, base_name, model_card, weights_digest
-from midlayer_encoders.errors import NotFiniteError, OptionError
+from midlayer_encoders.errors import NotFiniteError, OptionError, check_count, check_text
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.media import InputError
 from midlayer_encoders.models import compat
@@ -70,6 +71,7 @@ class LayerEncoder(MultimodalEncoder):
                 f"`model` must be a folder or a name on the hub, but got a {type(model).__name__}. For a module in "
                 "memory write LayerEncoder.from_module(module, layer, processor=…)."
             )
+        model = check_text("model", os.fspath(model) if isinstance(model, os.PathLike) else model)
         given = make_options(options)
         layer, selection = _chosen_layer(model, layer, texts, labels, given)
         self._assemble(build_from_files(model, layer, given), given, selection)
@@ -126,6 +128,8 @@ class LayerEncoder(MultimodalEncoder):
         # A joint model's own heads pool: no pooling of states that others could ask for.
         self.pooling: Pooling = cast(Any, "head") if isinstance(cut, JointCut) else options.pooling or "mean"
         self.max_pixels = options.max_pixels
+        options.check_for_media(self.media, self.name)
+        self._check_width(options.truncate_dim)
         self._gguf_file = built.gguf_file
         self._truncation_warned = False
         if isinstance(cut, Cut):
@@ -136,6 +140,14 @@ class LayerEncoder(MultimodalEncoder):
                 check_states(self[0], cut, moved(features, self.device))
         if options.center is not None:
             self._center_on(options.center)
+
+    def _check_width(self, truncate_dim: int | None) -> None:
+        with self.truncate_embeddings(None):
+            width = self.get_embedding_dimension()
+        if truncate_dim is not None and width is not None and truncate_dim > width:
+            raise OptionError(
+                f"`truncate_dim` must be at most {width}, the dimensions of {self.name}, but got {truncate_dim}."
+            )
 
     def check_own(self, options: Mapping[str, Any]) -> None:
         """Raise where options that are given beside this encoder are not its own: it was made already."""
@@ -216,7 +228,11 @@ class LayerEncoder(MultimodalEncoder):
             raise OptionError("`inputs` must hold at least one text, but got an empty list.")
         if self.layers and both_media(inputs if single else inputs[0]):
             return self._encode_both(inputs, single, *args, **kwargs)
+        if "batch_size" in kwargs:
+            kwargs["batch_size"] = check_count("batch_size", kwargs["batch_size"], "inputs")
         try:
+            for item in () if self._is_chat([inputs] if single else inputs) else [inputs] if single else inputs:
+                named_medium(item, self.media, model=self.name)
             embeddings = super().encode(inputs, *args, **kwargs)
         except InputError as reason:  # batches are in another order: find where the caller has it
             place = next((n for n, item in enumerate(inputs) if item is reason.item), None) if not single else None
@@ -226,8 +242,13 @@ class LayerEncoder(MultimodalEncoder):
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
         """Return the features of a batch; images and audio are read, and truncation is warned once."""
-        if self.media != ["text"] or not all(isinstance(item, str | list | Mapping) for item in inputs):
-            return self._preprocess_media(inputs, prompt=prompt, **kwargs)
+        if not self._is_chat(inputs):
+            read = read_inputs(
+                inputs, self.media, model=self.name, rate=self.sampling_rate, max_pixels=self.max_pixels
+            )  # fmt: skip
+            if not all(isinstance(item, str) for item in read):
+                return self._preprocess_media(read, inputs, prompt=prompt, **kwargs)
+            inputs = read
         empty = bool(inputs) and not prompt and all(isinstance(text, str) and not text.strip() for text in inputs)
         if empty and not self.tokenizer(list(inputs))["input_ids"][0]:
             features: dict[str, Any] = super().preprocess(["."] * len(inputs), prompt=prompt, **kwargs)
@@ -237,6 +258,9 @@ class LayerEncoder(MultimodalEncoder):
         if not self._truncation_warned:
             self._warn_truncation(inputs, features, prompt)
         return features
+
+    def _is_chat(self, inputs: Sequence[Any]) -> bool:
+        return "message" in self.modalities and all(map(is_conversation, inputs))
 
     def forward(self, input: dict[str, Any], **kwargs: Any) -> dict[str, Any]:  # noqa: A002  (the base class's name)
         """Run the modules; a text without tokens embeds as zero under every pooling."""

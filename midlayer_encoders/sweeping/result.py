@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
 
+from midlayer_encoders._lines import json_object, read_whole
 from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import Summary, summary
+from midlayer_encoders.frame import Summary, check_frame, summary
 from midlayer_encoders.report import plot_scores, report_html
 from midlayer_encoders.results import Result, beside
 from midlayer_encoders.tasks import task_label
@@ -112,13 +113,32 @@ class SweepResult(Result):
             raise OptionError(
                 f"`folder` must be the --out of a sweep, but {folder} holds no frame.parquet and sweep.json."
             )
-        kept: dict[str, Any] = json.loads((folder / "sweep.json").read_text(encoding="utf8"))
+        kept = json_object(read_whole(folder / "sweep.json", OptionError), str(folder / "sweep.json"), OptionError)
+        try:
+            return cls._kept(folder, kept)
+        except (TypeError, ValueError, KeyError, AttributeError) as reason:
+            raise OptionError(
+                f"{folder / 'sweep.json'} must be as a sweep wrote it, but is not ({type(reason).__name__}: {reason}). "
+                "Run the sweep again with the same --out: what is done is kept."
+            ) from reason
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as reason:
+            raise OptionError(
+                f"{folder / 'frame.parquet'} cannot be read ({str(reason).partition(chr(10))[0]}). "
+                "Run the sweep again with the same --out: what is done is kept."
+            ) from reason
+
+    @classmethod
+    def _kept(cls, folder: Path, kept: dict[str, Any]) -> SweepResult:
         for name in ("parameters", "seconds"):
             kept[name] = {int(layer): value for layer, value in kept[name].items()}
         if "export_options" in kept:  # written by 0.1, as flags
             flags = re.findall(r"--(\S+) (\S+)", kept.pop("export_options"))
             kept["options"] = {name.replace("-", "_"): value for name, value in flags}
-        return cls(pl.read_parquet(folder / "frame.parquet"), folder, Notes(**kept))
+        for one in fields(Notes):
+            kind = str if one.name in ("title", "model") else list if one.name == "remarks" else dict
+            if not isinstance(kept.get(one.name, kind()), kind):
+                raise TypeError(f"{one.name} is not a {kind.__name__}")
+        return cls(check_frame(pl.read_parquet(folder / "frame.parquet", glob=False)), folder, Notes(**kept))
 
 
 def _labels(names: Sequence[str]) -> dict[str, str]:

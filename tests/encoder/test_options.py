@@ -43,7 +43,7 @@ def test_the_constructor_is_short_and_is_found_by_the_name_of_its_module() -> No
         ({"adapters": "a/b"}, r"Write \['a/b'\]"),
         ({"device": "cpu", "device_map": "auto"}, "`device` must be None when `device_map`"),
         ({"default_prompt_name": "query", "prompts": {"qeury": "q: "}}, "Did you mean 'qeury'"),
-        ({"center": ["too few"]}, "`center` must be 16 texts or more"),
+        ({"center": ["too few"]}, "`center` must hold 16 texts or more"),
         ({"poolign": "mean"}, "`poolign` is not an option of LayerEncoder. Did you mean 'pooling'"),
     ],
 )

@@ -170,5 +170,5 @@ def test_one_string_is_no_list_of_texts(whole: LayerEncoder) -> None:
 
 
 def test_no_texts_to_look_at_is_refused(whole: LayerEncoder) -> None:
-    with pytest.raises(OptionError, match="`max_texts` must be 1 or more, but got 0"):
+    with pytest.raises(OptionError, match="`max_texts` must be a whole number, 1 or more, but got 0"):
         select(whole, TEXTS, max_texts=0)
