@@ -14,7 +14,7 @@ import polars as pl
 from midlayer_encoders._lines import json_object, read_whole
 from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import Summary, check_frame, summary
+from midlayer_encoders.frame import Summary, read_frame, summary
 from midlayer_encoders.report import plot_scores, report_html
 from midlayer_encoders.results import Result, beside
 from midlayer_encoders.tasks import task_label
@@ -116,14 +116,11 @@ class SweepResult(Result):
         kept = json_object(read_whole(folder / "sweep.json", OptionError), str(folder / "sweep.json"), OptionError)
         try:
             return cls._kept(folder, kept)
+        except OptionError:
+            raise
         except (TypeError, ValueError, KeyError, AttributeError) as reason:
             raise OptionError(
                 f"{folder / 'sweep.json'} must be as a sweep wrote it, but is not ({type(reason).__name__}: {reason}). "
-                "Run the sweep again with the same --out: what is done is kept."
-            ) from reason
-        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as reason:
-            raise OptionError(
-                f"{folder / 'frame.parquet'} cannot be read ({str(reason).partition(chr(10))[0]}). "
                 "Run the sweep again with the same --out: what is done is kept."
             ) from reason
 
@@ -138,7 +135,7 @@ class SweepResult(Result):
             kind = str if one.name in ("title", "model") else list if one.name == "remarks" else dict
             if not isinstance(kept.get(one.name, kind()), kind):
                 raise TypeError(f"{one.name} is not a {kind.__name__}")
-        return cls(check_frame(pl.read_parquet(folder / "frame.parquet", glob=False)), folder, Notes(**kept))
+        return cls(read_frame(folder / "frame.parquet"), folder, Notes(**kept))
 
 
 def _labels(names: Sequence[str]) -> dict[str, str]:

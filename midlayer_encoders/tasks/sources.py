@@ -213,6 +213,8 @@ def task_sources(names: str | Path | AbsTask | Sequence[str | Path | AbsTask]) -
 
 
 def _sources(name: str | Path | AbsTask) -> Sequence[TaskSource]:
+    if isinstance(name, str) and not name.strip():
+        raise OptionError("`tasks` must be names or paths, but one of them is empty. Remove a comma too many.")
     if isinstance(name, Path) or (isinstance(name, str) and _is_path(name)):
         path = at_home(name).absolute()
         if not exists(path):
