@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,15 +18,15 @@ from midlayer_encoders.errors import MidlayerError, half_character, shown
 __all__ = ["at_home", "check_ordinary", "exists", "json_object", "json_rows", "read_lines", "read_whole"]
 
 _COMPRESSED = {
-    b"\x1f\x8b": ("gzip", "gunzip"),
-    b"BZh": ("bzip2", "bunzip2"),
-    b"\xfd7zXZ\0": ("xz", "unxz"),
-    b"\x28\xb5\x2f\xfd": ("Zstandard", "unzstd"),
-    b"PK\x03\x04": ("zip", "unzip"),
+    rb"\x1f\x8b": ("gzip", "gunzip"),
+    rb"BZh[1-9]1AY&SY": ("bzip2", "bunzip2"),
+    rb"\xfd7zXZ\0": ("xz", "unxz"),
+    rb"\x28\xb5\x2f\xfd": ("Zstandard", "unzstd"),
+    rb"PK\x03\x04": ("zip", "unzip"),
 }
 """How compressed files begin, what they are, and what undoes it: a small one may hold more than the memory does."""
 
-_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_MARKS = (b"\xff\xfe", b"\xfe\xff")  # with which UTF-16 begins
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
@@ -66,14 +67,16 @@ def read_whole(path: Path, error: type[MidlayerError]) -> str:
     except OSError as reason:
         raise error(f"{path} cannot be read: {_reason(reason)}.") from reason
     for start, (kind, cure) in _COMPRESSED.items():
-        if content.startswith(start):
+        if re.match(start, content):
             raise error(f"{path} must be plain text, but is compressed ({kind}). Decompress it first: {cure}.")
-    name = _MARKS.get(content[:2])
-    if name is None and b"\0" in content:
-        name = "UTF-16 or not text, with a null character"
-    if name is not None:
-        line = 1 + content[: max(content.find(b"\0"), 0)].count(b"\n") if content[:2] not in _MARKS else 1
-        raise error(f"{path}, line {line}: must be UTF-8, but is {name}. {_converted('utf-16', path)}")
+    if content.startswith(_MARKS):
+        raise error(f"{path}, line 1: must be UTF-8, but is UTF-16. {_converted('utf-16', path)}")
+    if b"\0" in content:
+        line = 1 + content[: content.index(b"\0")].count(b"\n")
+        raise error(
+            f"{path}, line {line}: must be UTF-8, but has a null character: it may be UTF-16, or no text at all. "
+            f"{_converted('utf-16le', path)}"
+        )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as reason:

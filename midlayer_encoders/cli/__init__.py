@@ -42,5 +42,6 @@ def main() -> None:
         from rich.console import Console
         from rich.markup import escape
 
-        Console(stderr=True).print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        words = str(error).encode("utf8", "backslashreplace").decode()  # the name of a file may be no text
+        Console(stderr=True).print(f"[bold red]Error:[/] {escape(words)}", highlight=False, soft_wrap=True)
         sys.exit(2)

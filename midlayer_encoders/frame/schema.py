@@ -189,7 +189,7 @@ def read_frame(path: Path) -> pl.DataFrame:
             frame = pl.read_parquet(path, glob=False)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as reason:
         raise OptionError(
-            f"{path} must be a frame of results, but cannot be read ({str(reason).partition(chr(10))[0]}). Make it anew."
+            f"{path} must be a frame of results, but cannot be read: {str(reason).partition(chr(10))[0]}."
         ) from reason
     return check_frame(frame)
 

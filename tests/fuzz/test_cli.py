@@ -118,10 +118,10 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cli(tmp_path: Path, tiny_folder: Folder) -> None:
-    check_cases(cli_case(tmp_path, tiny_folder("Llama"), tiny_folder("GPTNeoX")), "cli", 0, 60)
+    check_cases(cli_case(tmp_path, tiny_folder("Llama"), tiny_folder("GPTNeoX")), "cli", 0, 35)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(5))
 def test_cli_for_long(tmp_path: Path, tiny_folder: Folder, part: int) -> None:
-    check_cases(cli_case(tmp_path, tiny_folder("Llama"), tiny_folder("GPTNeoX")), "cli", 400 * (part + 1), 400)
+    check_cases(cli_case(tmp_path, tiny_folder("Llama"), tiny_folder("GPTNeoX")), "cli", 200 * (part + 1), 200)

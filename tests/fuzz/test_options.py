@@ -120,20 +120,20 @@ def _check_frame(frame: pl.DataFrame) -> None:
 
 
 def test_options(tiny_folder: Folder) -> None:
-    check_cases(options_case(tiny_folder), "options", 0, 125)
+    check_cases(options_case(tiny_folder), "options", 0, 150)
 
 
 def test_functions(encoders: dict[str, LayerEncoder], tmp_path: Path) -> None:
-    check_cases(functions_case(encoders, tmp_path), "functions", 0, 60)
+    check_cases(functions_case(encoders, tmp_path), "functions", 0, 40)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(5))
 def test_options_for_long(tiny_folder: Folder, part: int) -> None:
-    check_cases(options_case(tiny_folder), "options", 1000 * (part + 1), 1000)
+    check_cases(options_case(tiny_folder), "options", 1200 * (part + 1), 1200)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(5))
 def test_functions_for_long(encoders: dict[str, LayerEncoder], tmp_path: Path, part: int) -> None:
-    check_cases(functions_case(encoders, tmp_path), "functions", 500 * (part + 1), 500)
+    check_cases(functions_case(encoders, tmp_path), "functions", 400 * (part + 1), 400)
