@@ -112,7 +112,8 @@ def json_object(text: str, where: str, error: type[MidlayerError]) -> dict[str, 
             f"{where}: must be one JSON object, but cannot be read: {reason.msg}, at character {reason.pos + 1}."
         ) from reason
     except ValueError as reason:  # of an integer of thousands of digits, of a repeated name
-        raise error(f"{where}: must be one JSON object, but cannot be read: {reason}.") from reason
+        words = "a number has thousands of digits: put it in quotes" if "digits" in str(reason) else reason
+        raise error(f"{where}: must be one JSON object, but cannot be read: {words}.") from reason
     if not isinstance(row, dict):
         raise error(f"{where}: must be one JSON object, but got {shown(text.strip(), 40)}.")
     if "\\u" in text and (half := half_character(json.dumps(row, ensure_ascii=False))) is not None:

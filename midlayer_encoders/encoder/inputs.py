@@ -100,13 +100,13 @@ def named_medium(item: Any, taken: Sequence[str], *, model: str) -> tuple[Medium
     """Return which medium an input is, and the input itself without its name, or raise where it cannot be taken."""
     named = next(iter(item)) if isinstance(item, Mapping) and len(item) == 1 else None
     given = item if named not in _MEDIA else item[named]
-    medium: Medium = medium_of(given, taken) if named not in _MEDIA else named
-    check_taken(medium, taken, given, model=model)
-    if medium == "text":
-        try:
+    try:
+        medium: Medium = medium_of(given, taken) if named not in _MEDIA else named
+        check_taken(medium, taken, given, model=model)
+        if medium == "text":
             check_text("inputs", given)
-        except OptionError as reason:
-            raise InputError(str(reason), item=item) from None
+    except (InputError, OptionError) as reason:
+        raise InputError(str(reason), item=item) from None
     return medium, given
 
 

@@ -230,14 +230,15 @@ class LayerEncoder(MultimodalEncoder):
             return self._encode_both(inputs, single, *args, **kwargs)
         if "batch_size" in kwargs:
             kwargs["batch_size"] = check_count("batch_size", kwargs["batch_size"], "inputs")
+        items = [inputs] if single else inputs
         try:
-            for item in () if self._is_chat([inputs] if single else inputs) else [inputs] if single else inputs:
+            for item in items if not self._is_chat(items) else ():
                 named_medium(item, self.media, model=self.name)
             embeddings = super().encode(inputs, *args, **kwargs)
         except InputError as reason:  # batches are in another order: find where the caller has it
             place = next((n for n, item in enumerate(inputs) if item is reason.item), None) if not single else None
             raise InputError(f"Input {place}: {reason}" if place is not None else str(reason)) from reason
-        self._check_finite([inputs] if single else inputs, embeddings, single)
+        self._check_finite(items, embeddings, single)
         return embeddings
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:

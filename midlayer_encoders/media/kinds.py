@@ -53,7 +53,6 @@ def medium_of(item: Any, taken: Sequence[str]) -> Medium:
     if not isinstance(axes, int) or axes < 1:
         raise InputError(
             f"`inputs` must each be {_listed(taken)}, but got {shown(item)} ({type(item).__name__})."
-            + (" Write [text] for one text, a list for several." if "text" in taken else "")
         )
     return "image" if axes == 3 or (axes == 2 and "audio" not in taken) else "audio"
 
