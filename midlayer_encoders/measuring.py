@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders._types import Layer, Norm, Pooling, Progress, Stage
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import OptionError, check_count, check_list, check_progress, check_seed, check_text, shown
 from midlayer_encoders.frame import tidy_frame, tidy_rows
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics import LayerMetric, LiDAR, TooFewTextsError, make_metrics
@@ -76,7 +76,7 @@ def measure(
     """
     if not hasattr(encoder, "anatomy"):
         raise OptionError(
-            f"`encoder` must be a LayerEncoder, but got {str(encoder)[:60]!r}. Write LayerEncoder(model, layer=-1)."
+            f"`encoder` must be a LayerEncoder, but got {shown(encoder)}. Write LayerEncoder(model, layer=-1)."
         )
     agreed("norm", norm, encoder.norm)
     agreed("pooling", pooling, encoder.pooling)
@@ -88,10 +88,10 @@ def measure(
 
 def agreed(argument: str, value: _T | None, own: _T) -> _T:
     """Return the encoder's own setting, or raise where another was asked for beside it."""
-    if value is not None and value != own:
+    if value is not None and not (type(value) is type(own) and value == own):
         raise OptionError(
-            f"`{argument}` must be the encoder's, {own!r}, but got {value!r}. "
-            f"Leave it out, or make the encoder with {argument}={value!r}."
+            f"`{argument}` must be the encoder's, {own!r}, but got {shown(value)}. "
+            f"Leave it out, or make the encoder with {argument}={shown(value)}."
         )
     return own
 
@@ -113,8 +113,11 @@ def measure_layers(
 
     Sweeps and selection read raw states here, as the paper's metrics do, while they score normed ones.
     """
-    if not texts:
-        raise OptionError("`texts` must hold at least one text, but got none.")
+    texts, seed = check_list("texts", texts), check_seed(seed)
+    views = _checked_views(views, len(texts))
+    check_count("token_budget", token_budget, "tokens")
+    check_text("dataset", dataset)
+    check_progress(progress)
     prompt = source.default_prompt if medium_of(texts[0], source.media) == "text" else ""
     reader = layer_reader(source, layers=layers, norm=norm, prompt=prompt)
     made = make_for_views(metrics, reader.layers, views if isinstance(views, int) else len(views))
@@ -136,6 +139,19 @@ def measure_layers(
     )
 
 
+def _checked_views(views: Any, count: int) -> int | list[list[Any]]:
+    """Return the number of views, or the views themselves, each of as many texts as there are."""
+    if not isinstance(views, list | tuple):
+        return check_count("views", views)
+    made = [check_list("views", view) for view in views]
+    if not made or any(len(view) != count for view in made):
+        raise OptionError(
+            f"`views` must be a number, or lists of {count} texts, one for each text, but got lists of "
+            f"{', '.join(str(len(view)) for view in made) or 'none'}."
+        )
+    return made
+
+
 def num_passes(metrics: str | Sequence[str], *, views: int = 16) -> int:
     """Return how many forward passes over the texts these metrics take, with so many views for LiDAR.
 
@@ -148,6 +164,7 @@ def num_passes(metrics: str | Sequence[str], *, views: int = 16) -> int:
 
 def make_for_views(metrics: str | Sequence[str], layers: Sequence[int], views: int) -> dict[str, LayerMetric]:
     """Return the metrics, where LiDAR takes so many views of each text."""
+    views = check_count("views", views)
     made = make_metrics(metrics, layers)
     for name, metric in made.items():
         if isinstance(metric, LiDAR):

@@ -18,7 +18,16 @@ from midlayer_encoders.analysis.checkpoints import Checkpoint, find_checkpoints
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import base_name
-from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError
+from midlayer_encoders.errors import (
+    DiskFullError,
+    MidlayerError,
+    OptionError,
+    check_path,
+    check_progress,
+    check_seed,
+    check_text,
+    check_texts,
+)
 from midlayer_encoders.files import check_links, folder_lock
 from midlayer_encoders.frame import layer_changes, settled
 from midlayer_encoders.measuring import measure, num_passes
@@ -142,9 +151,10 @@ def progression(
     given = make_options(options, norm="none")
     if given.revision is not None:
         raise OptionError(f"`revision` must be left out, since `revisions` names them, but got {given.revision!r}.")
-    if isinstance(texts, str) or len(texts) < 2:
-        got = "one string" if isinstance(texts, str) else str(len(texts))
-        raise OptionError(f"`texts` must be a list of two or more texts, but got {got}; a few hundred are good.")
+    texts, seed = check_texts("texts", texts, least=2), check_seed(seed)
+    check_text("dataset", dataset)
+    check_path("out", out)
+    check_progress(progress)
     passes = num_passes(metrics, views=views)  # a wrong name is refused before anything is read
     checkpoints = find_checkpoints(model, revisions, trust_remote_code=given.trust_remote_code)
     settings = _Settings(

@@ -62,5 +62,6 @@ def _say(words: str, head: str = "Error: ") -> None:
     from rich.console import Console
     from rich.text import Text
 
-    line = Text(head, style="bold red") + Text(" ".join(words.split()), style="not bold")
+    readable = words.encode("utf8", "backslashreplace").decode()  # the name of a file may be no text
+    line = Text(head, style="bold red") + Text(" ".join(readable.split()), style="not bold")
     Console(stderr=True).print(line, highlight=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import OptionError, check_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,6 +33,7 @@ __all__ = [
     "Views",
     "app",
     "console",
+    "first_of",
     "make_table",
     "parse_layer",
     "parse_layers",
@@ -96,6 +97,11 @@ def parse_names(text: str) -> str | list[str]:
     return [] if text == "none" else text if text in ("all", "paper") else text.split(",")
 
 
+def first_of(lines: list[Any], limit: int | None) -> list[Any]:
+    """Return the first inputs, as ``--limit`` says; a negative one would leave out the last."""
+    return lines[: None if limit is None else check_count("--limit", limit, "inputs")]
+
+
 def refuse_given(context: typer.Context, why: str, *names: str) -> None:
     """Raise an :class:`OptionError` where one of these parameters was given as a flag, which would have no effect.
 
@@ -105,7 +111,7 @@ def refuse_given(context: typer.Context, why: str, *names: str) -> None:
         names: of the command's parameters.
     """
     flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-    for name in names:
+    for name in filter(flags.__contains__, names):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise OptionError(f"`{flags[name]}` must be left out {why}.")

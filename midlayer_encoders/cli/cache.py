@@ -21,8 +21,15 @@ def cache(
     """List the stores of embeddings in a folder, and remove what is not wanted."""
     from datetime import timedelta
 
+    from midlayer_encoders.errors import OptionError, check_number
     from midlayer_encoders.store import list_stores, prune
 
+    if unused_days is not None:
+        check_number("--unused-days", unused_days, most=100_000)
+    if keep_gb is not None:
+        check_number("--keep-gb", keep_gb)
+    if dry_run and not remove and unused_days is None and keep_gb is None:
+        raise OptionError("`--dry-run` must be left out where nothing is to be removed.")
     if remove or unused_days is not None or keep_gb is not None:
         gone = prune(
             root, keys=remove or None, unused_for=None if unused_days is None else timedelta(days=unused_days),

@@ -18,6 +18,7 @@ from midlayer_encoders.cli._app import (
     Views,
     app,
     console,
+    first_of,
     parse_layers,
     parse_names,
     print_by_layer,
@@ -58,7 +59,7 @@ def compare(
     from midlayer_encoders.media.texts import read_texts
 
     wanted = comparable(parse_names(names))
-    lines = read_texts(texts, field=field)[:limit]
+    lines = first_of(read_texts(texts, field=field), limit)
     with stage_bars() as progress:
         result = run(
             base, *tuned, texts=lines, metrics=wanted, layers=parse_layers(layers), views=views, seed=seed,

@@ -16,6 +16,7 @@ from midlayer_encoders.cli._app import (
     Seed,
     app,
     console,
+    first_of,
     parse_layers,
     parse_names,
     print_by_layer,
@@ -26,6 +27,7 @@ from midlayer_encoders.cli._app import (
 )
 from midlayer_encoders.cli._options import model_options
 from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.errors import check_seed
 
 
 @app.command()
@@ -55,6 +57,8 @@ def metrics(
     from midlayer_encoders.report import write_metrics_figure
     from midlayer_encoders.results import write_frame
 
+    first_of([], limit)
+    check_seed(seed)
     wanted = parse_names(names)
     passes = num_passes(wanted)  # a wrong name is refused before the model is loaded
     kind, source = _only(context, {"texts": texts, "images": images, "audio": audio, "sounds": sounds})
@@ -63,7 +67,7 @@ def metrics(
     if wikitext:
         # Of the whole paragraph: --max-length must not make it a short one.
         lines = wikitext_paragraphs(lines, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
-    lines = lines[:limit]
+    lines = first_of(lines, limit)
     unit = "waveforms" if kind == "audio" else kind
     with stage_bars({"measuring": f"{len(lines)} {unit}, {passes} passes"}) as progress:
         frame = measure(

@@ -26,12 +26,8 @@ from midlayer_encoders.encoder.options import EncoderOptions
 if TYPE_CHECKING:
     from midlayer_encoders.analysis.probing import ProbeResult
 
-_WITHOUT_EFFECT = {
-    "attentive": ("pools the tokens by itself", ("pooling", "truncate_dim")),
-    "linear": ("reads one vector of each example", ("keep_gb",)),
-    "knn": ("trains nothing", ("keep_gb", "epochs", "batch_size", "learning_rate")),
-}
-"""Why some parameters would have no effect with each kind of probe."""
+_OF_VECTORS = ("pooling", "truncate_dim")
+"""Options of the encoder without effect on a probe that pools the tokens by itself."""
 
 PROBE_STAGES = {"reading": "examples read", "training": "epochs, all layers together"}
 
@@ -60,11 +56,14 @@ def probe(
     from midlayer_encoders.analysis.probing import probe as probe_layers
     from midlayer_encoders.analysis.probing.examples import Examples, check_path, read_examples
     from midlayer_encoders.analysis.probing.heads import KINDS
-    from midlayer_encoders.errors import check_choice
+    from midlayer_encoders.analysis.probing.settings import WITHOUT_EFFECT, ProbeTraining
+    from midlayer_encoders.errors import check_choice, check_number
 
     check_choice("kind", kind, KINDS)  # a wrong option is refused before the model is loaded
-    why, names = _WITHOUT_EFFECT[kind]
-    refuse_given(context, f"with `--kind {kind}`, which {why}", *names)
+    why, names = WITHOUT_EFFECT[kind]
+    refuse_given(context, f"with `--kind {kind}`, which {why}", *names, *(_OF_VECTORS if kind == "attentive" else ()))
+    check_number("--keep-gb", keep_gb)
+    ProbeTraining(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, seed=seed)
     for path in (data, test):
         if path is not None:
             check_path(path)

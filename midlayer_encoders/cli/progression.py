@@ -17,6 +17,7 @@ from midlayer_encoders.cli._app import (
     Views,
     app,
     console,
+    first_of,
     parse_layers,
     parse_names,
     print_by_layer,
@@ -56,7 +57,7 @@ def progression(
 
     wanted = parse_names(names)
     asked = [name.strip() for name in revisions.split(",")] if revisions else None
-    lines = read_texts(texts, field=field)[:limit]
+    lines = first_of(read_texts(texts, field=field), limit)
     with progress_bars() as progress:
         bar = progress.add_task("checkpoints", total=None)
         result = run(

@@ -66,12 +66,13 @@ def reproduce(
     tables in reference/ beside it), these are taken unless you name others.
     """
     quieten()
-    from midlayer_encoders.errors import OptionError
+    from midlayer_encoders.errors import OptionError, check_seed
     from midlayer_encoders.paper.reproduce import reproduce as run
     from midlayer_encoders.paper.reproduce import resolve_experiments, write_experiments
     from midlayer_encoders.paper.setting import TENTHS, Setting
 
     names = resolve_experiments(figure)  # a wrong name is refused before a model is loaded
+    check_seed(seed)
     max_length = options.max_length or 64
     if limit < 2 or max_length < 8:
         raise OptionError(f"`limit` must be 2 or more and `max_length` 8 or more, but got {limit} and {max_length}.")
@@ -110,25 +111,20 @@ def _layers(text: str) -> tuple[int | float, ...] | str:
 
 def _frame(path: Path) -> pl.DataFrame:
     """Return the tidy frame in a file."""
-    import polars as pl
-
     from midlayer_encoders.errors import OptionError
-    from midlayer_encoders.files import read_kept
-    from midlayer_encoders.frame import check_frame
+    from midlayer_encoders.files import exists, read_kept
+    from midlayer_encoders.frame import read_frame
     from midlayer_encoders.sweeping.result import read_notes
 
     must = "`--swept` must be the frame.parquet or frame.csv of a sweep"
-    if not path.is_file():
+    if not exists(path):
         raise OptionError(f"{must}, but there is no {path}.")
-    try:
-        frame = pl.read_csv(path) if path.suffix == ".csv" else pl.read_parquet(path)
-    except pl.exceptions.PolarsError as error:
-        raise OptionError(f"{must}, but {path} cannot be read: {error}. Run the sweep again.") from error
+    frame = read_frame(path)
     notes = read_kept(path.with_name("sweep.json"), read_notes)
     if notes is not None and notes.failures:
         failed = "; ".join(f"{task}: {error}" for task, error in notes.failures.items())
         raise OptionError(f"{must} whose tasks were all scored, but in {path.parent} some failed: {failed}.")
-    return check_frame(frame)
+    return frame
 
 
 def _default(path: str) -> Path | None:

@@ -22,7 +22,8 @@ from midlayer_encoders.cli._app import (
 )
 from midlayer_encoders.cli._options import model_options
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import OptionError, check_count, check_seed
+from midlayer_encoders.files import exists, read_lines
 
 if TYPE_CHECKING:
     from midlayer_encoders.selection import Selection
@@ -50,6 +51,8 @@ def select_command(
     from midlayer_encoders.media.texts import read_texts
     from midlayer_encoders.selection import select, selection_passes
 
+    check_count("--max-texts", max_texts)
+    check_seed(seed)
     selection_passes(rule, all_rules=all_rules)  # a wrong name is refused before the model is loaded
     lines = read_texts(texts, field=field)
     known = _read_labels(labels, len(lines)) if labels is not None else None
@@ -65,9 +68,9 @@ def select_command(
 
 
 def _read_labels(path: Path, count: int) -> list[str | None]:
-    if not path.is_file():
+    if not exists(path):
         raise OptionError(f"`--labels` must be a file, but there is none at {path}.")
-    found = [line.strip() or None for line in path.read_text(encoding="utf8").splitlines()]
+    found = [line.strip() or None for line in read_lines(path, OptionError)]
     if len(found) != count:
         raise OptionError(
             f"`--labels` must have a line for each of the {count} texts not blank, but {path} has {len(found)}."

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from midlayer_encoders._types import Medium
+from midlayer_encoders.errors import OptionError, check_text
 from midlayer_encoders.media import InputError, check_taken, medium_of, read_audio, read_image
 from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.reading.pooling import real_tokens
@@ -17,9 +19,12 @@ from midlayer_encoders.reading.pooling import real_tokens
 __all__ = [
     "both_media",
     "check_lengths",
+    "is_conversation",
+    "is_pair",
     "least_samples",
     "media_taken",
     "moved",
+    "named_medium",
     "pass_by_length",
     "probe_input",
     "read_inputs",
@@ -31,6 +36,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+_MEDIA: tuple[Medium, ...] = ("text", "image", "audio")
+
 
 def media_taken(modalities: Sequence[Any]) -> list[str]:
     """Return the media that a module takes one at a time.
@@ -39,7 +46,7 @@ def media_taken(modalities: Sequence[Any]) -> list[str]:
         >>> media_taken(["audio", ("audio", "text"), "message"])
         ['audio']
     """
-    return [name for name in ("text", "image", "audio") if name in modalities]
+    return [name for name in _MEDIA if name in modalities]
 
 
 def sampling_rate(processor: Any) -> int | None:
@@ -84,12 +91,37 @@ def read_inputs(
 
 
 def _read(item: Any, taken: Sequence[str], model: str, rate: int | None, max_pixels: int) -> Any:
-    given = next(iter(item.values())) if isinstance(item, Mapping) and len(item) == 1 else item
-    medium = medium_of(given, taken)
-    check_taken(medium, taken, given, model=model)
+    medium, given = named_medium(item, taken, model=model)
     if medium == "image":
         return read_image(given, max_pixels=max_pixels)
     return given if medium == "text" else read_audio(given, rate=rate)
+
+
+def named_medium(item: Any, taken: Sequence[str], *, model: str) -> tuple[Medium, Any]:
+    """Return which medium an input is, and the input itself without its name, or raise where it cannot be taken."""
+    named = next(iter(item)) if isinstance(item, Mapping) and len(item) == 1 else None
+    given = item if named not in _MEDIA else item[named]
+    try:
+        medium: Medium = medium_of(given, taken) if named not in _MEDIA else named
+        check_taken(medium, taken, given, model=model)
+        if medium == "text":
+            check_text("inputs", given)
+    except (InputError, OptionError) as reason:
+        raise InputError(str(reason), item=item) from None
+    return medium, given
+
+
+def is_conversation(item: Any) -> bool:
+    """Return whether an input is a message, or several, as a chat template takes them."""
+    if isinstance(item, Mapping):
+        return {"role", "content"} <= set(item) and all(isinstance(item[key], str) for key in ("role", "content"))
+    messages = item if isinstance(item, list) else []
+    return bool(messages) and all(isinstance(message, Mapping) and is_conversation(message) for message in messages)
+
+
+def is_pair(item: Any) -> bool:
+    """Return whether this is a pair of texts, which sentence-transformers hands to the tokenizer as such."""
+    return isinstance(item, tuple) and len(item) == 2 and all(isinstance(text, str) for text in item)
 
 
 def least_samples(config: Any) -> int:

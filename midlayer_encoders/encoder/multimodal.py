@@ -17,7 +17,6 @@ from midlayer_encoders.encoder.inputs import (
     media_taken,
     moved,
     pass_by_length,
-    read_inputs,
     sampling_rate,
     with_fixed_order,
     with_token_mask,
@@ -103,10 +102,8 @@ class MultimodalEncoder(PlainOnDisk):
             return True
         return bool(super().is_singular_input(inputs))
 
-    def _preprocess_media(self, inputs: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        read = read_inputs(
-            inputs, self.media, model=self.name, rate=self.sampling_rate, max_pixels=self.max_pixels
-        )  # fmt: skip
+    def _preprocess_media(self, read: Sequence[Any], inputs: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+        """Return the features of inputs that were read, and as they were given, for errors."""
         model: Any = self[0].model
         if "audio" in self.media and hasattr(model, "config"):
             truncated = check_lengths(read, inputs, model, self.processor)

@@ -7,14 +7,26 @@ Nothing heavy is imported here: the command line reads it for its help.
 from __future__ import annotations
 
 import inspect
+import os
+import re
 import shlex
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from midlayer_encoders._types import MAX_PIXELS, NORMS, POOLINGS, Layer, Norm, Pooling
-from midlayer_encoders.errors import OptionError, check_choice, did_you_mean
+from midlayer_encoders.errors import (
+    OptionError,
+    check_choice,
+    check_count,
+    check_flag,
+    check_text,
+    check_texts,
+    did_you_mean,
+    shown,
+    warn_deprecated,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +44,7 @@ __all__ = [
 ]
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
+_DEVICES = ("cpu", "cuda", "mps", "xpu", "npu", "hpu", "mtia")  # what torch calls them
 
 _SMALLEST_CENTER = 16  # texts: the mean of fewer is one of them as much as what all share
 
@@ -39,8 +52,8 @@ _SMALLEST_CENTER = 16  # texts: the mean of fewer is one of them as much as what
 def _option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002  (typer's word)
     """Return a field with the words of its command-line flag.
 
-    ``flag=None`` marks an option that no command takes, ``recreates=False`` one that does not change a vector, and
-    ``in_memory=True`` one that applies to a module in memory too.
+    ``flag=None`` marks an option that no command takes, ``recreates=False`` one that does not change a vector,
+    ``in_memory=True`` one that applies to a module in memory too, and ``medium`` the one that it is about.
     """
     return field(default=default, metadata={"help": help, **more})
 
@@ -82,20 +95,20 @@ class EncoderOptions:
         None, "cpu, cuda, cuda:1, mps; by default the best there is.", recreates=False, in_memory=True
     )
     device_map: str | None = _option(None, "auto: spread a model too large for one device.", recreates=False)
-    max_length: int | None = _option(None, "Tokens after which a text is truncated.")
+    max_length: int | None = _option(None, "Tokens after which a text is truncated.", medium="text")
     prompts: Mapping[str, str] | None = _option(
-        None, "NAME=TEXT, put before texts; repeatable.", flag="prompt", in_memory=True
+        None, "NAME=TEXT, put before texts; repeatable.", flag="prompt", in_memory=True, medium="text"
     )
     default_prompt_name: str | None = _option(
-        None, "Prompt used when none is named.", flag="default-prompt", in_memory=True
+        None, "Prompt used when none is named.", flag="default-prompt", in_memory=True, medium="text"
     )
     bidirectional: bool = _option(False, "Turn a causal model's mask off, as LLM2Vec does.", in_memory=True)
     adapters: tuple[str, ...] = _option((), "PEFT adapter to merge before the cut; repeatable.", flag="adapter")
-    chat_template: bool = _option(False, "Wrap every text in the tokenizer's chat template.")
+    chat_template: bool = _option(False, "Wrap every text in the tokenizer's chat template.", medium="text")
     gguf_file: str | None = _option(None, "Name of a GGUF file in MODEL to read the weights from.")
     truncate_dim: int | None = _option(None, "Leading dimensions to keep.", in_memory=True)
     trust_remote_code: bool = _option(False, "Let the model's own code from the hub run.")
-    max_pixels: int = _option(MAX_PIXELS, "Pixels of the largest image that is read.", in_memory=True)
+    max_pixels: int = _option(MAX_PIXELS, "Pixels of the largest image that is read.", in_memory=True, medium="image")
     center: tuple[str, ...] | None = _option(None, "Texts whose mean vector is subtracted.", flag=None, in_memory=True)
 
     def __post_init__(self) -> None:
@@ -104,22 +117,16 @@ class EncoderOptions:
             check_choice("pooling", self.pooling, POOLINGS)
         if self.tower is not None:
             check_choice("tower", self.tower, ("text", "image"))
-        self._check_numbers()
-        if self.dtype is not None:
-            object.__setattr__(self, "dtype", _dtype_name(self.dtype))
-        object.__setattr__(self, "adapters", _adapter_names(self.adapters))
+        for name, check in _CHECKS.items():
+            value = getattr(self, name)
+            if value is not None or option_fields()[name].default is not None:
+                object.__setattr__(self, name, check(name, value))
         if self.device_map is not None and self.device is not None:
             raise OptionError(f"`device` must be None when `device_map` places the model, but got {self.device!r}.")
         if self.default_prompt_name is not None:
-            check_choice("default_prompt_name", self.default_prompt_name, self.prompts or {})
-        if self.center is not None:
-            object.__setattr__(self, "center", _center_texts(self.center))
-
-    def _check_numbers(self) -> None:
-        for name, what in (("max_length", "tokens"), ("truncate_dim", "dimensions"), ("max_pixels", "pixels")):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise OptionError(f"`{name}` must be a positive number of {what}, but got {value!r}.")
+            if not self.prompts:
+                raise OptionError("`default_prompt_name` must be None without `prompts`, of which it names one.")
+            check_choice("default_prompt_name", self.default_prompt_name, self.prompts)
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, by name.
@@ -142,6 +149,16 @@ class EncoderOptions:
                 raise OptionError(
                     f"`{one.name}` must be left out for a module in memory, which is taken as it is, but got "
                     f"{getattr(self, one.name)!r}."
+                )
+
+    def check_for_media(self, media: Sequence[str], model: str) -> None:
+        """Raise where an option is set that is about a medium that the model does not take: it has no effect."""
+        for one in fields(self):
+            medium, value = one.metadata.get("medium"), getattr(self, one.name)
+            if medium is not None and medium not in media and value != one.default:
+                raise OptionError(
+                    f"`{one.name}` must be left out for {model}, which takes {' and '.join(media)} and no {medium}, "
+                    f"but got {shown(value)}."
                 )
 
 
@@ -177,14 +194,14 @@ def make_options(given: Mapping[str, Any], **defaults: Any) -> EncoderOptions:
     """
     words = {**defaults, **given}
     if "centre" in words:
-        warnings.warn(
-            "`centre` is spelled `center` now; the old spelling is removed in 0.3.", DeprecationWarning, stacklevel=3
-        )
+        warn_deprecated("`centre` is spelled `center` now; the old spelling is removed in 0.3.")
         words["center"] = words.pop("centre")
     for name in words:
         if name not in option_fields():
             raise OptionError(f"`{name}` is not an option of LayerEncoder.{did_you_mean(name, option_fields())}")
-    return EncoderOptions(**words)
+    options = EncoderOptions(**words)
+    check_device(options.device)
+    return options
 
 
 def option_fields() -> dict[str, Field[Any]]:
@@ -200,25 +217,83 @@ def with_options(signature: inspect.Signature) -> inspect.Signature:
     return signature.replace(parameters=[*kept, *more])
 
 
-def _dtype_name(dtype: Any) -> str:
-    name = str(dtype).removeprefix("torch.")
-    check_choice("dtype", name, DTYPES)
+# --- what each option must be ----------------------------------------------------------------------------------------
+
+
+def _dtype_name(argument: str, dtype: Any) -> str:
+    name = dtype if isinstance(dtype, str) else shown(dtype)
+    check_choice(argument, name.removeprefix("torch."), DTYPES)
+    return name.removeprefix("torch.")
+
+
+def _device_name(argument: str, device: Any) -> str:
+    name = str(device) if type(device).__module__ == "torch" else device
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z]+(:[0-9]{1,4})?", name):
+        raise OptionError(f"`{argument}` must be a device such as 'cpu' or 'cuda:1', but got {shown(device)}.")
+    check_choice(argument, name.partition(":")[0], _DEVICES)
     return name
 
 
-def _adapter_names(adapters: Any) -> tuple[str, ...]:
+def _prompt_texts(argument: str, prompts: Any) -> dict[str, str]:
+    if not isinstance(prompts, Mapping):
+        raise OptionError(f"`{argument}` must be a dict of names and texts, but got {shown(prompts)}.")
+    pairs = ((check_text(f"name in {argument}", name), text) for name, text in prompts.items())
+    return {name: check_text(f"{argument}[{name!r}]", text) for name, text in pairs}
+
+
+def _adapter_names(argument: str, adapters: Any) -> tuple[str, ...]:
     if isinstance(adapters, str):
-        raise OptionError(f"`adapters` must be a list of adapters, but got a string. Write [{adapters!r}].")
-    return tuple(adapters or ())
+        raise OptionError(f"`{argument}` must be a list of adapters, but got a string. Write [{adapters!r}].")
+    if adapters is None:
+        return ()
+    if not isinstance(adapters, list | tuple):
+        raise OptionError(f"`{argument}` must be a list of adapters, but got {shown(adapters)}.")
+    return tuple(check_text(f"{argument}[{place}]", _path_text(one)) for place, one in enumerate(adapters))
 
 
-def _center_texts(texts: Any) -> tuple[str, ...]:
-    if isinstance(texts, str) or len(texts) < _SMALLEST_CENTER:
+def _center_texts(argument: str, texts: Any) -> tuple[str, ...]:
+    return tuple(check_texts(argument, texts, least=_SMALLEST_CENTER))
+
+
+def _path_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "revision": check_text,
+    "dtype": _dtype_name,
+    "device": _device_name,
+    "device_map": check_text,
+    "max_length": partial(check_count, what="tokens"),
+    "prompts": _prompt_texts,
+    "default_prompt_name": check_text,
+    "bidirectional": check_flag,
+    "adapters": _adapter_names,
+    "chat_template": check_flag,
+    "gguf_file": check_text,
+    "truncate_dim": partial(check_count, what="dimensions"),
+    "trust_remote_code": check_flag,
+    "max_pixels": partial(check_count, what="pixels"),
+    "center": _center_texts,
+}
+"""What checks each option, and returns it as it is kept; those of few words are checked against them."""
+
+
+def check_device(device: str | None) -> None:
+    """Raise an :class:`OptionError` where this machine has no such device."""
+    if device is None or device == "cpu":
+        return
+    import torch
+
+    kind, _, number = device.partition(":")
+    module: Any = getattr(torch, kind, None)
+    there = getattr(torch.backends if kind == "mps" else torch, kind, None)
+    count = 1 if kind == "cpu" else module.device_count() if there is not None and there.is_available() else 0
+    if int(number or 0) >= count:
+        has = ", ".join(f"{kind}:{place}" for place in range(count)) or f"no {kind}"
         raise OptionError(
-            f"`center` must be {_SMALLEST_CENTER} texts or more, like those to come, but got "
-            f"{'one string' if isinstance(texts, str) else len(texts)}."
+            f"`device` must be on this machine, which has {has}, but got {device!r}. Leave it out to take the best."
         )
-    return tuple(texts)
 
 
 # --- lines that recreate an encoder ---------------------------------------------------------------------------------

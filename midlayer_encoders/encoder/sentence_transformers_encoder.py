@@ -10,6 +10,7 @@ import copy
 import inspect
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack, cast
 
@@ -20,12 +21,20 @@ from torch import Tensor, nn
 from midlayer_encoders._types import EncoderSpec, Layer, Medium, Norm, Pooling
 from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, centering
 from midlayer_encoders.encoder.checks import check_states, turn_mask_off
-from midlayer_encoders.encoder.inputs import both_media, moved, probe_input
+from midlayer_encoders.encoder.inputs import (
+    both_media,
+    is_conversation,
+    is_pair,
+    moved,
+    named_medium,
+    probe_input,
+    read_inputs,
+)
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.multimodal import MultimodalEncoder
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, with_options
 from midlayer_encoders.encoder.spec import CardData, base_name, model_card, weights_digest
-from midlayer_encoders.errors import NotFiniteError, OptionError
+from midlayer_encoders.errors import NotFiniteError, OptionError, check_count, check_text
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.media import InputError
 from midlayer_encoders.models import compat
@@ -72,6 +81,7 @@ class LayerEncoder(MultimodalEncoder):
                 f"`model` must be a folder or a name on the hub, but got a {type(model).__name__}. For a module in "
                 "memory write LayerEncoder.from_module(module, layer, processor=…)."
             )
+        model = check_text("model", os.fspath(model) if isinstance(model, os.PathLike) else model)
         given = make_options(options)
         layer, selection = _chosen_layer(model, layer, texts, labels, given)
         self._assemble(build_from_files(model, layer, given), given, selection)
@@ -128,6 +138,8 @@ class LayerEncoder(MultimodalEncoder):
         # A joint model's own heads pool: no pooling of states that others could ask for.
         self.pooling: Pooling = cast(Any, "head") if isinstance(cut, JointCut) else options.pooling or "mean"
         self.max_pixels = options.max_pixels
+        options.check_for_media(self.media, self.name)
+        self._check_width(options.truncate_dim)
         self._gguf_file = built.gguf_file
         self._truncation_warned = False
         if isinstance(cut, Cut):
@@ -138,6 +150,14 @@ class LayerEncoder(MultimodalEncoder):
                 check_states(self[0], cut, moved(features, self.device))
         if options.center is not None:
             self._center_on(options.center)
+
+    def _check_width(self, truncate_dim: int | None) -> None:
+        with self.truncate_embeddings(None):
+            width = self.get_embedding_dimension()
+        if truncate_dim is not None and width is not None and truncate_dim > width:
+            raise OptionError(
+                f"`truncate_dim` must be at most {width}, the dimensions of {self.name}, but got {truncate_dim}."
+            )
 
     def check_own(self, options: Mapping[str, Any]) -> None:
         """Raise where options that are given beside this encoder are not its own: it was made already."""
@@ -220,18 +240,28 @@ class LayerEncoder(MultimodalEncoder):
             inputs = inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
         if self.layers and any(both_media(item) for item in ([inputs] if single else inputs[:1])):
             return self._encode_both(inputs, single, *args, **kwargs)
+        if "batch_size" in kwargs:
+            kwargs["batch_size"] = check_count("batch_size", kwargs["batch_size"], "inputs")
+        items = [inputs] if single else inputs
         try:
+            for item in items if not self._is_tokenizers(items) else ():
+                named_medium(item, self.media, model=self.name)
             embeddings = super().encode(inputs, *args, **kwargs)
         except InputError as reason:  # batches are in another order: find where the caller has it
             place = next((n for n, item in enumerate(inputs) if item is reason.item), None) if not single else None
             raise InputError(f"Input {place}: {reason}" if place is not None else str(reason)) from reason
-        self._check_finite([inputs] if single else inputs, embeddings, single)
+        self._check_finite(items, embeddings, single)
         return embeddings
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
         """Return the features of a batch; images and audio are read, and truncation is warned once."""
-        if self.media != ["text"] or not all(isinstance(item, str | list | Mapping) or _pair(item) for item in inputs):
-            return self._preprocess_media(inputs, prompt=prompt, **kwargs)
+        if not self._is_tokenizers(inputs):
+            read = read_inputs(
+                inputs, self.media, model=self.name, rate=self.sampling_rate, max_pixels=self.max_pixels
+            )  # fmt: skip
+            if not all(isinstance(item, str) for item in read):
+                return self._preprocess_media(read, inputs, prompt=prompt, **kwargs)
+            inputs = read
         with turn(self.preparer):
             return self._preprocess_texts(inputs, prompt=prompt, **kwargs)
 
@@ -245,6 +275,11 @@ class LayerEncoder(MultimodalEncoder):
         if not self._truncation_warned:
             self._warn_truncation(inputs, features, prompt)
         return features
+
+    def _is_tokenizers(self, inputs: Sequence[Any]) -> bool:
+        """Return whether these are for the tokenizer as they are: conversations, or pairs of texts."""
+        chat = "message" in self.modalities and all(map(is_conversation, inputs))
+        return chat or ("text" in self.media and all(map(is_pair, inputs)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the modules, one thread at a time: a pass may change its model, as rotary tables that follow the length.
@@ -325,11 +360,6 @@ class LayerEncoder(MultimodalEncoder):
 
 
 LayerEncoder.__init__.__signature__ = with_options(inspect.signature(LayerEncoder.__init__))  # type: ignore[attr-defined]
-
-
-def _pair(item: Any) -> bool:
-    """Return whether this is a pair of texts, which sentence-transformers hands to the tokenizer as such."""
-    return isinstance(item, tuple) and all(isinstance(text, str) for text in item)
 
 
 def _chosen_layer(

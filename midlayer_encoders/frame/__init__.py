@@ -13,6 +13,7 @@ from midlayer_encoders.frame.schema import (
     check_one_model,
     metric_series,
     number_of_layers,
+    read_frame,
     tidy_frame,
     tidy_rows,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "mean_curve",
     "metric_series",
     "number_of_layers",
+    "read_frame",
     "settled",
     "spans",
     "step_of",

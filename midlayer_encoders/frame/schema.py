@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import polars as pl
 
 from midlayer_encoders.errors import OptionError, did_you_mean
+from midlayer_encoders.files import check_ordinary, read_whole
 
 __all__ = [
     "FRAME_SCHEMA",
@@ -22,6 +25,7 @@ __all__ = [
     "check_one_model",
     "metric_series",
     "number_of_layers",
+    "read_frame",
     "tidy_frame",
     "tidy_rows",
 ]
@@ -173,6 +177,21 @@ def _check_rows(frame: pl.DataFrame) -> None:
             f"`frame` must have one value for each {', '.join(_IDENTITY)}, but got several of {row['name']!r} on "
             f"{row['dataset']!r} at layer {row['layer']}; drop the repeated rows."
         )
+
+
+def read_frame(path: Path) -> pl.DataFrame:
+    """Return the frame of results in a parquet or CSV file, or raise an :class:`OptionError` that names the file."""
+    check_ordinary(path, OptionError)
+    try:
+        if path.suffix.lower() == ".csv":
+            frame = pl.read_csv(io.BytesIO(read_whole(path, OptionError).encode()))
+        else:
+            frame = pl.read_parquet(path, glob=False)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as reason:
+        raise OptionError(
+            f"{path} must be a frame of results, but cannot be read: {str(reason).partition(chr(10))[0]}."
+        ) from reason
+    return check_frame(frame)
 
 
 def check_one_model(frame: pl.DataFrame) -> tuple[str, str]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.errors import MidlayerError, shown
+from midlayer_encoders.files import check_ordinary, exists
 
-__all__ = ["InputError", "as_array", "check_file", "damaged", "shown"]
+__all__ = ["InputError", "as_array", "check_file", "damaged"]
 
 
 class InputError(MidlayerError, ValueError):
@@ -27,11 +27,12 @@ class InputError(MidlayerError, ValueError):
 
 
 def check_file(path: Path, kinds: str) -> None:
-    """Raise an :class:`InputError` unless there is a file at ``path``."""
-    if not path.is_file():
+    """Raise an :class:`InputError` unless there is an ordinary file at ``path``."""
+    if not exists(path):
         raise InputError(
-            f"`inputs` must be {kinds}, but there is no file {str(path)!r}. A text is for a model of text."
+            f"`inputs` must be {kinds}, but there is no file {shown(str(path), 200)}. A text is for a model of text."
         )
+    check_ordinary(path, InputError)
 
 
 def damaged(path: Path, kind: str, reason: Exception) -> InputError:
@@ -42,18 +43,13 @@ def damaged(path: Path, kind: str, reason: Exception) -> InputError:
 def as_array(source: Any) -> npt.NDArray[Any]:
     """Return an array, or a tensor as one, or raise an :class:`InputError`."""
     if hasattr(source, "detach"):  # a tensor, on whatever device
-        source = source.detach().cpu().numpy()
+        source = source.detach().cpu()
+        source = (source.float() if source.is_floating_point() else source).numpy()  # NumPy has no bfloat16
     if not isinstance(source, np.ndarray):
         raise InputError(
             "`inputs` must be PIL images, paths, arrays or tensors, or for audio (array, rate), "
             f"but got a {type(source).__name__}: {shown(source)}."
         )
+    if source.dtype.kind not in "buif":
+        raise InputError(f"`inputs` as arrays must hold real numbers, but got a dtype of {source.dtype}.")
     return source
-
-
-def shown(item: Any) -> str:
-    """Return an input in few words, for an error."""
-    if isinstance(item, str | Path | Iterable) and not hasattr(item, "shape"):
-        text = repr(item)
-        return text if len(text) <= 60 else text[:57] + "…"
-    return f"a {type(item).__name__} of shape {tuple(item.shape)}" if hasattr(item, "shape") else repr(item)[:60]

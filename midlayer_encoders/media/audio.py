@@ -12,7 +12,9 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from midlayer_encoders.media._arrays import InputError, as_array, check_file, damaged, shown
+from midlayer_encoders.errors import shown
+from midlayer_encoders.files import at_home
+from midlayer_encoders.media._arrays import InputError, as_array, check_file, damaged
 
 __all__ = ["Waveform", "audio_lengths", "read_audio"]
 
@@ -63,7 +65,7 @@ def audio_lengths(waveforms: Sequence[Any], rate: int | None) -> list[int]:
 def _waveform(source: Any) -> tuple[npt.NDArray[Any], Any, str]:
     """Return the samples of a waveform as it was given, its rate, and what to call it."""
     if isinstance(source, str | Path):
-        return *_open_audio(Path(source).expanduser()), str(source)
+        return *_open_audio(at_home(source)), str(source)
     if isinstance(source, Mapping) and {"array", "sampling_rate"} <= set(source):
         return as_array(source["array"]), source["sampling_rate"], "the waveform"
     if isinstance(source, tuple) and len(source) == 2:
@@ -93,7 +95,7 @@ def _open_audio(path: Path) -> tuple[npt.NDArray[Any], int]:
             f"{path} cannot be read: {path.suffix or 'a file without a suffix'} needs the soundfile package. "
             "Install it (pip install soundfile), or convert the file to WAV."
         ) from None
-    except (ValueError, EOFError, OSError, RuntimeError) as reason:  # the last is soundfile's
+    except Exception as reason:  # a damaged file leads SciPy's reader as far as an unbound variable
         raise damaged(path, "audio", reason) from reason
     return samples, int(rate)
 
@@ -107,6 +109,8 @@ def _one_channel(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:
         raise InputError(f"`inputs` must be waveforms of at least one sample, but {name} is empty.")
     if array.dtype.kind == "u":  # eight bits of WAV: 128 is silence
         samples = array.astype(np.float32) / np.float32(128) - 1
+    elif array.dtype.kind == "b":
+        raise InputError(f"The samples of {name} must be numbers, but are bools.")
     elif array.dtype.kind == "i":
         samples = array.astype(np.float32) / np.float32(-float(np.iinfo(array.dtype).min))
     else:

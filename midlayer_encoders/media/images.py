@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from midlayer_encoders._types import MAX_PIXELS
+from midlayer_encoders.files import at_home
 from midlayer_encoders.media._arrays import InputError, as_array, check_file, damaged
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def read_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Image:
         _check_pixels(source.size, max_pixels, "the image")
         return _rgb(source)
     if isinstance(source, str | Path):
-        return _open_image(Path(source).expanduser(), max_pixels)
+        return _open_image(at_home(source), max_pixels)
     return _rgb(_image_of_array(as_array(source), max_pixels))
 
 
@@ -57,7 +58,7 @@ def _open_image(path: Path, max_pixels: int) -> Image:
     check_file(path, "images or paths of images")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)  # the limit is ours
+            warnings.simplefilter("ignore")  # of large images, for which the limit is ours, and of damaged EXIF data
             with Pillow.open(path) as opened:
                 _check_pixels(opened.size, max_pixels, str(path))
                 return _rgb(ImageOps.exif_transpose(opened))
@@ -68,7 +69,7 @@ def _open_image(path: Path, max_pixels: int) -> Image:
             f"{path} must have at most {max_pixels} pixels, but Pillow refused it: {reason} "
             "Make it smaller, or raise `PIL.Image.MAX_IMAGE_PIXELS` as well as `max_pixels`."
         ) from reason
-    except (OSError, SyntaxError, ValueError) as reason:  # what Pillow's many readers raise on a damaged file
+    except Exception as reason:  # each of Pillow's many readers fails in its own way on a damaged file
         raise damaged(path, "an image", reason) from reason
 
 

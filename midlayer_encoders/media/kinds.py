@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from midlayer_encoders._types import MAX_PIXELS, Medium
-from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.media._arrays import InputError, shown
+from midlayer_encoders.errors import OptionError, check_choice, check_count, shown
+from midlayer_encoders.files import at_home, exists
+from midlayer_encoders.media._arrays import InputError
 from midlayer_encoders.media.audio import read_audio
 from midlayer_encoders.media.images import is_pil, read_image
 
@@ -40,24 +41,36 @@ def medium_of(item: Any, taken: Sequence[str]) -> Medium:
             (kind for kind, suffixes in _SUFFIXES.items() if str(item).lower().endswith(suffixes)), "text"
         )
         if isinstance(item, str) and "text" in taken:
-            return written if written in taken and Path(item).is_file() else "text"
+            return written if written in taken and exists(Path(item)) else "text"
         if "image" in taken or "audio" in taken:
             return "image" if "image" in taken else "audio"
         return written
     if is_pil(item):
         return "image"
-    if isinstance(item, Mapping | tuple) or hasattr(item, "get_all_samples"):
+    if hasattr(item, "get_all_samples") or _is_waveform(item):
         return "audio"
     axes = getattr(item, "ndim", 0)
+    if not isinstance(axes, int) or axes < 1:
+        raise InputError(f"`inputs` must each be {_listed(taken)}, but got {shown(item)} ({type(item).__name__}).")
     return "image" if axes == 3 or (axes == 2 and "audio" not in taken) else "audio"
+
+
+def _is_waveform(item: Any) -> bool:
+    """Return whether an input is samples with their rate, right or wrong."""
+    if isinstance(item, Mapping):
+        return "array" in item or "sampling_rate" in item
+    return isinstance(item, tuple) and len(item) == 2 and not isinstance(item[0], str)
+
+
+def _listed(taken: Sequence[str]) -> str:
+    return " or ".join(_WORDS[kind] for kind in taken if kind in _WORDS)
 
 
 def check_taken(medium: Medium, taken: Sequence[str], item: Any, *, model: str) -> None:
     """Raise an :class:`InputError` unless a model that takes these media takes this one."""
     if medium not in taken:
-        kinds = " or ".join(_WORDS[kind] for kind in taken if kind in _WORDS)
         raise InputError(
-            f"`inputs` must each be {kinds} for {model}, but got {_WORDS[medium]}: {shown(item)}. "
+            f"`inputs` must each be {_listed(taken)} for {model}, but got {_WORDS[medium]}: {shown(item)}. "
             "Choose a model that takes it."
         )
 
@@ -76,7 +89,8 @@ def media_files(
     """
     check_choice("medium", medium, _SUFFIXES)
     check_choice("bad", bad, ("refuse", "skip"))
-    folder = Path(folder).expanduser()
+    max_pixels = check_count("max_pixels", max_pixels, "pixels")
+    folder = at_home(folder)
     if not folder.is_dir():
         raise OptionError(f"`folder` must be a folder of files, but there is none at {folder}.")
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES[medium] and path.is_file())

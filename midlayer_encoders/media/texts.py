@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from midlayer_encoders.errors import OptionError, did_you_mean
+from midlayer_encoders.errors import OptionError, did_you_mean, shown
+from midlayer_encoders.files import at_home, exists, json_rows, read_lines
 
 __all__ = ["read_texts", "wikitext_paragraphs"]
 
@@ -21,41 +21,33 @@ def read_texts(path: Path | str, *, field: str | None = None) -> list[str]:
         path: a text file, or one of JSON objects, a line each.
         field: the field to take; needed, and taken as the sign, for JSON.
     """
-    path = Path(path).expanduser()
-    if not path.is_file():
-        raise OptionError(f"`texts` must be a file, but there is none at {path}.")
-    try:
-        lines = path.read_text(encoding="utf8").splitlines()
-    except UnicodeDecodeError as reason:
-        raise OptionError(f"`texts` must be a file in UTF-8, but {path} is not: {reason}.") from reason
-    if field is None and path.suffix in (".jsonl", ".ndjson"):
-        fields = list(json.loads(lines[0])) if lines and lines[0].startswith("{") else []
+    path = at_home(path)
+    if not exists(path):
+        raise OptionError(f"`texts` must be a file, but there is none at {shown(str(path), 200)}.")
+    if field is None and path.suffix.lower() in (".jsonl", ".ndjson"):
+        _, first = next(json_rows(path, OptionError), (0, {}))
         raise OptionError(
-            f"`field` must name the text in {path.name}. It has: {', '.join(fields) or 'no JSON objects'}."
+            f"`field` must name the text in {path.name}. It has: {', '.join(first) or 'no JSON objects'}."
         )
-    rows = (
-        lines if field is None else [_field(path, number, line, field) for number, line in enumerate(lines, 1) if line]
-    )
-    texts = [row for row in rows if row.strip()]
+    if field is None:
+        texts = [line for line in read_lines(path, OptionError) if line.strip()]
+    else:
+        found = (_field(path, number, row, field) for number, row in json_rows(path, OptionError))
+        texts = [text for text in found if text.strip()]
     if not texts:
         raise OptionError(f"`texts` must hold at least one text, but {path} has none.")
     return texts
 
 
-def _field(path: Path, number: int, line: str, field: str) -> str:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as reason:
-        raise OptionError(f"Line {number} of {path.name} is not JSON: {reason}.") from reason
-    if not isinstance(row, dict) or field not in row:
-        fields = list(row) if isinstance(row, dict) else []
+def _field(path: Path, number: int, row: Mapping[str, object], field: str) -> str:
+    if field not in row:
         raise OptionError(
-            f"`field` must be in every line of {path.name}, but line {number} has {', '.join(fields) or 'no fields'}."
-            + did_you_mean(field, fields)
+            f"`field` must be in every line of {path.name}, but line {number} has "
+            f"{', '.join(row) or 'no fields'}.{did_you_mean(field, row)}"
         )
     text = row[field]
     if not isinstance(text, str):
-        raise OptionError(f"`field` must hold text, but line {number} of {path.name} has {text!r}.")
+        raise OptionError(f"`field` must hold text, but line {number} of {path.name} has {shown(text)}.")
     return text
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.errors import OptionError, check_choice, shown, warn_deprecated
 from midlayer_encoders.metrics._base.layer_metric import Kind, LayerMetric, TooFewTextsError
 from midlayer_encoders.metrics.alpha_req import AlphaReQ, alpha_req
 from midlayer_encoders.metrics.anisotropy import Anisotropy, anisotropy
@@ -133,9 +132,7 @@ def current_name(name: str) -> str:
     """
     if name not in _RENAMED:
         return name
-    warnings.warn(
-        f"`{name}` is now `{_RENAMED[name]}`; the old name is removed in 0.3.", DeprecationWarning, stacklevel=3
-    )
+    warn_deprecated(f"`{name}` is now `{_RENAMED[name]}`; the old name is removed in 0.3.")
     return _RENAMED[name]
 
 
@@ -147,11 +144,13 @@ if not TYPE_CHECKING:  # else every misspelled name would pass
         return globals()[current_name(name)]
 
 
-def make_metrics(names: Literal["all", "paper"] | str | Sequence[str], layers: Sequence[int]) -> dict[str, LayerMetric]:
+def make_metrics(
+    metrics: Literal["all", "paper"] | str | Sequence[str], layers: Sequence[int]
+) -> dict[str, LayerMetric]:
     """Return a new metric, with its default options, for each name.
 
     Args:
-        names: ``"all"``, ``"paper"`` (the paper's seven), one name of :data:`METRICS` or :data:`ALIASES`, or several.
+        metrics: ``"all"``, ``"paper"`` (the paper's seven), one name of :data:`METRICS` or :data:`ALIASES`, or several.
         layers: layer numbers that updates will be called with.
 
     Example:
@@ -160,11 +159,13 @@ def make_metrics(names: Literal["all", "paper"] | str | Sequence[str], layers: S
     """
     groups = {"all": tuple(METRICS), "paper": PAPER_METRICS}
     single = [*groups, *METRICS, *ALIASES]
-    wanted = list(map(current_name, [names] if isinstance(names, str) else names))
+    names = [metrics] if isinstance(metrics, str) else metrics
+    if not isinstance(names, list | tuple) or not names:
+        got = "none" if isinstance(names, list | tuple) else f"{shown(metrics)}. Write a list of names"
+        raise OptionError(f"`metrics` must be 'all', 'paper', or some of {', '.join(single[2:])}, but got {got}.")
+    wanted = [current_name(name) if isinstance(name, str) else name for name in names]
     for name in wanted:
-        check_choice("names", name, single if isinstance(names, str) else single[len(groups) :])
-    if not wanted:
-        raise OptionError(f"`names` must be 'all', 'paper', or some of {', '.join(single[2:])}, but got none.")
+        check_choice("metrics", name, single if isinstance(metrics, str) else single[len(groups) :])
     made: dict[str, LayerMetric] = {}
     for name in groups.get(wanted[0], wanted):
         metric, options = ALIASES.get(name, (name, {}))

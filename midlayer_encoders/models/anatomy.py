@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from midlayer_encoders._types import Layer
-from midlayer_encoders.errors import AnatomyError, LayerIndexError
+from midlayer_encoders.errors import AnatomyError, LayerIndexError, check_list, shown
 from midlayer_encoders.models import compat
 
 __all__ = ["Anatomy", "find_anatomy", "resolve_layer", "resolve_layers"]
@@ -69,9 +69,11 @@ def resolve_layer(layer: Layer, num_layers: int, *, name: str = "this model") ->
         >>> [resolve_layer(layer, 24) for layer in (0, 17, -1, 0.7)]
         [0, 17, 24, 17]
     """
+    if hasattr(layer, "item") and getattr(layer, "ndim", 1) == 0:  # a number of NumPy or torch
+        layer = layer.item()
     if isinstance(layer, bool) or not isinstance(layer, int | float):
         raise LayerIndexError(
-            f"`layer` must be an int in [0, {num_layers}] or a fraction of the depth in (0, 1], but got {layer!r}."
+            f"`layer` must be an int in [0, {num_layers}] or a fraction of the depth in (0, 1], but got {shown(layer)}."
         )
     if isinstance(layer, float):
         if not 0 < layer <= 1:
@@ -83,7 +85,7 @@ def resolve_layer(layer: Layer, num_layers: int, *, name: str = "this model") ->
     if not -num_layers <= layer <= num_layers:
         raise LayerIndexError(
             f"`layer` must be in [0, {num_layers}] for {name} ({num_layers} blocks; 0 = embeddings), "
-            f"or negative down to {-num_layers} to count from the end, but got {layer}."
+            f"or negative down to {-num_layers} to count from the end, but got {shown(layer)}."
         )
     return layer if layer >= 0 else num_layers + 1 + layer
 
@@ -97,8 +99,9 @@ def resolve_layers(layers: Sequence[Layer] | str, num_layers: int, *, name: str 
     """
     if isinstance(layers, str):
         if layers != "all":
-            raise LayerIndexError(f"`layers` must be 'all' or a list of layers, but got {layers!r}.")
+            raise LayerIndexError(f"`layers` must be 'all' or a list of layers, but got {shown(layers)}.")
         return list(range(num_layers + 1))
+    layers = check_list("layers", layers, "layers", least=0)
     if not layers:
         raise LayerIndexError("`layers` must name at least one layer, but got an empty list. Pass 'all' for every one.")
     return sorted({resolve_layer(layer, num_layers, name=name) for layer in layers})

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from midlayer_encoders.errors import ModelNotFoundError
+from midlayer_encoders.files import at_home, exists
 
 __all__ = ["BUILT_IN", "built_in_model", "load_config", "local_only"]
 
@@ -22,7 +23,7 @@ def local_only(model: str, revision: str | None = None, *, filename: str = "conf
     Raises:
         ModelNotFoundError: at once, when it is neither a folder, nor cached, nor to be had.
     """
-    if Path(model).expanduser().is_dir():
+    if exists(at_home(model)) and at_home(model).is_dir():
         if revision is not None:
             raise ModelNotFoundError(
                 f"`revision` must be None for a folder, but got {revision!r} for {model!r}. "

@@ -120,7 +120,12 @@ def _read(folder: Path | str, name: str) -> pl.DataFrame:
     path = Path(folder).expanduser() / f"{name}.csv.xz"
     if not path.is_file():
         raise OptionError(f"`folder` must hold the reference tables, but there is no {path.name} in {folder}.")
-    return pl.read_csv(lzma.decompress(path.read_bytes()), infer_schema_length=None)
+    try:
+        return pl.read_csv(lzma.decompress(path.read_bytes()), infer_schema_length=None)
+    except (lzma.LZMAError, EOFError, OSError, pl.exceptions.PolarsError) as reason:
+        raise OptionError(
+            f"{path} must be a table of the paper's, but cannot be read: {reason}. Fetch it again."
+        ) from reason
 
 
 def _complete(scores: pl.DataFrame) -> pl.DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import check_count, check_texts
 from midlayer_encoders.media import audio_lengths, check_taken, medium_of
 from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.reading.source import LayerSource
@@ -33,8 +33,7 @@ def plan_batches(lengths: Sequence[int], *, token_budget: int = 4096, max_texts:
         >>> plan_batches([3, 9, 4, 2], token_budget=12)
         [[1], [2, 0, 3]]
     """
-    if token_budget < 1 or max_texts < 1:
-        raise OptionError(f"`token_budget` and `max_texts` must be positive, but got {token_budget} and {max_texts}.")
+    token_budget, max_texts = check_count("token_budget", token_budget), check_count("max_texts", max_texts)
     batches: list[list[int]] = []
     for position in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
         longest = lengths[batches[-1][0]] if batches else 0
@@ -64,6 +63,7 @@ def batches_of(
     medium = medium_of(inputs[0], source.media)
     check_taken(medium, source.media, inputs[0], model=source.name)
     if medium == "text":
+        check_texts("texts", inputs)
         return plan_batches(count_tokens(source, [prompt + text for text in inputs]), token_budget=token_budget)
     if medium == "image":
         return plan_batches([1] * len(inputs), token_budget=token_budget, max_texts=_MOST_MEDIA)

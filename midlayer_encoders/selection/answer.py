@@ -194,4 +194,6 @@ def _said(found: Curves, rule: str, lacking: str) -> Choice:
     except CannotChooseError as error:
         unmeasured = lacking and not set(metrics_of(rule)) <= set(found.metrics)
         return Choice(rule, None, lacking if unmeasured else str(error))
+    if lacking:
+        reason = reason.replace("half match was not measured", f"half match {lacking}")
     return Choice(rule, layer, reason)

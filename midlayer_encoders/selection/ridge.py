@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import OptionError, check_list, half_character, shown
 
-__all__ = ["check_labels", "class_numbers", "label_folds", "resampled_means", "ridge_correct"]
+__all__ = ["check_labels", "class_numbers", "label_folds", "label_list", "resampled_means", "ridge_correct"]
 
 _PENALTIES = tuple(10.0**power for power in range(-4, 3))
 """Tried for each layer and fold, in units of the mean squared length of the training rows."""
@@ -52,6 +52,20 @@ def ridge_correct(vectors: Tensor, labels: Tensor, *, folds: int = 5, seed: int 
         found = _predicted(rows[:, ~test], targets[~test], rows[:, test])
         right[:, test] = found == classes[test]
     return right
+
+
+def label_list(argument: str, labels: Any) -> list[Any]:
+    """Return the class of each example as a list, ``None`` where it has none, or raise which cannot be a class."""
+    numbers = ((label, getattr(label, "ndim", 1) == 0) for label in check_list(argument, labels, "labels", least=0))
+    found = [label.item() if scalar else label for label, scalar in numbers]  # of NumPy and torch
+    for place, label in enumerate(found):
+        if label is not None and not isinstance(label, str | int | float):
+            raise OptionError(
+                f"`{argument}[{place}]` must be the name or the number of a class, but got {shown(label)}."
+            )
+        if label != label or (isinstance(label, str) and half_character(label) is not None):
+            raise OptionError(f"`{argument}[{place}]` must be a class that equals itself, but got {shown(label)}.")
+    return found
 
 
 def class_numbers(labels: Sequence[Hashable]) -> tuple[Tensor, list[str]]:

@@ -59,7 +59,12 @@ def choose(found: Curves, rule: str) -> tuple[int, str]:
 
 def check_rule(rule: str, *, argument: str = "rule") -> None:
     """Raise an :class:`OptionError` unless there is such a rule."""
-    if not rule.startswith("min-") or "+" not in rule or not set(_ranked(rule)) <= set(_PAPER):
+    if (
+        not isinstance(rule, str)
+        or not rule.startswith("min-")
+        or "+" not in rule
+        or not set(_ranked(rule)) <= set(_PAPER)
+    ):
         check_choice(argument, rule, RULES)
 
 

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders._types import Progress, Stage
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import (
+    OptionError,
+    check_count,
+    check_effect,
+    check_flag,
+    check_list,
+    check_progress,
+    check_seed,
+)
 from midlayer_encoders.frame import Curves, check_blocks, curves, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers, num_passes
 from midlayer_encoders.media import medium_of
@@ -20,7 +28,7 @@ from midlayer_encoders.reading.batches import batches_of, count_tokens
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.selection.answer import LabelEvidence, Selection, answer
-from midlayer_encoders.selection.ridge import check_labels, class_numbers, resampled_means, ridge_correct
+from midlayer_encoders.selection.ridge import check_labels, class_numbers, label_list, resampled_means, ridge_correct
 from midlayer_encoders.selection.rules import RULES, best_layer, choose, metrics_of
 
 __all__ = ["LABELS", "LEAST_TEXTS", "select", "selection_passes", "surely_better"]
@@ -68,17 +76,19 @@ def select(
         CannotChooseError: when the rule has not what it needs: it says what.
     """
     wanted = metrics_of(rule)  # a wrong name is refused first
+    seed, max_texts = check_seed(seed), check_count("max_texts", max_texts)
+    token_budget, all_rules = check_count("token_budget", token_budget), check_flag("all_rules", all_rules)
+    check_progress(progress)
     if isinstance(source, pl.DataFrame):
+        check_effect(
+            select, "with a frame, of which nothing is measured", all_rules=all_rules, max_texts=max_texts,
+            token_budget=token_budget,
+        )  # fmt: skip
         if texts is not None or labels is not None:
             raise OptionError("`texts` and `labels` must be None with a frame: give the model to measure them on.")
         return answer(curves(source), source, rule=rule)
     _check_encoder(source)
-    if max_texts < 1:
-        raise OptionError(f"`max_texts` must be 1 or more, but got {max_texts}.")
-    if isinstance(texts, str):
-        raise OptionError(
-            f"`texts` must be a list of texts, but got one: {texts[:60]!r}. Write [text], or read the file."
-        )
+    texts = None if texts is None else check_list("texts", texts, least=0)
     options: dict[str, Any] = {"seed": seed, "token_budget": token_budget, "progress": progress}
     labeled, classes = _labeled(texts, labels, max_texts)  # wrong labels are refused before a pass is made
     frames, lacking, right = [], _too_few(texts), None
@@ -143,6 +153,7 @@ def _labeled(
     """Return the texts that have labels, at equal steps where there are more than ``most``, and their classes."""
     if labels is None:
         return [], None
+    labels = label_list("labels", labels)
     if texts is None or len(texts) != len(labels):
         raise OptionError(
             f"`labels` must be one for each text, None for those without, but got {len(labels)} labels and "
@@ -157,7 +168,10 @@ def _labeled(
 
 def _too_few(texts: Sequence[str] | None) -> str:
     count = 0 if texts is None else len(texts)
-    return f"needs {LEAST_TEXTS} texts or more, but got {count or 'none'}" if count < LEAST_TEXTS else ""
+    if count < LEAST_TEXTS:
+        return f"needs {LEAST_TEXTS} texts or more, but got {count or 'none'}"
+    different = len(set(texts)) if texts is not None and all(isinstance(text, str) for text in texts) else count
+    return f"needs {LEAST_TEXTS} different texts or more, but got {different}" if different < LEAST_TEXTS else ""
 
 
 def _steps(count: int, most: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,8 +13,8 @@ import polars as pl
 
 from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import read_kept, write_file
-from midlayer_encoders.frame import Summary, summary
+from midlayer_encoders.files import json_object, read_kept, read_whole, write_file
+from midlayer_encoders.frame import Summary, read_frame, summary
 from midlayer_encoders.report import plot_scores, report_html
 from midlayer_encoders.results import Result
 from midlayer_encoders.tasks import task_label
@@ -112,7 +112,7 @@ class SweepResult(Result):
             OptionError: there is none that can be read; the sweep, called again, writes it from what it kept.
         """
         folder = Path(folder)
-        frame = read_kept(folder / "frame.parquet", pl.read_parquet)
+        frame = read_kept(folder / "frame.parquet", read_frame)
         notes = read_kept(folder / "sweep.json", read_notes)
         if frame is None or notes is None:
             raise OptionError(
@@ -124,12 +124,16 @@ class SweepResult(Result):
 
 def read_notes(path: Path) -> Notes:
     """Return the notes of a sweep from its ``sweep.json``."""
-    kept: dict[str, Any] = json.loads(path.read_text(encoding="utf8"))
+    kept = json_object(read_whole(path, OptionError), str(path), OptionError)
     for name in ("parameters", "seconds"):
         kept[name] = {int(layer): value for layer, value in kept[name].items()}
     if "export_options" in kept:  # written by 0.1, as flags
         flags = re.findall(r"--(\S+) (\S+)", kept.pop("export_options"))
         kept["options"] = {name.replace("-", "_"): value for name, value in flags}
+    for one in fields(Notes):
+        kind = str if one.name in ("title", "model") else list if one.name == "remarks" else dict
+        if not isinstance(kept.get(one.name, kind()), kind):
+            raise TypeError(f"{one.name} is not a {kind.__name__}")
     return Notes(**kept)
 
 

@@ -18,9 +18,11 @@ from midlayer_encoders._types import EncoderSpec, Layer, Norm, Progress, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
+from midlayer_encoders.errors import check_choice, check_count, check_effect, check_flag, check_path, check_progress
 from midlayer_encoders.files import check_links, folder_lock
 from midlayer_encoders.frame import tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers
+from midlayer_encoders.metrics import make_metrics
 from midlayer_encoders.models.anatomy import resolve_layers
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
@@ -93,7 +95,19 @@ def sweep(
     A sweep that was stopped goes on where it was when it is called again with the same ``out``. A task that fails is
     in ``result.failures``, and the others go on. While one sweep writes to ``out`` another is refused.
     """
-    sources = task_sources(tasks) if tasks != () else []
+    metric_texts, views = check_count("metric_texts", metric_texts, "texts"), check_count("views", views)
+    token_budget, devices = check_count("token_budget", token_budget, "tokens"), check_count("devices", devices)
+    num_nodes, baselines = check_count("num_nodes", num_nodes), check_flag("baselines", baselines)
+    workers = int(joblib.cpu_count()) if workers is None else check_count("workers", workers, "processes")
+    check_choice("store_dtype", store_dtype, ("float32", "float16"))
+    check_path("out", out)
+    check_path("store", store)
+    check_progress(progress)
+    if metrics is None or (isinstance(metrics, list | tuple) and not metrics):
+        check_effect(sweep, "without `metrics`, which it is about", metric_texts=metric_texts, views=views)
+    else:
+        make_metrics(metrics, [0])  # a wrong name is refused before a task is run
+    sources = task_sources(tasks) if not isinstance(tasks, tuple) or tasks else []
     group = _launch(devices, num_nodes, cpu=_device(model, options) == "cpu")
     encoder = _encoder(model, options)
     if group.device is not None:
@@ -110,7 +124,7 @@ def sweep(
             encoder, kept, token_budget, Stage(progress, "embedding"), group.rank, group.world, group.barrier
         )
         jobs = [_jobs(source, wanted, spec, embedder, folder) for source in sources]
-        scores = _score(jobs, embedder, workers or int(joblib.cpu_count()), Stage(progress, "scoring"), group)
+        scores = _score(jobs, embedder, workers, Stage(progress, "scoring"), group)
         frame = _score_frame(spec, scores)
         if metrics:
             sample = _sample(sources, encoder.media[0], metric_texts)

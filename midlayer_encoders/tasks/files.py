@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -10,13 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from midlayer_encoders.errors import check_choice
+from midlayer_encoders.errors import check_choice, shown
+from midlayer_encoders.files import check_ordinary, json_object, read_whole
 from midlayer_encoders.tasks.data import TASK_TYPES, TaskData, TaskType
-from midlayer_encoders.tasks.reading import SUFFIXES, Table, TaskFileError, read_table
+from midlayer_encoders.tasks.reading import SUFFIXES, Table, TaskFileError, is_label, is_text, read_table
 
 __all__ = ["files_data"]
 
 _SPLIT_SEED = 42
+_LONGEST_LABEL = 120  # bytes: with its digest and a suffix it is the name of a file, which has 255
 
 # The first type whose columns are all there is the type: this order is the documented rule.
 _TYPE_BY_COLUMNS: tuple[tuple[TaskType, tuple[str, ...]], ...] = (
@@ -68,7 +69,7 @@ def files_data(path: Path) -> TaskData:
     data_name = options.get("name") or (path.stem if path.is_file() else path.resolve().name)
     rows = len(next(iter(splits["test"].values())))
     return TaskData(
-        label=re.sub(r"[^\w.()-]+", "_", data_name),
+        label=re.sub(r"[^\w.()-]+", "_", data_name).encode()[:_LONGEST_LABEL].decode(errors="ignore"),
         type=task_type,
         splits=splits,
         description=f"{task_type} from {', '.join(file.name for file in files.values())}. {note}".strip(),
@@ -82,13 +83,10 @@ def files_data(path: Path) -> TaskData:
 def _options(path: Path) -> dict[str, Any]:
     """What the folder's ``task.json`` says."""
     file = path / "task.json"
-    if not file.is_file():
+    if not path.is_dir() or not file.exists():
         return {}
-    try:
-        options = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise TaskFileError(f"{file} must be one JSON object, but cannot be read: {error}.") from error
-    if not isinstance(options, dict) or not all(isinstance(value, str) for value in options.values()):
+    options = json_object(read_whole(file, TaskFileError), str(file), TaskFileError)
+    if not all(isinstance(value, str) for value in options.values()):
         raise TaskFileError(f'{file} must be an object like {{"type": "Clustering", "name": "my titles"}}.')
     for key in options:
         check_choice(f"key of {file}", key, ("type", "name"))
@@ -99,7 +97,8 @@ def _options(path: Path) -> dict[str, Any]:
 
 def _split_files(path: Path) -> dict[str, Path]:
     """The file of each split: ``test``, and ``train`` where there is one."""
-    if path.is_file():
+    if not path.is_dir():
+        check_ordinary(path, TaskFileError)
         return {"test": path}
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
     for stem, count in Counter(file.stem for file in files).items():
@@ -148,7 +147,7 @@ def _checked(table: Table, task_type: TaskType) -> dict[str, list[Any]]:
         bad = [number for number, value in enumerate(values) if not is_good(value)]
         if bad:
             raise TaskFileError(
-                _complaint(table, bad, what=f"`{found}` must be {requirement}, but got {values[bad[0]]!r}")
+                _complaint(table, bad, what=f"`{found}` must be {requirement}, but got {shown(values[bad[0]])}")
             )
         columns[name] = [int(v) if isinstance(v, bool) else v for v in values]
     _check_whole(table, task_type, columns=columns)
@@ -225,25 +224,17 @@ def _numbered(
     }
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
 def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_text, value))
-
-
-def _is_label(value: object) -> bool:
-    return isinstance(value, int) or _is_text(value)
+    return isinstance(value, list) and bool(value) and all(map(is_text, value))
 
 
 def _is_score(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-_TEXT: tuple[str, Callable[[object], bool]] = ("a string that is not empty", _is_text)
+_TEXT: tuple[str, Callable[[object], bool]] = ("a string that is not empty", is_text)
 _TEXTS: tuple[str, Callable[[object], bool]] = ("a list of strings, none of them empty (in CSV: as JSON)", _is_texts)
-_LABEL: tuple[str, Callable[[object], bool]] = ("a label, a string or a whole number", _is_label)
+_LABEL: tuple[str, Callable[[object], bool]] = ("a label, a string or a whole number", is_label)
 _REQUIREMENTS: dict[tuple[TaskType, str], tuple[str, Callable[[object], bool]]] = {
     ("Classification", "label"): _LABEL,
     ("Clustering", "labels"): _LABEL,

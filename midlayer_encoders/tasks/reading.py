@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 from collections.abc import Callable
@@ -9,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.errors import MidlayerError, half_character
+from midlayer_encoders.files import check_ordinary, json_rows, read_whole
 
-__all__ = ["SUFFIXES", "Table", "TaskFileError", "read_table"]
+__all__ = ["SUFFIXES", "Table", "TaskFileError", "is_label", "is_text", "read_table"]
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".parquet")
+_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as a whole number is written; 007 is a name
 
 
 class TaskFileError(MidlayerError, ValueError):
@@ -43,6 +47,7 @@ def read_table(path: Path) -> Table:
         ".csv": _read_csv,
         ".parquet": _read_parquet,
     }
+    check_ordinary(path, TaskFileError)
     if path.suffix.lower() not in readers:
         raise TaskFileError(f"{path} must be one of {', '.join(SUFFIXES)}, but its name ends in {path.suffix!r}.")
     table = readers[path.suffix.lower()](path)
@@ -51,66 +56,86 @@ def read_table(path: Path) -> Table:
     return table
 
 
+def is_text(value: object) -> bool:
+    """Return whether a cell is a text that can be read: a string that is not blank, without half characters."""
+    return isinstance(value, str) and bool(value.strip()) and half_character(value) is None
+
+
+def is_label(value: object) -> bool:
+    """Return whether a cell is the name or the number of a class."""
+    return isinstance(value, int) or is_text(value)
+
+
 def _read_jsonl(path: Path) -> Table:
     # Not polars' `read_ndjson`: it turns the text 5 into "5" and names no line.
-    numbers, rows = [], []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                raise TaskFileError(
-                    f"{path}, line {number}: must be one JSON object, but cannot be read: {error}."
-                ) from error
-            if not isinstance(row, dict):
-                raise TaskFileError(f"{path}, line {number}: must be one JSON object, but got {line[:40].decode()!r}.")
-            numbers.append(number)
-            rows.append(row)
-    return Table(path, "line", numbers, rows)
+    rows = list(json_rows(path, TaskFileError))
+    return Table(path, "line", [number for number, _ in rows], [row for _, row in rows])
 
 
 def _read_csv(path: Path) -> Table:
-    import polars as pl
-
+    """Return the rows of a CSV file, read strictly: a quote that never ends would swallow the rest as one cell."""
+    # Not polars' `read_csv`: it decompresses what is named .csv, renames a column that is there twice, names no line.
+    content = read_whole(path, TaskFileError)
+    limit = csv.field_size_limit(max(len(content), 131072))
     try:
-        # Without inferred types, so that a text of digits stays a text.
-        frame = pl.read_csv(path, infer_schema=False)
-    except pl.exceptions.NoDataError:
-        return Table(path, "row", [], [])
-    except pl.exceptions.PolarsError as error:
-        raise TaskFileError(f"{path} cannot be read as CSV: {_first_line(error)}") from error
-    rows = [{name: _parsed(name, cell) for name, cell in row.items()} for row in frame.iter_rows(named=True)]
-    return Table(path, "row", list(range(1, len(rows) + 1)), rows)
+        numbers, cells = _csv_rows(path, content)
+    finally:
+        csv.field_size_limit(limit)
+    if not cells:
+        return Table(path, "line", [], [])
+    header, *others = cells
+    twice = next((name for name in header if header.count(name) > 1), None)
+    if twice is not None:
+        raise TaskFileError(f"{path}, line {numbers[0]}: has two columns named {twice!r}. Rename or remove one.")
+    for number, row in zip(numbers[1:], others, strict=True):
+        if len(row) > len(header):
+            raise TaskFileError(
+                f"{path}, line {number}: must have {len(header)} cells, as the first line has, but has {len(row)}. "
+                "Put a cell that holds a comma in quotes."
+            )
+        row += [""] * (len(header) - len(row))
+    columns = {name: _parsed(name, [row[place] for row in others]) for place, name in enumerate(header)}
+    rows = [dict(zip(header, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return Table(path, "line", numbers[1:], rows)
+
+
+def _csv_rows(path: Path, content: str) -> tuple[list[int], list[list[str]]]:
+    """Return the cells of each row that is not blank, and the line on which it begins."""
+    reader = csv.reader(io.StringIO(content, newline=""), strict=True)
+    numbers, cells, line = [], [], 1
+    try:
+        for row in reader:
+            if row:
+                numbers.append(line)
+                cells.append(row)
+            line = reader.line_num + 1
+    except csv.Error as reason:
+        raise TaskFileError(
+            f"{path}, line {line}: cannot be read as CSV: {reason}. A quote inside quotes is written twice."
+        ) from reason
+    return numbers, cells
 
 
 def _read_parquet(path: Path) -> Table:
     import polars as pl
 
     try:
-        rows = pl.read_parquet(path).rows(named=True)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise TaskFileError(f"{path} cannot be read as parquet: {_first_line(error)}") from error
+        rows = pl.read_parquet(path, glob=False).rows(named=True)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError) as error:
+        raise TaskFileError(f"{path} cannot be read as parquet: {str(error).partition(chr(10))[0]}.") from error
     return Table(path, "row", list(range(1, len(rows) + 1)), rows)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+def _parsed(column: str, cells: list[str]) -> list[Any]:
+    """Return the cells of a CSV column as JSON would have them: numbers and lists where the column holds them."""
+    if column in ("label", "labels") and all(map(_NUMBER.fullmatch, cells)):  # beside 007, 7 is a name too
+        return list(map(int, cells))
+    read: dict[str, Callable[[str], Any]] = {"score": float, "positive": json.loads, "negative": json.loads}
+    return [_cell(cell, read.get(column, str)) for cell in cells]
 
 
-def _parsed(column: str, cell: str | None) -> Any:
-    """A CSV cell as JSON would have it: numbers in number columns, lists in list columns, text elsewhere."""
-    if cell is None:
-        return None
-    if column in ("positive", "negative") and cell.startswith("["):
-        try:
-            return json.loads(cell)
-        except json.JSONDecodeError:
-            return cell
-    if column in ("label", "labels") and re.fullmatch(r"-?\d+", cell):
-        return int(cell)
-    if column == "score":
-        try:
-            return float(cell)
-        except ValueError:
-            return cell
-    return cell
+def _cell(cell: str, read: Callable[[str], Any]) -> Any:
+    try:
+        return read(cell) if cell else None
+    except (ValueError, RecursionError):  # said of the row, with what it must be
+        return cell

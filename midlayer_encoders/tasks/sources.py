@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from midlayer_encoders._random import isolated_random
-from midlayer_encoders.errors import OptionError, did_you_mean
+from midlayer_encoders.errors import OptionError, did_you_mean, shown
+from midlayer_encoders.files import at_home, exists
 from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, builtin_data
 from midlayer_encoders.tasks.data import TaskData
 from midlayer_encoders.tasks.files import files_data
@@ -212,10 +213,12 @@ def task_sources(names: str | Path | AbsTask | Sequence[str | Path | AbsTask]) -
 
 
 def _sources(name: str | Path | AbsTask) -> Sequence[TaskSource]:
+    if isinstance(name, str) and not name.strip():
+        raise OptionError("`tasks` must be names or paths, but one of them is empty. Remove a comma too many.")
     if isinstance(name, Path) or (isinstance(name, str) and _is_path(name)):
-        path = Path(name).expanduser().absolute()
-        if not path.exists():
-            raise OptionError(f"`tasks` must be names or paths that exist, but there is no {path}.")
+        path = at_home(name).absolute()
+        if not exists(path):
+            raise OptionError(f"`tasks` must be names or paths that exist, but there is no {shown(str(path), 200)}.")
         data = _files_data(path, _stamps(path))
         if data.note:
             _log.warning("%s: %s", path, data.note)
@@ -225,7 +228,7 @@ def _sources(name: str | Path | AbsTask) -> Sequence[TaskSource]:
             return [BuiltinSource(label) for label in BUILTIN_TASKS]
         return [BuiltinSource(name)] if name in BUILTIN_TASKS else _mteb_sources(name)
     if not hasattr(name, "metadata"):
-        raise OptionError(f"`tasks` must be names, paths or mteb's task objects, but got {name!r}.")
+        raise OptionError(f"`tasks` must be names, paths or mteb's task objects, but got {shown(name)}.")
     return [ObjectSource(name)]
 
 
@@ -236,8 +239,12 @@ def _files_data(path: Path, stamps: tuple[tuple[str, int, int], ...]) -> TaskDat
 
 
 def _stamps(path: Path) -> tuple[tuple[str, int, int], ...]:
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        stats = [(file.name, file.stat()) for file in files if file.exists()]  # a link may lead nowhere
+    except OSError as reason:
+        raise TaskFileError(f"{path} cannot be read: {reason.strerror}.") from reason
+    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
 
 
 def _is_path(name: str) -> bool:
@@ -260,10 +267,10 @@ def _mteb_sources(name: str) -> Sequence[TaskSource]:
         if benchmark_name in benchmarks:
             members = map(MtebSource.of, benchmarks[benchmark_name].tasks)
             return [source for source in members if name != "paper" or source.name in PAPER_TASKS]
-    if Path(name).exists():
+    if exists(Path(name)):
         return _sources(Path(name))
     known = ("paper", "builtin", *BUILTIN_TASKS, *benchmarks, *sorted(tasks))
     raise OptionError(
         f"`tasks` must be 'paper', 'builtin', the name of an mteb task or benchmark, or a path to your own data, "
-        f"but got {name!r}.{did_you_mean(name, known)}"
+        f"but got {shown(name)}.{did_you_mean(name, known)}"
     )

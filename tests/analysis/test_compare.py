@@ -196,11 +196,11 @@ def test_encoders_and_several_models_with_one_name(
     [
         ({"texts": TEXTS[:9]}, "10 to 2000 texts, .*but got 9"),
         ({"texts": ["a text"] * 2001}, "but got 2001"),
-        ({"texts": "a string"}, "but got one string"),
+        ({"texts": "a string"}, "but got one: 'a string'"),
         ({"metrics": "curvatur"}, "Did you mean 'curvature'"),
         ({"metrics": ["cka"]}, "must be one of 'prompt_entropy'.*but got 'cka'"),
         ({"metrics": []}, "but got none"),
-        ({"resamples": 1}, "`resamples` must be 2 or more"),
+        ({"resamples": 1}, "`resamples` must be a whole number, 2 or more"),
         ({"confidence": 1.0}, r"`confidence` must be in \(0, 1\)"),
         ({"pooling": "maen"}, "Did you mean 'mean'"),
     ],

@@ -60,3 +60,37 @@ def test_the_old_flag_for_audio_still_works_and_says_so(tiny_folder: Folder, tmp
     assert "--sounds" not in CliRunner().invoke(app, ["metrics", "--help"]).output
     both = CliRunner().invoke(app, [*words, "--audio", str(tmp_path)], env={"COLUMNS": "200"})
     assert "name one of --texts, --images, --audio, but got 2" in both.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("metrics no/model --texts lines.txt --limit 0", "`--limit` must be a positive number of inputs, but got 0"),
+        ("compare a b --texts lines.txt --limit -1", "`--limit` must be a positive number of inputs, but got -1"),
+        ("progression a --texts lines.txt --limit -1", "`--limit` must be a positive number of inputs, but got -1"),
+        ("select no/model --texts lines.txt --max-texts 0", "`--max-texts` must be a whole number, 1 or more"),
+        ("select no/model --texts lines.txt --seed -1", "`seed` must be a whole number from 0"),
+        ("cache . --unused-days -1", "`--unused-days` must be a finite number, from 0"),
+        ("cache . --keep-gb nan", "`--keep-gb` must be a finite number, 0 or more, but got nan"),
+        ("cache . --dry-run", "`--dry-run` must be left out where nothing is to be removed"),
+        ("sweep no/model --tasks ,", "`tasks` must be names or paths, but one of them is empty"),
+        ("export no/model --layer 1 --device gpu", "`device` must be one of 'cpu', 'cuda'"),
+        ("export no/model --layer 1 --device cuda:99", "`device` must be on this machine"),
+        ("reproduce fig1 --swept broken.parquet", "broken.parquet must be a frame of results, but cannot be read"),
+        ("report swept", "sweep.json: must be one JSON object, but cannot be read"),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_refused_before_the_model_is_loaded(
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lines.txt").write_text("\n".join(TEXTS))
+    Path("broken.parquet").write_bytes(b"PAR1")
+    Path("swept").mkdir()
+    Path("swept/sweep.json").write_text('{"title": ')
+    Path("swept/frame.parquet").write_bytes(b"PAR1")
+    command = words.split()
+    out = [] if command[0] in ("cache", "report") else ["--out", "out"]
+    with pytest.raises(OptionError) as error:
+        run(*command, *out)
+    assert message in str(error.value)

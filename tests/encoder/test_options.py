@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def test_the_constructor_is_short_and_is_found_by_the_name_of_its_module() -> No
         ({"adapters": "a/b"}, r"Write \['a/b'\]"),
         ({"device": "cpu", "device_map": "auto"}, "`device` must be None when `device_map`"),
         ({"default_prompt_name": "query", "prompts": {"qeury": "q: "}}, "Did you mean 'qeury'"),
-        ({"center": ["too few"]}, "`center` must be 16 texts or more"),
+        ({"center": ["too few"]}, "`center` must hold 16 texts or more"),
         ({"poolign": "mean"}, "`poolign` is not an option of LayerEncoder. Did you mean 'pooling'"),
     ],
 )
@@ -82,3 +83,64 @@ def test_lines_quote_what_a_shell_would_split() -> None:
     assert "prompts={'query': \"say 'it': \"}" in python_line("my model", 1, options)
     with pytest.raises(OptionError, match="`center` cannot be written as a command"):
         shell_line("m", 1, EncoderOptions(center=tuple("abcdefghijklmnop")), out="o")
+
+
+WRONG = {
+    "trust_remote_code='no'": "`trust_remote_code` must be True or False, but got 'no'",
+    "bidirectional=1": "`bidirectional` must be True or False, but got 1",
+    "chat_template=None": "`chat_template` must be True or False, but got None",
+    "prompts={'a': 1}": r"`prompts\['a'\]` must be a string, but got 1 \(int\)",
+    "prompts=['a']": r"`prompts` must be a dict of names and texts, but got \['a'\]",
+    "prompts={'a': 'cut \\ud83d'}": r"half a character, \\ud83d: an emoji was cut in two",
+    "default_prompt_name='a'": "`default_prompt_name` must be None without `prompts`",
+    "revision=3": "`revision` must be a string, but got 3",
+    "device='gpu'": "`device` must be one of 'cpu', 'cuda', .* but got 'gpu'",
+    "device='cuda:99'": "`device` must be on this machine, which has .* but got 'cuda:99'",
+    "device=0": "`device` must be a device such as 'cpu' or 'cuda:1', but got 0",
+    "device='meta'": "`device` must be one of 'cpu'",
+    "device_map=3": "`device_map` must be a string",
+    "dtype=int": "`dtype` must be one of 'float32'",
+    "adapters=[3]": r"`adapters\[0\]` must be a string, but got 3",
+    "adapters={'a'}": "`adapters` must be a list of adapters",
+    "gguf_file=b'a'": "`gguf_file` must be a string, but got b'a'",
+    "max_pixels=None": "`max_pixels` must be a positive number of pixels, but got None",
+    "max_length=float('nan')": "`max_length` must be a positive number of tokens, but got nan",
+    "truncate_dim=float('inf')": "`truncate_dim` must be a positive number of dimensions, but got inf",
+    "max_length=10**5000": "`max_length` must be a positive number of tokens, but got an int",
+    "center=5": "`center` must be a list of texts, but got 5",
+    "center=[1] * 16": r"`center\[0\]` must be a string, but got 1",
+    "pooling=torch.zeros(2)": r"`pooling` must be one of .* but got a Tensor of shape \(2,\)",
+}
+
+
+@pytest.mark.parametrize("option", WRONG)
+def test_an_option_of_another_type_is_refused_before_anything_is_read(option: str) -> None:
+    with pytest.raises(OptionError, match=WRONG[option]):
+        eval(f"LayerEncoder('there/is-no-such-model', 1, {option})", {"LayerEncoder": LayerEncoder, "torch": torch})
+
+
+def test_numbers_of_numpy_and_devices_of_torch_are_taken() -> None:
+    import numpy as np
+
+    made = make_options({"max_length": np.int64(8), "bidirectional": np.bool_(True), "device": torch.device("cpu")})
+    assert (made.max_length, made.bidirectional, made.device) == (8, True, "cpu")
+    assert (type(made.max_length), type(made.bidirectional), type(made.device)) == (int, bool, str)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("ViT", {"max_length": 8}, "`max_length` must be left out for .*, which takes image and no text, but got 8"),
+        ("ViT", {"prompts": {"q": "q: "}}, "`prompts` must be left out for .*, which takes image and no text"),
+        ("Wav2Vec2", {"max_length": 8}, "which takes audio and no text"),
+        ("Llama", {"max_pixels": 9}, "`max_pixels` must be left out for .*, which takes text and no image, but got 9"),
+        ("Llama", {"truncate_dim": 33}, "`truncate_dim` must be at most 32, the dimensions of .*, but got 33"),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    tiny_folder: Callable[[str], str], family: str, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        LayerEncoder(tiny_folder(family), 1, device="cpu", **options)  # type: ignore[arg-type]
+    if "truncate_dim" in options:
+        assert LayerEncoder(tiny_folder(family), 1, device="cpu", truncate_dim=32).encode("a").shape == (32,)

@@ -41,7 +41,7 @@ def test_a_field_is_the_one_named_and_a_wrong_line_is_numbered(tmp_path: Path) -
     with pytest.raises(OptionError, match=r"every line of a\.ndjson, but line 3 has a"):
         read_texts(path, field="q")
     path.write_text('{"q": "question"}\n["q"]\n')
-    with pytest.raises(OptionError, match="line 2 has no fields"):
+    with pytest.raises(OptionError, match="line 2: must be one JSON object"):
         read_texts(path, field="q")
     path.write_text('{"q": "question"}\n\n{"q": null}\n')
     with pytest.raises(OptionError, match=r"must hold text, but line 3 of a\.ndjson has None"):

@@ -22,7 +22,12 @@ def test_lines_and_json_fields(tmp_path: Path) -> None:
         ("a.txt", "\n \n", None, "at least one text"),
         ("a.jsonl", '{"body": "x"}', None, "`field` must name the text in a.jsonl. It has: body"),
         ("a.jsonl", '{"body": "x"}', "bodi", "Did you mean 'body'"),
-        ("a.jsonl", '{"body": "x"}\n{oops', "body", "Line 2 of a.jsonl is not JSON"),
+        (
+            "a.jsonl",
+            '{"body": "x"}\n{oops',
+            "body",
+            "a.jsonl, line 2: must be one JSON object, but cannot be read: Expecting property",
+        ),
         ("a.jsonl", '{"body": 3}', "body", "must hold text, but line 1"),
     ],
 )

@@ -44,7 +44,16 @@ def test_make_metrics_asks_did_you_mean(names: str | list[str]) -> None:
         make_metrics(names, [0])
 
 
-@pytest.mark.parametrize(("names", "match"), [([], "but got none"), (["all"], "but got 'all'")])
+@pytest.mark.parametrize(
+    ("names", "match"),
+    [
+        ([], "^`metrics` must be .* but got none"),
+        (["all"], "^`metrics` must be one of .* but got 'all'"),
+        (None, "^`metrics` must be .* but got None. Write a list of names"),
+        ([3], "^`metrics` must be one of .* but got 3"),
+        ({"curvature"}, "^`metrics` must be .* Write a list of names"),
+    ],
+)
 def test_make_metrics_expects_a_name(names: list[str], match: str) -> None:
     with pytest.raises(OptionError, match=match):
         make_metrics(names, [0])

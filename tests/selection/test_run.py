@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import polars as pl
 import pytest
@@ -170,5 +171,39 @@ def test_one_string_is_no_list_of_texts(whole: LayerEncoder) -> None:
 
 
 def test_no_texts_to_look_at_is_refused(whole: LayerEncoder) -> None:
-    with pytest.raises(OptionError, match="`max_texts` must be 1 or more, but got 0"):
+    with pytest.raises(OptionError, match="`max_texts` must be a whole number, 1 or more, but got 0"):
         select(whole, TEXTS, max_texts=0)
+
+
+def test_equal_texts_are_said_to_be_equal(whole: LayerEncoder) -> None:
+    found = select(whole, ["the same text"] * 20)
+    words = "needs 16 different texts or more, but got 1"
+    assert found.reason.endswith(f"half match {words}, so it looks no further")
+    reasons = {choice.rule: choice.reason for choice in found.choices}
+    assert {reasons[rule] for rule in ("half-match", "valley-midpoint", "min-dime", "min-dataset-entropy")} == {words}
+    with pytest.raises(CannotChooseError, match=words):
+        select(whole, ["the same text"] * 20, rule="half-match")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": "a"}, "`seed` must be a whole number from 0"),
+        ({"all_rules": "no"}, "`all_rules` must be True or False, but got 'no'"),
+        ({"rule": None}, "`rule` must be one of"),
+        ({"labels": "ab"}, "`labels` must be a list of labels"),
+        ({"labels": [{}] * 20}, r"`labels\[0\]` must be the name or the number of a class, but got {}"),
+        ({"token_budget": 0}, "`token_budget` must be a whole number, 1 or more"),
+    ],
+)
+def test_options_of_another_type_are_refused(whole: LayerEncoder, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        select(whole, TEXTS, **options)
+
+
+def test_what_has_no_effect_on_a_frame_is_refused(whole: LayerEncoder) -> None:
+    measured = select(whole, TEXTS).frame
+    assert select(measured).layer == select(whole, TEXTS).layer
+    for options in ({"all_rules": True}, {"max_texts": 9}, {"token_budget": 9}):
+        with pytest.raises(OptionError, match="must be left out with a frame, of which nothing is measured"):
+            select(measured, **options)  # type: ignore[arg-type]

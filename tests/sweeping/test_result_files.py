@@ -122,7 +122,9 @@ def test_links_in_out_are_not_written_through(encoder: LayerEncoder, tmp_path: P
     (tmp_path / "big").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "embeddings").symlink_to(tmp_path / "big")
-    with pytest.raises(OptionError, match=r"embeddings is a link to .*big: remove it, or name that place itself \(`store`"):
+    with pytest.raises(
+        OptionError, match=r"embeddings is a link to .*big: remove it, or name that place itself \(`store`"
+    ):
         sweep(encoder, task, out=tmp_path / "other", **HERE)
     assert not list((tmp_path / "big").iterdir())
     assert sweep(encoder, task, out=tmp_path / "other", store=tmp_path / "big", **HERE).frame.equals(first.frame)
@@ -145,7 +147,9 @@ def test_a_second_sweep_into_one_folder_is_refused_at_once(
     thread = threading.Thread(target=lambda: found.append(sweep(encoder, task, out=out, **HERE)))
     thread.start()
     assert inside.wait(60)
-    with pytest.raises(FolderError, match=rf"{out} is in use: process {os.getpid()} on .* is writing there. Wait until"):
+    with pytest.raises(
+        FolderError, match=rf"{out} is in use: process {os.getpid()} on .* is writing there. Wait until"
+    ):
         sweep(encoder, task, out=out, **HERE)
     go_on.set()
     thread.join(60)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders._types import Layer, Norm
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.errors import OptionError, check_choice, shown
 from midlayer_encoders.metrics import (
     METRICS,
     PAPER_METRICS,
@@ -106,12 +106,13 @@ def comparable(metrics: str | Sequence[str]) -> tuple[str, ...]:
         metrics = current_name(metrics)
         check_choice("metrics", metrics, [*groups, *COMPARABLE])
         return groups.get(metrics, (metrics,))
-    metrics = tuple(map(current_name, metrics))
-    for name in metrics:
+    if not isinstance(metrics, list | tuple) or not metrics:
+        got = "none" if isinstance(metrics, list | tuple) else f"{shown(metrics)}. Write a list of names"
+        raise OptionError(f"`metrics` must be 'all', 'paper', or some of {', '.join(COMPARABLE)}, but got {got}.")
+    names = [current_name(name) if isinstance(name, str) else name for name in metrics]
+    for name in names:
         check_choice("metrics", name, COMPARABLE)
-    if not metrics:
-        raise OptionError(f"`metrics` must be 'all', 'paper', or some of {', '.join(COMPARABLE)}, but got none.")
-    return tuple(dict.fromkeys(metrics))
+    return tuple(dict.fromkeys(names))
 
 
 def keep(

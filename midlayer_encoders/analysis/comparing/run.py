@@ -24,7 +24,8 @@ from midlayer_encoders.analysis.comparing.halves import check_confidence, random
 from midlayer_encoders.analysis.comparing.per_text import comparable
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import OptionError, check_path, check_progress, check_seed, check_text, check_texts, shown
+from midlayer_encoders.files import at_home, exists
 from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.report import plot_metrics
 from midlayer_encoders.report.comparisons import plot_differences, plot_similarity
@@ -126,13 +127,16 @@ def compare(
         OptionError: no other model, the same model twice, too few texts or too many.
     """
     given = make_options(options, norm="none")
-    check_confidence(confidence)
+    confidence = check_confidence(confidence)
     names = comparable(metrics)
     _check_models(base, *tuned, revision=given.revision)
     for model in (base, *tuned):
         if isinstance(model, LayerEncoder):
             model.check_own({name: value for name, value in options.items() if name != "norm"})
-    _check_texts(texts)
+    texts, seed = _checked_texts(texts), check_seed(seed)
+    check_text("dataset", dataset)
+    check_path("out", out)
+    check_progress(progress)
     passes = num_passes(names, views=views)
     reading = Reading(
         texts, augment(texts, views=passes - 1, seed=seed) if passes > 1 else [], names, layers, given.norm,
@@ -176,7 +180,9 @@ def _check_models(*models: str | LayerEncoder, revision: str | None) -> None:
         raise OptionError("`tuned` must be one or more models to compare with `base`, but got none.")
     seen: set[object] = set()
     for model in models:
-        one = str(Path(model).expanduser().resolve()) if isinstance(model, str) and _is_folder(model) else model
+        if not isinstance(model, str | LayerEncoder):
+            raise OptionError(f"`base` and `tuned` must be names, folders or LayerEncoders, but got {shown(model)}.")
+        one = str(at_home(model).resolve()) if isinstance(model, str) and _is_folder(model) else model
         key = one if isinstance(one, str) else id(one)
         if key in seen:
             raise OptionError(f"`tuned` must differ from `base` and from each other, but {one!s} is there twice.")
@@ -184,16 +190,17 @@ def _check_models(*models: str | LayerEncoder, revision: str | None) -> None:
 
 
 def _is_folder(model: str) -> bool:
-    return Path(model).expanduser().is_dir()
+    return exists(at_home(model)) and at_home(model).is_dir()
 
 
-def _check_texts(texts: Sequence[str]) -> None:
-    if isinstance(texts, str) or not _LEAST <= len(texts) <= _MOST:
-        got = "one string" if isinstance(texts, str) else f"{len(texts)}"
+def _checked_texts(texts: Sequence[str]) -> list[str]:
+    found = check_texts("texts", texts, least=0)
+    if not _LEAST <= len(found) <= _MOST:
         raise OptionError(
             f"`texts` must be a list of {_LEAST} to {_MOST} texts, as half of them must still say something and the "
-            f"vectors of all layers are kept in memory, but got {got}."
+            f"vectors of all layers are kept in memory, but got {len(found)}."
         )
+    return found
 
 
 def _name_and_revision(model: str) -> tuple[str, str | None]:

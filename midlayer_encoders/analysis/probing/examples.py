@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from midlayer_encoders.errors import OptionError, did_you_mean
+from midlayer_encoders.errors import OptionError, did_you_mean, shown
+from midlayer_encoders.files import at_home, exists, read_whole
 from midlayer_encoders.media import media_files
-from midlayer_encoders.tasks.reading import SUFFIXES, Table, read_table
+from midlayer_encoders.tasks.reading import SUFFIXES, Table, is_label, is_text, read_table
 
 __all__ = ["Examples", "check_path", "read_examples"]
 
@@ -39,7 +40,7 @@ def read_examples(path: Path | str, media: Sequence[str], *, bad: str = "refuse"
         bad: ``"refuse"`` raises at a file that cannot be read; ``"skip"`` leaves it out and names it in the log.
     """
     where = check_path(path)
-    if where.is_file():
+    if not where.is_dir():
         return _of_table(read_table(where))
     folders = sorted(folder for folder in where.iterdir() if folder.is_dir() and not folder.name.startswith("."))
     if len(folders) < 2:
@@ -55,29 +56,22 @@ def read_examples(path: Path | str, media: Sequence[str], *, bad: str = "refuse"
 
 def check_path(path: Path | str) -> Path:
     """Return where examples lie, or raise an :class:`OptionError` where there is nothing."""
-    where = Path(path).expanduser()
-    if not where.exists():
+    where = at_home(path)
+    if not exists(where):
         raise OptionError(
             f"`data` must be a folder with a folder for each class, or a file ({', '.join(SUFFIXES)}), "
-            f"but there is nothing at {where}."
+            f"but there is nothing at {shown(str(where), 200)}."
         )
     return where
 
 
 def _of_folder(folder: Path, media: Sequence[str], bad: str) -> list[Any]:
     if "text" in media and (texts := sorted(folder.rglob("*.txt"))):
-        return [_text(path) for path in texts]
+        return [read_whole(path, OptionError).strip() for path in texts]
     medium = "image" if "image" in media else "audio" if "audio" in media else None
     if medium is None:
         raise OptionError(f"`data` must hold .txt files for a model of texts, but {folder} has none.")
     return [str(path) for path in media_files(folder, medium, bad=bad)]  # type: ignore[arg-type]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf8").strip()
-    except UnicodeDecodeError as reason:
-        raise OptionError(f"`data` must hold texts in UTF-8, but {path} is not: {reason}.") from reason
 
 
 def _of_table(table: Table) -> Examples:
@@ -89,9 +83,12 @@ def _of_table(table: Table) -> Examples:
                 f"{', '.join(table.columns)}.{did_you_mean(name, table.columns)}"
             )
     for number, row in zip(table.numbers, table.rows, strict=True):
-        empty = next((name for name in (str(column), "label") if row.get(name) in (None, "")), None)
-        if empty is not None:
-            raise OptionError(f"{table.path.name}, {table.unit} {number}: {empty!r} must not be empty.")
+        for name, kind, good in ((str(column), "a string", is_text), ("label", "a string or a whole number", is_label)):
+            if not good(row.get(name)):
+                raise OptionError(
+                    f"{table.path.name}, {table.unit} {number}: {name!r} must be {kind} that is not empty, but got "
+                    f"{shown(row.get(name))}."
+                )
     labels = [str(row["label"]) for row in table.rows]
     if column == "text":
         return Examples([str(row["text"]) for row in table.rows], labels)

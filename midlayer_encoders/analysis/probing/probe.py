@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from midlayer_encoders.analysis.probing.heads import KINDS, AttentiveProbes, Kin
 from midlayer_encoders.analysis.probing.nearest import nearest_classes
 from midlayer_encoders.analysis.probing.result import ProbeResult
 from midlayer_encoders.analysis.probing.scoring import Split, chance_level, split_examples
-from midlayer_encoders.analysis.probing.settings import ProbeTraining
+from midlayer_encoders.analysis.probing.settings import WITHOUT_EFFECT, ProbeTraining
 from midlayer_encoders.analysis.probing.tokens import (
     KeptTokens,
     LiveTokens,
@@ -22,11 +21,22 @@ from midlayer_encoders.analysis.probing.tokens import (
     read_tokens,
     read_vectors,
 )
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.errors import (
+    OptionError,
+    check_choice,
+    check_count,
+    check_effect,
+    check_list,
+    check_number,
+    check_progress,
+    check_text,
+    shown,
+    warn_deprecated,
+)
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.selection.ridge import class_numbers
+from midlayer_encoders.selection.ridge import class_numbers, label_list
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -87,18 +97,29 @@ def probe(
         neighbours: deprecated, the old spelling of ``neighbors``.
     """
     if neighbours is not None:
-        message = "`neighbours` is spelled `neighbors` now; the old spelling is removed in 0.3."
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        warn_deprecated("`neighbours` is spelled `neighbors` now; the old spelling is removed in 0.3.")
         neighbors = neighbours
     check_choice("kind", kind, KINDS)
-    agreed("norm", norm, encoder.norm)
-    everything, classes, split, names = _examples(inputs, labels, test_inputs, test_labels, seed)
-    reader = layer_reader(encoder, layers=layers, prompt=encoder.default_prompt)
-    source = _read(encoder, LiveTokens(reader, everything), kind, keep_gb, progress)
+    given: dict[str, Any] = {
+        "heads": heads, "neighbors": neighbors, "keep_gb": keep_gb, "epochs": epochs, "patience": patience,
+        "batch_size": batch_size, "learning_rate": learning_rate, "weight_decay": weight_decay,
+    }  # fmt: skip
+    why, unused = WITHOUT_EFFECT[kind]
+    check_effect(probe, f"with kind={kind!r}, which {why}", **{name: given[name] for name in unused})
     training = ProbeTraining(
         epochs=epochs, patience=patience, batch_size=batch_size, learning_rate=learning_rate,
         weight_decay=weight_decay, seed=seed,
     )  # fmt: skip
+    heads = None if heads is None else check_count("heads", heads)
+    neighbors, keep_gb = check_count("neighbors", neighbors, "neighbors"), check_number("keep_gb", keep_gb)
+    check_text("dataset", dataset)
+    check_progress(progress)
+    if not hasattr(encoder, "anatomy"):
+        raise OptionError(f"`encoder` must be a LayerEncoder, but got {shown(encoder)}.")
+    agreed("norm", norm, encoder.norm)
+    everything, classes, split, names = _examples(inputs, labels, test_inputs, test_labels, seed)
+    reader = layer_reader(encoder, layers=layers, prompt=encoder.default_prompt)
+    source = _read(encoder, LiveTokens(reader, everything), kind, keep_gb, progress)
     right, validation, best = probe_tokens(
         source, classes, split, kind=kind, training=training, heads=heads, neighbors=neighbors, progress=progress,
         device=encoder.device,
@@ -190,6 +211,9 @@ def _examples(
     seed: int,
 ) -> tuple[list[Any], Tensor, Split, list[str]]:
     """Return all examples, their classes, the split and the classes' names, or raise what is wrong with them."""
+    inputs, labels = check_list("inputs", inputs, "examples"), label_list("labels", labels)
+    test_inputs = check_list("test_inputs", test_inputs, "examples", least=0)
+    test_labels = label_list("test_labels", test_labels)
     for name, some, theirs in (("labels", inputs, labels), ("test_labels", test_inputs, test_labels)):
         if len(some) != len(theirs):
             raise OptionError(f"`{name}` must have one class for each of {len(some)} examples, but got {len(theirs)}.")

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ProbeTraining"]
+from midlayer_encoders.errors import check_count, check_number, check_seed
+
+__all__ = ["WITHOUT_EFFECT", "ProbeTraining"]
+
+WITHOUT_EFFECT: dict[str, tuple[str, tuple[str, ...]]] = {
+    "attentive": ("pools the tokens by itself", ("neighbors",)),
+    "linear": ("reads one vector of each example", ("heads", "neighbors", "keep_gb")),
+    "knn": (
+        "trains nothing",
+        ("heads", "keep_gb", "epochs", "patience", "batch_size", "learning_rate", "weight_decay"),
+    ),
+}
+"""Why some arguments of :func:`probe` would have no effect with each kind, and which."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,3 +39,10 @@ class ProbeTraining:
     learning_rate: float = 1e-3
     weight_decay: float = 0.1
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, what in (("epochs", "epochs"), ("patience", "epochs"), ("batch_size", "examples")):
+            object.__setattr__(self, name, check_count(name, getattr(self, name), what))
+        for name in ("learning_rate", "weight_decay"):
+            object.__setattr__(self, name, check_number(name, getattr(self, name)))
+        object.__setattr__(self, "seed", check_seed(self.seed))

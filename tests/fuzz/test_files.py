@@ -1,0 +1,187 @@
+"""Every format that is read, whole and damaged: what it holds, or an error of ours that names the file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import polars as pl
+import pytest
+
+from midlayer_encoders import LayerEncoder, SweepResult
+from midlayer_encoders.analysis.probing.examples import read_examples
+from midlayer_encoders.errors import MidlayerError, half_character
+from midlayer_encoders.media import media_files, read_audio, read_image
+from midlayer_encoders.media.texts import read_texts
+from midlayer_encoders.tasks import task_sources
+from tests.fuzz.files import damaged, picture, table, waveform, write
+from tests.fuzz.running import Case, check_cases
+from tests.fuzz.values import text
+
+Folder = Callable[[str], str]
+Read = Callable[[], Any]
+
+
+def files_case(folder: Path) -> Case:
+    """Return a case of a reader and the file that it reads; an error must name the file, or the folder."""
+    readers = (_texts, _task, _task_folder, _examples, _media, _media_folder)
+
+    def case(random: Random) -> tuple[str, Callable[[], Any]]:
+        place = folder / str(random.random())
+        place.mkdir()
+        read = random.choice(readers)(random, place)
+        return f"{read.__qualname__} of {place}: {_listed(place)}", lambda: _check(read, place)
+
+    return case
+
+
+def _listed(place: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes()[:200] if path.is_file() else b"" for path in place.rglob("*")}
+
+
+def _check(read: Read, place: Path) -> None:
+    names = [place.name, *(path.name for path in place.rglob("*"))]
+    try:
+        found = read()
+    except MidlayerError as error:
+        words = str(error)
+        if half_character(words) is not None or not any(name in words for name in names):
+            raise AssertionError(f"no file is named: {words}") from error
+        raise
+    finally:
+        shutil.rmtree(place)
+    assert found
+
+
+def _name(random: Random, suffix: str) -> str:
+    return random.choice(["test", "train", "a b", "ü", "x[1]", "a" * 200, "*", "-1"]) + suffix
+
+
+def _texts(random: Random, place: Path) -> Read:
+    suffix = random.choice([".txt", ".jsonl", ".ndjson", ".csv"])
+    content = (
+        "\n".join(text(random) for _ in range(4)).encode("utf8", "replace")
+        if suffix == ".txt"
+        else table(random, suffix)
+    )
+    path = write(random, place / _name(random, suffix), damaged(random, content))
+    field = random.choice(["text", "text", None, "label", ""])
+    return lambda: [line.encode("utf8") for line in read_texts(path, field=field)]
+
+
+def _task(random: Random, place: Path) -> Read:
+    suffix = random.choice([".jsonl", ".csv", ".csv", ".parquet", ".tsv", ".json"])
+    path = write(random, place / _name(random, suffix), damaged(random, table(random, suffix)))
+    return lambda: [source.make().metadata.name for source in task_sources(path)]
+
+
+def _task_folder(random: Random, place: Path) -> Read:
+    for split in random.sample(["test", "train", "other"], random.choice([1, 2])):
+        suffix = random.choice([".jsonl", ".csv", ".parquet"])
+        write(random, place / f"{split}{suffix}", damaged(random, table(random, suffix)))
+    settings = {
+        "type": random.choice(["Classification", "STS", "x", 3]),
+        "name": random.choice(["n" * 300, text(random), 5]),
+    }
+    chosen = {key: settings[key] for key in random.sample(list(settings), random.choice([0, 1, 2]))}
+    if random.random() < 0.5:
+        write(random, place / "task.json", damaged(random, json.dumps(chosen).encode()))
+    return lambda: [source.name.encode() for source in task_sources(place)]
+
+
+def _examples(random: Random, place: Path) -> Read:
+    if random.random() < 0.5:
+        suffix = random.choice([".jsonl", ".csv", ".parquet"])
+        path = write(random, place / _name(random, suffix), damaged(random, table(random, suffix)))
+        return lambda: read_examples(path, ["text"])
+    for label in random.sample(["cats", "dogs", ".hidden", "ü"], random.choice([1, 2, 3])):
+        (place / label).mkdir()
+        write(random, place / label / "a.txt", damaged(random, text(random).encode("utf8", "replace")))
+    return lambda: read_examples(place, ["text"])
+
+
+def _media(random: Random, place: Path) -> Read:
+    suffix = random.choice([".png", ".jpg", ".wav", ".gif", ".tif"])
+    content = waveform(random) if suffix == ".wav" else picture(random)
+    path = write(random, place / _name(random, suffix), damaged(random, content))
+    return lambda: read_audio(path) if suffix == ".wav" else read_image(str(path))
+
+
+def _media_folder(random: Random, place: Path) -> Read:
+    medium = random.choice(["image", "audio"])
+    for number in range(random.choice([0, 1, 3])):
+        content, suffix = (picture(random), ".png") if medium == "image" else (waveform(random), ".wav")
+        write(random, place / f"{number}{suffix}", damaged(random, content))
+    bad = random.choice(["refuse", "skip"])
+    return lambda: media_files(place, medium, bad=bad)
+
+
+# --- folders that programs write -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Folder) -> Path:
+    """Return the folder of a sweep without tasks."""
+    from midlayer_encoders import sweep
+
+    folder = tmp_path_factory.mktemp("swept")
+    sweep(LayerEncoder(tiny_folder("Llama"), -1, device="cpu"), out=folder)
+    rows = {
+        "model": "m",
+        "revision": "r",
+        "layer": 1,
+        "depth": 0.25,
+        "kind": "score",
+        "dataset": "d",
+        "name": "n",
+        "value": 0.5,
+    }
+    pl.DataFrame([rows]).write_parquet(folder / "frame.parquet")
+    return folder
+
+
+def folders_case(folder: Path, model: str, swept: Path) -> Case:
+    """Return a case of a model's folder, or a sweep's, of which one file is damaged."""
+
+    def case(random: Random) -> tuple[str, Callable[[], Any]]:
+        whole = random.choice([Path(model), swept])
+        place = folder / str(random.random())
+        shutil.copytree(whole, place)
+        path = random.choice(sorted(path for path in place.iterdir() if path.is_file()))
+        write(random, path, damaged(random, path.read_bytes()))
+        return f"{path.name} of {whole.name}", lambda: _open(place, swept if whole == swept else None)
+
+    return case
+
+
+def _open(place: Path, swept: Path | None) -> None:
+    try:
+        if swept is not None:
+            SweepResult.load(place).html()
+        else:
+            LayerEncoder(str(place), 1, device="cpu").encode("a text")
+    finally:
+        shutil.rmtree(place)
+
+
+def test_files(tmp_path: Path) -> None:
+    check_cases(files_case(tmp_path), "files", 0, 110)
+
+
+def test_folders(tmp_path: Path, tiny_folder: Folder, swept: Path) -> None:
+    check_cases(folders_case(tmp_path, tiny_folder("Llama"), swept), "folders", 0, 15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(5))
+def test_files_for_long(tmp_path: Path, part: int) -> None:
+    check_cases(files_case(tmp_path), "files", 900 * (part + 1), 900)
+
+
+@pytest.mark.slow
+def test_folders_for_long(tmp_path: Path, tiny_folder: Folder, swept: Path) -> None:
+    check_cases(folders_case(tmp_path, tiny_folder("Llama"), swept), "folders", 500, 500)

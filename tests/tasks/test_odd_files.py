@@ -1,0 +1,149 @@
+"""Files as they come: each is read as it is meant, or refused with the file, the line and the cure."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.media.texts import read_texts
+from midlayer_encoders.tasks import TaskFileError, resolve_tasks, task_sources
+from midlayer_encoders.tasks.files import files_data
+from midlayer_encoders.tasks.reading import read_table
+from tests.fuzz.running import in_time
+from tests.tasks.rows import ROWS, write
+
+ROW = b'{"text": "a", "label": 1}\n'
+
+
+def test_labels_007_and_7_stay_two_labels(tmp_path: Path) -> None:
+    path = tmp_path / "agents.csv"
+    path.write_text("text,label\n" + "".join(f"text {n},{('007', '7')[n % 2]}\n" for n in range(8)))
+    assert {row["label"] for row in read_table(path).rows} == {"007", "7"}
+    assert sorted(files_data(path).splits["train"]["label"]) == [0, 0, 1, 1]
+    path.write_text("text,label\n" + "".join(f"text {n},{n % 2}\n" for n in range(8)))
+    assert {row["label"] for row in read_table(path).rows} == {0, 1}
+
+
+@pytest.mark.parametrize("label", ["1" * 5000, "-0", "+1", "1_0", "\u0661"])
+def test_a_label_of_digits_that_is_no_plain_number_is_a_name(tmp_path: Path, label: str) -> None:
+    (tmp_path / "a.csv").write_text(f"text,label\na,{label}\nb,1\n", encoding="utf8")
+    assert [row["label"] for row in read_table(tmp_path / "a.csv").rows] == [label, "1"]
+
+
+def test_json_lines_end_at_line_ends_alone(tmp_path: Path) -> None:
+    odd = "one\u2028two\u2029three\x85four\x0cfive"
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": odd, "label": 1}, ensure_ascii=False) + "\n", encoding="utf8")
+    assert read_texts(tmp_path / "a.jsonl", field="text") == [odd]
+    assert read_table(tmp_path / "a.jsonl").rows == [{"text": odd, "label": 1}]
+    (tmp_path / "a.txt").write_text(f"{odd}\nnext", encoding="utf8")
+    assert read_texts(tmp_path / "a.txt") == [odd, "next"]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+    for name, content in {"a.jsonl": ROW, "a.csv": b"text,label\na,1\n", "a.txt": b"a\n"}.items():
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content)
+    assert read_texts(tmp_path / "a.txt") == read_texts(tmp_path / "a.jsonl", field="text") == ["a"]
+    assert read_table(tmp_path / "a.csv").rows == read_table(tmp_path / "a.jsonl").rows == [{"text": "a", "label": 1}]
+
+
+REFUSED = {
+    "half an emoji": (".jsonl", ROW + b'{"text": "cut \\ud83d", "label": 1}', r"line 2: .* half a character, \\ud83d"),
+    "5,000 digits": (
+        ".jsonl",
+        ROW + b'{"text": "a", "label": ' + b"1" * 5000 + b"}",
+        "line 2: .* a number has thousands of digits: put it in quotes",
+    ),
+    "deep nesting": (".jsonl", ROW + b'{"text": ' + b"[" * 99_999, "line 2: .* nested too deeply. Flatten it"),
+    "a field twice": (".jsonl", ROW + b'{"text": "a", "text": "b"}', "line 2: .* two fields 'text'"),
+    "a column twice": (".csv", b"text,label,text\na,1,b\n", "line 1: has two columns named 'text'. Rename or remove"),
+    "a quote that never ends": (".csv", b'text,label\na,1\n"b,0\nc,1\n', "line 3: cannot be read as CSV"),
+    "UTF-16": (".jsonl", ROW.decode().encode("utf-16"), r"line 1: .* is UTF-16. Convert it: iconv -f utf-16"),
+    "UTF-16 without a mark": (".csv", "text,label\n".encode("utf-16-le"), "line 1: .* may be UTF-16, or no text"),
+    "Latin-1": (".csv", b"text,label\na,1\ncaf\xe9,0\n", "line 3: .* byte 0xe9 .* Latin-1 .* iconv -f windows-1252"),
+    "Latin-1 in JSON": (".jsonl", ROW + b'{"text": "caf\xe9"}\n', "line 2: must be UTF-8, but the byte 0xe9"),
+    "gzip": (".csv", gzip.compress(b"text,label\na,1\n"), r"compressed \(gzip\). Decompress it first: gunzip"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_read_is_refused_with_file_line_and_cure(tmp_path: Path, what: str) -> None:
+    suffix, content, message = REFUSED[what]
+    path = tmp_path / f"mine{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(TaskFileError, match=rf"mine\{suffix}.*{message}"):
+        files_data(path)
+    if suffix == ".jsonl":
+        with pytest.raises(OptionError, match=rf"mine\{suffix}.*{message}"):
+            read_texts(path, field="text")
+
+
+def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(64):
+            file.write(b"0" * 2**20)
+    with pytest.raises(TaskFileError, match="compressed"), in_time(1):
+        files_data(path)
+
+
+def test_nothing_waits_for_a_fifo(tmp_path: Path) -> None:
+    from midlayer_encoders.analysis.probing.examples import read_examples
+    from midlayer_encoders.media import read_image
+
+    for name in ("test.jsonl", "a.csv", "a.parquet", "a.txt", "a.png"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "folder" / "test.csv")
+    reads = [lambda path=tmp_path / name: task_sources(path) for name in ("test.jsonl", "a.csv", "a.parquet")]
+    reads += [
+        lambda: task_sources(tmp_path / "folder"),
+        lambda: read_texts(tmp_path / "a.txt"),
+        lambda: read_image(tmp_path / "a.png"),
+    ]
+    reads += [lambda: read_examples(tmp_path / "a.csv", ["text"])]
+    for read in reads:
+        with pytest.raises(MidlayerError, match="must be an ordinary file, but is a FIFO"), in_time(2):
+            read()
+
+
+def test_a_name_of_300_characters_is_shortened_to_what_a_file_can_be_called(tmp_path: Path) -> None:
+    import mteb
+    from mteb.cache import ResultCache
+
+    from midlayer_encoders.tasks import TfidfEncoder, task_texts
+
+    write(tmp_path / "task" / "test.jsonl", ROWS["STS"])
+    for name in ("n" * 300, "名" * 300):
+        (tmp_path / "task" / "task.json").write_text(json.dumps({"name": name}))
+        (task,) = resolve_tasks(tmp_path / "task")
+        assert task.metadata.name.startswith(name[:40])
+        mteb.evaluate(
+            TfidfEncoder(task_texts(task)), task, cache=ResultCache(tmp_path / "cache"), show_progress_bar=False
+        )
+    assert len(list((tmp_path / "cache").rglob("nnnn*.json"))) == 1
+
+
+@pytest.mark.parametrize("name", ["a" * 300 + ".csv", "/" + "a/" * 3000, "no\0where.csv", "~nobody-here/a.csv"])
+def test_a_path_that_no_file_system_takes_is_not_there(name: str) -> None:
+    with pytest.raises(OptionError, match="paths that exist, but there is no"):
+        task_sources(name)
+    with pytest.raises(OptionError, match="must be a file, but there is none"):
+        read_texts(name)
+
+
+def test_a_link_that_leads_nowhere_does_not_hide_the_other_files(tmp_path: Path) -> None:
+    write(tmp_path / "test.jsonl", ROWS["STS"])
+    (tmp_path / "notes.md").symlink_to(tmp_path / "gone")
+    assert task_sources(tmp_path)
+    (tmp_path / "train.csv").symlink_to(tmp_path / "gone")
+    assert task_sources(tmp_path)
+
+
+def test_an_empty_name_of_a_task_is_not_this_folder() -> None:
+    with pytest.raises(OptionError, match="one of them is empty"):
+        task_sources(["", "nowhere.csv"])
