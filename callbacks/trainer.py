@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from pathlib import Path
 from shutil import copyfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,16 +17,20 @@ from midlayer_encoders.callbacks._recorder import Recorder
 from midlayer_encoders.callbacks._watch import Watch
 from midlayer_encoders.errors import OptionError
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 __all__ = ["LastLayerDeclineTrainerCallback", "LayerMetricsTrainerCallback"]
 
 
 class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[misc]
     """Logs every metric of every layer while a Hugging Face Trainer trains, at the exact step.
 
-    A ``TrainerCallback`` does not know its trainer: call :meth:`attach` for the values to reach the trainer's own
-    loggers (TensorBoard, W&B, MLflow). Without it they are in ``state.log_history``, in ``history.parquet`` in the
-    output folder, and in the figures. A resumed run goes on with the history up to the checkpoint. The tokenizer is
-    the trainer's where none is given.
+    A ``TrainerCallback`` does not know its trainer: call :meth:`attach` for values and figures to reach the trainer's
+    own loggers (TensorBoard, W&B, MLflow). Without it they are in ``state.log_history``, in ``history.parquet`` in the
+    output folder, and in its figures. A resumed run goes on with the history up to the checkpoint. The tokenizer is
+    the trainer's where none is given. With ``load_best_model_at_end`` the last step is measured before the best weights
+    are loaded, and those under their own step.
 
     The options are those of :class:`~midlayer_encoders.callbacks._settings.Settings`::
 
@@ -38,8 +43,12 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
     def attach(self, trainer: Any) -> None:
         """Log through ``trainer`` from now on; adds this callback to it where it is not there yet."""
         self._trainer = trainer
-        if self not in trainer.callback_handler.callbacks:
-            trainer.add_callback(self)
+        callbacks = trainer.callback_handler.callbacks
+        if self in callbacks:
+            callbacks.remove(self)
+        # Before them: some close when training ends, and what is logged later is lost, or begins another run (MLflow).
+        first = next((place for place, each in enumerate(callbacks) if _is_integration(each)), len(callbacks))
+        callbacks.insert(first, self)
 
     # --- the trainer's events -----------------------------------------------------------------------------------------
 
@@ -57,16 +66,20 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
             self._visit(args, state, control, given["model"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Measure when a step is due."""
-        if self._wants(state.global_step):
+        """Measure when a step is due, and the last where other weights are loaded after it."""
+        last = args.load_best_model_at_end and state.global_step >= state.max_steps
+        if self._wants(state.global_step) or (last and not self._has(state.global_step)):
             self._visit(args, state, control, given["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Measure the trained model, and draw."""
-        if not self._has(state.global_step):
-            self._visit(args, state, control, given["model"])
+        trained = _at_loaded_step(args, state)
+        if not self._has(trained.global_step):
+            self._visit(args, trained, control, given["model"])
         if state.is_world_process_zero:
-            self._draw(self._folder(args))
+            for name, figure in self._draw(self._folder(args)).items():
+                for logger in self._integrations():
+                    _show(logger, f"{self.name}/{name}", figure, state.global_step)
 
     # --- ours ---------------------------------------------------------------------------------------------------------
 
@@ -88,10 +101,13 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
 
     def _log(self, state: Any, values: dict[str, float]) -> None:
         state.log_history.append({**values, "step": state.global_step, "epoch": state.epoch})
-        for logger in [] if self._trainer is None else self._trainer.callback_handler.callbacks:
-            # The integrations alone: the trainer's own printer would bury the losses under hundreds of values.
-            if type(logger).__module__.startswith("transformers.integrations"):
-                logger.on_log(self._trainer.args, state, self._trainer.control, logs=values, model=self._trainer.model)
+        for logger in self._integrations():
+            logger.on_log(self._trainer.args, state, self._trainer.control, logs=values, model=self._trainer.model)
+
+    def _integrations(self) -> list[Any]:
+        """Return the trainer's loggers; its own printer would bury the losses under hundreds of values."""
+        callbacks = [] if self._trainer is None else self._trainer.callback_handler.callbacks
+        return [callback for callback in callbacks if _is_integration(callback)]
 
     def _folder(self, args: Any) -> Path:
         return self._dirpath or Path(args.output_dir) / self.name
@@ -108,6 +124,39 @@ class LastLayerDeclineTrainerCallback(Watch, LayerMetricsTrainerCallback):
             return
         control.should_training_stop |= self.on_decline == "stop"
         control.should_save |= self.on_decline == "checkpoint"
+
+
+def _at_loaded_step(args: Any, state: Any) -> Any:
+    """Return ``state`` as of the step of the weights that the trainer ends with: the best, where it loads them.
+
+    ``state.best_global_step`` may be a later step, which was evaluated and not saved.
+    """
+    best = state.best_model_checkpoint
+    if not args.load_best_model_at_end or best is None or not Path(best).is_dir():
+        return state
+    then = copy(state)
+    then.global_step = int(Path(best).name.removeprefix("checkpoint-"))
+    then.epoch = state.epoch * then.global_step / state.global_step
+    return then
+
+
+def _is_integration(callback: Any) -> bool:
+    return type(callback).__module__.startswith("transformers.integrations")
+
+
+def _show(logger: Any, name: str, figure: Figure, step: int) -> None:
+    """Hand a figure to an integration that takes one: TensorBoard, W&B, MLflow."""
+    kind = type(logger).__name__
+    if kind == "TensorBoardCallback":
+        logger.tb_writer.add_figure(name, figure, global_step=step)
+    elif kind == "WandbCallback":
+        import wandb
+
+        wandb.log({name: wandb.Image(figure), "train/global_step": step})  # as the integration logs its values
+    elif kind == "MLflowCallback":
+        import mlflow
+
+        mlflow.log_figure(figure, f"{name}.png")
 
 
 def _autocast(args: Any, model: nn.Module) -> AbstractContextManager[object]:
