@@ -39,16 +39,17 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
     """
 
     _trainer: Any = None
+    _ended = False  # whether the end of this run was seen already
 
     def attach(self, trainer: Any) -> None:
         """Log through ``trainer`` from now on; adds this callback to it where it is not there yet."""
         self._trainer = trainer
         callbacks = trainer.callback_handler.callbacks
-        if self in callbacks:
-            callbacks.remove(self)
-        # Before them: some close when training ends, and what is logged later is lost, or begins another run (MLflow).
-        first = next((place for place, each in enumerate(callbacks) if _is_integration(each)), len(callbacks))
-        callbacks.insert(first, self)
+        if self not in callbacks:
+            trainer.add_callback(self)
+        if not any(isinstance(each, _EndsFirst) and each.callback is self for each in callbacks):
+            first = next((place for place, each in enumerate(callbacks) if _is_integration(each)), 0)
+            callbacks.insert(first, _EndsFirst(self))
 
     # --- the trainer's events -----------------------------------------------------------------------------------------
 
@@ -60,6 +61,7 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
         if args.output_dir is None and self._dirpath is None:
             raise OptionError("`dirpath` must be given where the trainer has no `output_dir`.")
         self._begin()
+        self._ended = False
         self._prepare(given["model"], given.get("processing_class"))
         self._resume_from(self._folder(args) / "history.parquet", state.global_step)
         if self._wants(state.global_step):
@@ -73,15 +75,20 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Measure the trained model, and draw."""
+        if not self._ended:
+            self._end(args, state, control, given["model"])
+
+    # --- ours ---------------------------------------------------------------------------------------------------------
+
+    def _end(self, args: Any, state: Any, control: Any, model: nn.Module) -> None:
+        self._ended = True
         trained = _at_loaded_step(args, state)
         if not self._has(trained.global_step):
-            self._visit(args, trained, control, given["model"])
+            self._visit(args, trained, control, model)
         if state.is_world_process_zero:
             for name, figure in self._draw(self._folder(args)).items():
                 for logger in self._integrations():
                     _show(logger, f"{self.name}/{name}", figure, state.global_step)
-
-    # --- ours ---------------------------------------------------------------------------------------------------------
 
     def _resume_from(self, path: Path, step: int) -> None:
         """Take over the steps until the checkpoint from the file of the run before; a new run begins a new file."""
@@ -111,6 +118,16 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
 
     def _folder(self, args: Any) -> Path:
         return self._dirpath or Path(args.output_dir) / self.name
+
+
+class _EndsFirst(TrainerCallback):  # type: ignore[misc]
+    """Ends a callback before the trainer's loggers end: what is logged later is lost, or begins a new run (MLflow)."""
+
+    def __init__(self, callback: LayerMetricsTrainerCallback) -> None:
+        self.callback = callback
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.callback._end(args, state, control, given["model"])
 
 
 class LastLayerDeclineTrainerCallback(Watch, LayerMetricsTrainerCallback):
