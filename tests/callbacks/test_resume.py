@@ -209,6 +209,24 @@ def test_another_transformer_of_the_same_module_begins_anew(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.parametrize(("then", "now"), [([0, 2], [0, 1, 2, 3]), ([1, 2], [0, 2]), ([0, 1], [2, 3])])
+def test_layers_are_matched_by_their_number(then: list[int], now: list[int], tmp_path: Path) -> None:
+    def train(layers: Any, steps: int, ckpt: str | None = None) -> dict[tuple[str, str, int], float]:
+        options: dict[str, Any] = {"metrics": ["curvature"], "every_n_steps": 1, "figures": False, "strict": True}
+        seen = LayerMetricsCallback(TEXTS, TOKENIZER, layers=layers, dirpath=tmp_path, **options)
+        _, made = fit(Boring(neox(dropout=0.0)), tmp_path, [seen], max_steps=steps, logger=False, ckpt=ckpt)
+        made.save_checkpoint(tmp_path / "a.ckpt")
+        return values(seen.frame)
+
+    every = train("all", 1)
+    train(then, 1)
+    resumed = train(now, 2, str(tmp_path / "a.ckpt"))
+    before = {("curvature", "step0", layer) for layer in set(then) & set(now)}
+    again = {("curvature", "step1", layer) for layer in now}  # of the checkpoint: measured in what was missing
+    assert set(resumed) == before | again | {("curvature", "step2", layer) for layer in now}
+    assert {key: resumed[key] for key in before | again} == {key: every[key] for key in before | again}
+
+
 def test_an_end_that_was_not_due_is_no_part_of_the_run_that_goes_on(tmp_path: Path) -> None:
     def train(every: Any, steps: int, ckpt: str | None = None) -> tuple[list[str], str]:
         options: dict[str, Any] = {"metrics": ["curvature"], "figures": False, "strict": True, "dirpath": tmp_path}

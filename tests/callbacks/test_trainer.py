@@ -58,7 +58,10 @@ def trainer(folder: Path, callbacks: list[Any], model: Any = None, **options: An
             "save_strategy": "no", "disable_tqdm": True, "learning_rate": 1e-2, **options,
         },
     )  # fmt: skip
-    return Trainer(model or neox(), arguments, train_dataset=Rows(), callbacks=callbacks, processing_class=TOKENIZER)
+    return Trainer(
+        model or neox(), arguments, train_dataset=Rows(), eval_dataset=Rows(), callbacks=callbacks,
+        processing_class=TOKENIZER,
+    )  # fmt: skip
 
 
 def trained(made: Trainer, **options: Any) -> tuple[list[float], dict[str, torch.Tensor], Any]:

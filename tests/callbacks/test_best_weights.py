@@ -1,0 +1,60 @@
+"""Runs that end with the best weights instead of the last: each measurement bears the step of its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars
+import pytest
+import torch
+from transformers import EarlyStoppingCallback
+
+from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
+from tests.callbacks.oracles import TEXTS, TrainerWeights
+from tests.callbacks.test_run_files import by_hand
+from tests.callbacks.test_trainer import trainer
+from tests.callbacks.training import ADVICE
+
+pytestmark = ADVICE
+
+FIRST = {2: 3.0, 4: 2.0, 6: 1.0, 7: 0.0}
+BEST: dict[str, tuple[dict[int, float], int, Any, list[int]]] = {
+    # name: scores by step, the step of the weights at the end, when the run is measured by itself, and when it was then
+    "neither is due": (FIRST, 2, [0], [0, 2, 7]),
+    "the best is due": (FIRST, 2, 2, [0, 2, 4, 6, 7]),
+    "the last is due": (FIRST, 2, 7, [0, 2, 7]),
+    "the last is best": ({2: 0.0, 4: 1.0, 6: 0.0, 7: 2.0}, 7, [0], [0, 7]),
+    "stopped early": ({2: 1.0, 4: 0.0}, 2, [0], [0, 2]),
+    # Checkpoints are written at steps 2, 4, 6 and 7.
+    "a better one was not saved": ({1: 0, 2: 1, 3: 9, 4: 0, 5: 0, 6: 0, 7: 0}, 2, [0], [0, 2, 7]),
+    "the best was not saved": ({1: 9, 2: 1, 3: 0, 4: 0, 5: 0, 6: 0, 7: 0}, 7, [0], [0, 7]),
+}
+
+
+@pytest.mark.parametrize("name", BEST)
+def test_each_measurement_bears_the_step_of_its_weights(name: str, tmp_path: Path) -> None:
+    scores, loaded, every, steps = BEST[name]
+    seen = LayerMetricsTrainerCallback(TEXTS, metrics="curvature", every_n_steps=every, figures=False, strict=True)
+    weights = TrainerWeights()
+    early = [EarlyStoppingCallback(1)] if name == "stopped early" else []
+    made = trainer(
+        tmp_path, [weights, *early], max_steps=7, report_to=["tensorboard"], eval_strategy="steps",
+        eval_steps=min(scores), save_strategy="steps", save_steps=2, load_best_model_at_end=True,
+        metric_for_best_model="score", greater_is_better=True,
+    )  # fmt: skip
+    made.compute_metrics = lambda _: {"score": scores[made.state.global_step]}
+    seen.attach(made)
+    made.train()
+    body = {key: value for key, value in made.model.state_dict().items() if key.startswith("gpt_neox")}
+    assert all(torch.equal(value, weights.steps[loaded][key]) for key, value in body.items())
+    found = {
+        step: values["value"].to_list() for (step,), values in seen.frame.group_by("revision", maintain_order=True)
+    }
+    assert list(found) == [f"step{step}" for step in steps]
+    for step in steps:
+        assert found[f"step{step}"] == pytest.approx(by_hand(weights.steps[step]), rel=1e-4)
+    key = "midlayer/curvature/layer_03"
+    logged = {entry["step"]: (entry[key], entry["epoch"]) for entry in made.state.log_history if key in entry}
+    assert logged == {step: (found[f"step{step}"][3], pytest.approx(step / 8)) for step in steps}
+    assert polars.read_parquet(tmp_path / "midlayer" / "history.parquet").equals(seen.frame)

@@ -1,0 +1,18 @@
+"""The packages of the extra `clients`, where they are installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+CLIENTS = [
+    pytest.mark.clients,
+    pytest.mark.filterwarnings("ignore"),  # theirs, of their use of one another
+]
+
+
+def client(module: str, package: str | None = None) -> Any:
+    """Return the named module, or skip the test and say how to install its package."""
+    reason = f"{package or module} is not installed: run `make test-clients`, or `pip install -e '.[clients]'`"
+    return pytest.importorskip(module, reason=reason, exc_type=ModuleNotFoundError)
