@@ -164,7 +164,7 @@ def num_passes(metrics: str | Sequence[str], *, views: int = 16) -> int:
 
 def make_for_views(metrics: str | Sequence[str], layers: Sequence[int], views: int) -> dict[str, LayerMetric]:
     """Return the metrics, where LiDAR takes so many views of each text."""
-    views = check_count("views", views)
+    views = check_count("views", views, least=0)  # none, where no metric compares views
     made = make_metrics(metrics, layers)
     for name, metric in made.items():
         if isinstance(metric, LiDAR):
