@@ -28,8 +28,8 @@ _log = logging.getLogger("midlayer_encoders")
 class Recorder:
     """Measures every layer of a model in training at chosen steps, and keeps the values.
 
-    The run is bit for bit the same with and without it: fixed inputs, no gradients, modes, buffers and random
-    generators restored, compiled modules run as written.
+    The run is bit for bit the same with and without it, where torch repeats a run so (docs/callbacks.md): fixed inputs,
+    no gradients, modes, buffers and random generators restored, compiled modules run as written.
 
     The arguments are the fields of :class:`~midlayer_encoders.callbacks._settings.Settings`.
     """

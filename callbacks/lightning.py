@@ -49,7 +49,8 @@ class LayerMetricsCallback(Recorder, Callback):
         self._loaded_step = None
         if stage not in ("fit", "validate") or (stage == "validate" and self._trained and self.history):
             return
-        before = self._history.state() if self._history is not None and trainer.global_step > 0 else None
+        goes_on = self._trained and trainer.global_step > 0
+        before = self._history.state() if self._history is not None and goes_on else None
         self._begin()
         self._trained = stage == "fit"
         if before is not None:  # a trainer that goes on: every step of its history stays, the last one too

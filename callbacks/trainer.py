@@ -152,8 +152,8 @@ def _at_loaded_step(args: Any, state: Any) -> Any:
     best = state.best_model_checkpoint
     if not args.load_best_model_at_end or best is None or not Path(best).is_dir():
         return state
-    then = copy(state)
-    then.global_step = int(Path(best).name.removeprefix("checkpoint-"))
+    then, step = copy(state), Path(best).name.removeprefix("checkpoint-")
+    then.global_step = int(step) if step.isdigit() else state.best_global_step
     then.epoch = state.epoch * then.global_step / state.global_step
     return then
 

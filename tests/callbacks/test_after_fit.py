@@ -44,22 +44,29 @@ def other_trainer(seen: LayerMetricsCallback, logger: Any = False) -> pl.Trainer
     )
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[LayerMetricsCallback, Judged, pl.Trainer, Path]:
+    """Return a run of 5 steps that has a checkpoint of each."""
+    folder = tmp_path_factory.mktemp("run")
+    seen, module = callback(folder), Judged(neox())
+    saver = pl.callbacks.ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    _, trainer = fit(module, folder, [seen, saver], max_steps=5, enable_checkpointing=True, logger=False)
+    return seen, module, trainer, folder
+
+
 @pytest.mark.parametrize("trainer", ["the same", "another"])
 @pytest.mark.parametrize("what", ["validate", "test", "predict"])
 @pytest.mark.parametrize("weights", [None, "step=2.ckpt", "step=3.ckpt"])  # one that was measured, one that was not
-def test_what_follows_training_keeps_the_history(trainer: str, what: str, weights: str | None, tmp_path: Path) -> None:
-    seen = callback(tmp_path)
-    saver = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
-    module = Judged(neox())
-    _, made = fit(module, tmp_path, [seen, saver], max_steps=5, enable_checkpointing=True, logger=False)
+def test_what_follows_training_keeps_the_history(finished: Any, trainer: str, what: str, weights: str | None) -> None:
+    seen, module, made, folder = finished
     before = seen.frame
     assert steps_of(seen) == ["step0", "step2", "step4", "step5"]
     after = made if trainer == "the same" else other_trainer(seen)
     quiet = {} if what == "predict" else {"verbose": False}
-    path = None if weights is None else str(tmp_path / weights)
+    path = None if weights is None else str(folder / weights)
     getattr(after, what)(module, DataLoader(torch.ones(4, 4), 4), ckpt_path=path, **quiet)
     assert seen.frame.equals(before)
-    assert polars.read_parquet(tmp_path / "history.parquet").equals(before)
+    assert polars.read_parquet(folder / "history.parquet").equals(before)
 
 
 def test_a_trainer_that_goes_on_keeps_the_history(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_another_transformer_of_the_same_module_begins_anew(tmp_path: Path) -> N
     ]
 
 
-@pytest.mark.parametrize(("then", "now"), [([0, 2], [0, 1, 2, 3]), ([1, 2], [0, 2]), ([0, 1], [2, 3])])
+@pytest.mark.parametrize(("then", "now"), [([0, 2], [0, 1, 2, 3]), ([1, 2], [0, 2])])
 def test_layers_are_matched_by_their_number(then: list[int], now: list[int], tmp_path: Path) -> None:
     def train(layers: Any, steps: int, ckpt: str | None = None) -> dict[tuple[str, str, int], float]:
         options: dict[str, Any] = {"metrics": ["curvature"], "every_n_steps": 1, "figures": False, "strict": True}

@@ -85,13 +85,14 @@ def test_a_run_is_bit_for_bit_the_same(options: dict[str, Any], tmp_path: Path) 
 
 
 def test_values_reach_the_trainers_own_log_and_a_file(tmp_path: Path) -> None:
-    alone, attached = callback(every_n_steps=4, figures=True), callback(every_n_steps=4, name="other")
+    alone, attached = (callback(every_n_steps=4, figures=True, name=name) for name in ("midlayer", "other"))
     made = trainer(tmp_path, [alone], report_to=["tensorboard"])
     attached.attach(made)
     trained(made)
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("events*"))
     assert b"other/prompt_entropy/layer_03" in written
-    assert b"midlayer/prompt_entropy/layer_03" not in written  # it was not attached
+    assert b"other/heat" in written
+    assert b"midlayer/" not in written  # it was not attached
     key = "{}/prompt_entropy/layer_03"
     for name, seen in (("midlayer", alone), ("other", attached)):
         found = {e["step"]: e[key.format(name)] for e in made.state.log_history if key.format(name) in e}
