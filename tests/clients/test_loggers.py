@@ -37,7 +37,7 @@ def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.fixture
 def tracking_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Return where MLflow keeps its runs, as files."""
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # refused from 3.12 on where it is not asked for
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # refused from 3.17 on where it is not asked for
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     mlflow = client("mlflow")
     uri = (tmp_path / "mlruns").as_uri()
