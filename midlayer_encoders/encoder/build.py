@@ -16,7 +16,7 @@ from midlayer_encoders.encoder.memory_module import memory_module
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.encoder.transformer_module import transformer_module
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import OptionError, check_choice, shown
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.models.hub import BUILT_IN, built_in_model
 from midlayer_encoders.models.load import load_cut
@@ -90,6 +90,13 @@ def build_from_module(
 ) -> Built:
     """Return what an encoder of a module in memory is assembled from; the module is copied."""
     options.check_for_module()
+    check_choice("medium", medium, ("text", "image", "audio"))
+    if not isinstance(module, nn.Module):
+        raise OptionError(f"`module` must be a torch.nn.Module, but got {shown(module)}.")
+    if processor is not None and not callable(processor):
+        raise OptionError(
+            f"`processor` must be a function from inputs to what the module takes, but got {shown(processor)}."
+        )
     if isinstance(layer, Mapping):
         raise OptionError(f"`layer` must be one number for a module in memory, but got {dict(layer)}.")
     paths = None if final is None else tuple(final)

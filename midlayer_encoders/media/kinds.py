@@ -51,9 +51,7 @@ def medium_of(item: Any, taken: Sequence[str]) -> Medium:
         return "audio"
     axes = getattr(item, "ndim", 0)
     if not isinstance(axes, int) or axes < 1:
-        raise InputError(
-            f"`inputs` must each be {_listed(taken)}, but got {shown(item)} ({type(item).__name__})."
-        )
+        raise InputError(f"`inputs` must each be {_listed(taken)}, but got {shown(item)} ({type(item).__name__}).")
     return "image" if axes == 3 or (axes == 2 and "audio" not in taken) else "audio"
 
 
