@@ -196,7 +196,7 @@ def check_list(argument: str, values: object, what: str = "texts", *, least: int
         raise OptionError(f"`{argument}` must be a list of {what}, but got {shown(values)} ({type(values).__name__}).")
     found = list(values)
     if len(found) < least:
-        some = f"{least} {what} or more" if least > 1 else f"at least one of {what}"
+        some = f"{least} {what} or more" if least > 1 else f"at least one {what.removesuffix('s')}"
         raise OptionError(f"`{argument}` must hold {some}, but got {len(found) or 'none'}.")
     return found
 
