@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from midlayer_encoders.errors import ModelNotFoundError, OptionError, did_you_mean
+from midlayer_encoders._lines import at_home, exists
+from midlayer_encoders.errors import ModelNotFoundError, OptionError, check_text, check_texts, did_you_mean
 from midlayer_encoders.frame.steps import step_of
 from midlayer_encoders.models.hub import load_config, local_only
 
@@ -49,8 +50,8 @@ def files_fingerprint(path: Path | str) -> str:
         >>> files_fingerprint("EleutherAI/pythia-410m")
         ''
     """
-    where = Path(path).expanduser()
-    if not where.exists():
+    where = at_home(path)
+    if not exists(where):
         return ""
     files = sorted(one for one in where.iterdir() if one.is_file()) if where.is_dir() else [where]
     # The time of the last change too, which no copy preserves: weights of one size may bear one time of writing.
@@ -75,11 +76,13 @@ def find_checkpoints(
     """
     if isinstance(revisions, str):
         raise OptionError(f"`revisions` must be a list of revisions, but got a string. Write [{revisions!r}].")
+    check_text("model", model)
+    revisions = None if revisions is None else check_texts("revisions", revisions, least=0)
     for name in (model, *(revisions or ())):
         if name.endswith(".ckpt"):
             raise OptionError(f"`{'model' if name == model else 'revisions'}` must not be {name!r}. {_LIGHTNING}")
-    folder = Path(model).expanduser()
-    found = _in_folder(folder, revisions) if folder.is_dir() else _on_hub(model, revisions or ())
+    folder = at_home(model)
+    found = _in_folder(folder, revisions) if exists(folder) and folder.is_dir() else _on_hub(model, revisions or ())
     _check_steps(found)
     _check_tokenizers(found)
     _check_depths(found, trust_remote_code)
@@ -101,8 +104,8 @@ def _asked(name: str, held: dict[str, Checkpoint], folder: Path) -> Checkpoint:
     if name in held:
         return held[name]
     if _is_path(name):
-        return _folder(Path(name).expanduser())
-    step = int(name) if name.isdecimal() else step_of(name)
+        return _folder(at_home(name))
+    step = int(name) if name.isdecimal() and len(name) < 19 else step_of(name)
     same = [checkpoint for checkpoint in held.values() if checkpoint.step == step]
     if len(same) != 1:
         known = ", ".join(held) or "none"
@@ -120,13 +123,12 @@ def _on_hub(model: str, revisions: Sequence[str]) -> list[Checkpoint]:
             f"{model!r} is no folder here."
         )
     return [
-        _folder(Path(name).expanduser()) if _is_path(name) else Checkpoint(name, step_of(name), model, name)
-        for name in revisions
+        _folder(at_home(name)) if _is_path(name) else Checkpoint(name, step_of(name), model, name) for name in revisions
     ]
 
 
 def _is_path(name: str) -> bool:
-    return "/" in name and Path(name).expanduser().is_dir()
+    return "/" in name and exists(at_home(name)) and at_home(name).is_dir()
 
 
 def _folder(path: Path) -> Checkpoint:

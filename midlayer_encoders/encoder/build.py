@@ -16,7 +16,7 @@ from midlayer_encoders.encoder.memory_module import memory_module
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.encoder.transformer_module import transformer_module
-from midlayer_encoders.errors import DeviceError, OptionError
+from midlayer_encoders.errors import OptionError, check_choice, shown
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.models.hub import BUILT_IN, built_in_model
 from midlayer_encoders.models.load import load_cut
@@ -59,7 +59,6 @@ class Built:
 
 def build_from_files(model: str, layer: Layer | Mapping[str, Layer], options: EncoderOptions) -> Built:
     """Return what an encoder of a folder, or of a name on the hub, is assembled from."""
-    _check_device(options.device)
     folder, gguf_file = built_in_model() if model == BUILT_IN else (model, options.gguf_file)
     if model == BUILT_IN and options.gguf_file not in (None, gguf_file):
         raise OptionError(f"`gguf_file` must be left out for {BUILT_IN!r}, but got {options.gguf_file!r}.")
@@ -91,23 +90,19 @@ def build_from_module(
 ) -> Built:
     """Return what an encoder of a module in memory is assembled from; the module is copied."""
     options.check_for_module()
-    _check_device(options.device)
+    check_choice("medium", medium, ("text", "image", "audio"))
+    if not isinstance(module, nn.Module):
+        raise OptionError(f"`module` must be a torch.nn.Module, but got {shown(module)}.")
+    if processor is not None and not callable(processor):
+        raise OptionError(
+            f"`processor` must be a function from inputs to what the module takes, but got {shown(processor)}."
+        )
     if isinstance(layer, Mapping):
         raise OptionError(f"`layer` must be one number for a module in memory, but got {dict(layer)}.")
     paths = None if final is None else tuple(final)
     first, cut = memory_module(module, layer, processor, norm=options.norm, medium=medium, blocks=blocks, final=paths)
     name = f"module/{type(module).__name__}"
     return Built(name, name, first, cut)
-
-
-def _check_device(device: str | None) -> None:
-    """Raise where there is no such device, before anything large is read."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-        there += ["mps"] if torch.backends.mps.is_available() else []
-        raise DeviceError(f"`device` must be one of {', '.join(there)} on this machine, but got {device!r}.") from error
 
 
 def centering(vectors: Tensor) -> Dense:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from midlayer_encoders._types import MAX_PIXELS, NORMS, POOLINGS, Layer, Norm, Pooling
 from midlayer_encoders.errors import (
+    DeviceError,
     OptionError,
     check_choice,
     check_count,
@@ -44,7 +45,6 @@ __all__ = [
 ]
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-_DEVICES = ("cpu", "cuda", "mps", "xpu", "npu", "hpu", "mtia")  # what torch calls them
 
 _SMALLEST_CENTER = 16  # texts: the mean of fewer is one of them as much as what all share
 
@@ -230,7 +230,6 @@ def _device_name(argument: str, device: Any) -> str:
     name = str(device) if type(device).__module__ == "torch" else device
     if not isinstance(name, str) or not re.fullmatch(r"[a-z]+(:[0-9]{1,4})?", name):
         raise OptionError(f"`{argument}` must be a device such as 'cpu' or 'cuda:1', but got {shown(device)}.")
-    check_choice(argument, name.partition(":")[0], _DEVICES)
     return name
 
 
@@ -280,20 +279,20 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 
 def check_device(device: str | None) -> None:
-    """Raise an :class:`OptionError` where this machine has no such device."""
-    if device is None or device == "cpu":
+    """Raise a :class:`DeviceError` where this machine has no such device, before anything large is read."""
+    if device is None:
         return
     import torch
 
-    kind, _, number = device.partition(":")
-    module: Any = getattr(torch, kind, None)
-    there = getattr(torch.backends if kind == "mps" else torch, kind, None)
-    count = 1 if kind == "cpu" else module.device_count() if there is not None and there.is_available() else 0
-    if int(number or 0) >= count:
-        has = ", ".join(f"{kind}:{place}" for place in range(count)) or f"no {kind}"
-        raise OptionError(
-            f"`device` must be on this machine, which has {has}, but got {device!r}. Leave it out to take the best."
-        )
+    try:
+        torch.empty(0, device=device)
+        there = torch.device(device).type != "meta"  # on which nothing is computed
+    except (RuntimeError, AssertionError):
+        there = False
+    if not there:
+        found = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        found += ["mps"] if torch.backends.mps.is_available() else []
+        raise DeviceError(f"`device` must be one of {', '.join(found)} on this machine, but got {device!r}.")
 
 
 # --- lines that recreate an encoder ---------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from functools import partial
 from random import Random
 from typing import Any, TypeAlias
 
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import check_count, check_list, check_seed, check_text
 
 __all__ = ["augment"]
 
@@ -67,7 +67,13 @@ def augment(
         >>> second
         ['the e ^! niaF rrWi2 was la te aga in']
     """
-    _check(texts, views=views, max_words=max_words, workers=workers)
+    texts, seed = check_list("texts", texts, least=0), check_seed(seed)
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            check_text(f"texts[{place}]", text)
+    for name, value in (("views", views), ("max_words", max_words), ("workers", workers)):
+        if value is not None or name == "views":
+            check_count(name, value)
     seen: Counter[str] = Counter()
     numbered: list[_Numbered] = []
     for text in texts:
@@ -81,20 +87,6 @@ def augment(
     for chunk in _shown(made, total=len(texts), on=progress):
         by_text += chunk
     return [[of_text[view] for of_text in by_text] for view in range(views)]
-
-
-def _check(texts: Sequence[str], *, views: int, max_words: int | None, workers: int | None) -> None:
-    if isinstance(texts, str):
-        raise OptionError("`texts` must be a sequence of texts, but got one text: write `[text]`.")
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise OptionError(
-                f"`texts` must hold only strings, but `texts[{index}]` is {text!r} ({type(text).__name__}): "
-                "drop it or turn it into a string."
-            )
-    for name, value in (("views", views), ("max_words", max_words), ("workers", workers)):
-        if value is not None and value < 1:
-            raise OptionError(f"`{name}` must be at least 1, but got {value}.")
 
 
 def _cores() -> int:

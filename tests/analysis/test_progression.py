@@ -184,8 +184,8 @@ def test_a_checkpoint_without_its_tokenizer_is_refused(run: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"texts": ["one"]}, "two or more texts, but got 1"),
-        ({"texts": "a string"}, "but got one string"),
+        ({"texts": ["one"]}, "must hold 2 texts or more, but got 1"),
+        ({"texts": "a string"}, "but got one: 'a string'"),
         ({"metrics": "curvatur"}, "Did you mean 'curvature'"),
         ({"norm": "finale"}, "Did you mean 'final'"),
         ({"layers": [9]}, r"in \[0, 4\]"),

@@ -75,7 +75,7 @@ def test_the_old_flag_for_audio_still_works_and_says_so(tiny_folder: Folder, tmp
         ("cache . --dry-run", "`--dry-run` must be left out where nothing is to be removed"),
         ("sweep no/model --tasks ,", "`tasks` must be names or paths, but one of them is empty"),
         ("export no/model --layer 1 --device gpu", "`device` must be one of 'cpu', 'cuda'"),
-        ("export no/model --layer 1 --device cuda:99", "`device` must be on this machine"),
+        ("export no/model --layer 1 --device cuda:99", "`device` must be one of cpu"),
         ("reproduce fig1 --swept broken.parquet", "broken.parquet must be a frame of results, but cannot be read"),
         ("report swept", "sweep.json: must be one JSON object, but cannot be read"),
     ],

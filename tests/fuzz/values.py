@@ -98,7 +98,7 @@ def strange(random: Random, depth: int = 2) -> Any:
     """Return a value of any type."""
     plain: list[Callable[[Random], Any]] = [
         text, text, number, number, lambda r: r.choice(_WORDS), lambda _: None, lambda r: text(r).encode("utf8", "replace"),
-        lambda _: object(), lambda _: Path("nowhere"), lambda _: date(2026, 1, 1), lambda _: ..., lambda _: print, lambda _: int,
+        lambda _: object(), lambda _: Path("nowhere"), lambda _: date(2026, 1, 1), lambda _: ..., lambda _: print, lambda _: ValueError,
         lambda _: torch.float32, lambda _: torch.device("cpu"), lambda _: np.array(["a", "b"]), lambda _: np.arange(3),
         lambda _: torch.zeros(2), image, audio, lambda _: iter("ab"), lambda _: range(3),
     ]  # fmt: skip

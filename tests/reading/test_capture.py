@@ -105,7 +105,7 @@ def test_batches_hold_every_text_once_within_the_budget() -> None:
         assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= 256
     assert plan_batches(lengths, token_budget=256, max_texts=16) == batches
     assert plan_batches([]) == []
-    with pytest.raises(OptionError, match="must be positive"):
+    with pytest.raises(OptionError, match="`token_budget` must be a whole number, 1 or more"):
         plan_batches([1], token_budget=0)
 
 

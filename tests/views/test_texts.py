@@ -207,11 +207,11 @@ def test_progress_counts_the_texts(capsys: pytest.CaptureFixture[str], two_views
 @pytest.mark.parametrize(
     ("texts", "options", "message"),
     [
-        ("one text", {}, r"`texts` must be a sequence of texts, but got one text: write `\[text\]`"),
-        (["a", None], {}, r"`texts\[1\]` is None \(NoneType\): drop it"),
-        (["a"], {"views": 0}, "`views` must be at least 1, but got 0"),
-        (["a"], {"workers": -1}, "`workers` must be at least 1, but got -1"),
-        (["a"], {"max_words": 0}, "`max_words` must be at least 1, but got 0"),
+        ("one text", {}, r"`texts` must be a list of texts, but got one: 'one text'. Write \['one text'\]"),
+        (["a", None], {}, r"`texts\[1\]` must be a string, but got None \(NoneType\)"),
+        (["a"], {"views": 0}, "`views` must be a whole number, 1 or more, but got 0"),
+        (["a"], {"workers": -1}, "`workers` must be a whole number, 1 or more, but got -1"),
+        (["a"], {"max_words": 0}, "`max_words` must be a whole number, 1 or more, but got 0"),
     ],
 )
 def test_wrong_arguments_are_named(texts, options: dict[str, int], message: str) -> None:
