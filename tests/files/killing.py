@@ -26,8 +26,8 @@ from typing import Any
 # Before any library starts threads of its own, which a fork does not survive.
 os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 
-from tests.files.injection import Injection, Mode  # noqa: E402
-from tests.files.scenarios import SCENARIOS, Scenario  # noqa: E402
+from tests.files.injection import Injection, Mode
+from tests.files.scenarios import SCENARIOS, Scenario
 
 PATIENCE = 120.0  # seconds after which a run is stuck
 
@@ -157,7 +157,7 @@ def _point(run: Scenario, out: Path, point: int, mode: Mode, whole: Ended, found
 
 
 def _left(out: Path) -> list[Path]:
-    return [path for path in (*out.parent.rglob(".*.tmp"),)]
+    return list(out.parent.rglob(".*.tmp"))
 
 
 def _cleared(run: Scenario, out: Path, found: Found, name: str) -> None:
@@ -183,7 +183,8 @@ def main() -> None:
         table[name] = one = points_of(name, every=int(every), first=int(first))
         if not given.json:
             seconds = time.monotonic() - start
-            print(f"| {name} | {one.points} | {len(one.lost)} | {len(one.stuck)} | {len(one.wrong)} | {seconds:.0f} s |", flush=True)  # noqa: T201
+            counts = (one.points, len(one.lost), len(one.stuck), len(one.wrong), f"{seconds:.0f} s")
+            print("|", " | ".join(map(str, (name, *counts))), "|", flush=True)  # noqa: T201
             for words in (*one.lost[:3], *one.stuck[:3], *one.wrong[:3]):
                 print(words[:1500], file=sys.stderr, flush=True)  # noqa: T201
     if given.json:

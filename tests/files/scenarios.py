@@ -89,9 +89,24 @@ def metrics(data: Path) -> Scenario:
     texts.write_text("\n".join(TEXTS))
 
     def run(out: Path) -> Any:
-        words = ["metrics", model, "--texts", str(texts), "--metrics", "curvature", "--device", "cpu", "--out", str(out)]
+        words = [
+            "metrics",
+            model,
+            "--texts",
+            str(texts),
+            "--metrics",
+            "curvature",
+            "--device",
+            "cpu",
+            "--out",
+            str(out),
+        ]
         app(words, standalone_mode=False)
-        return [written(out / "metrics.parquet"), (out / "metrics.csv").read_text(), (out / "metrics.png").stat().st_size]
+        return [
+            written(out / "metrics.parquet"),
+            (out / "metrics.csv").read_text(),
+            (out / "metrics.png").stat().st_size,
+        ]
 
     return run
 
