@@ -39,7 +39,7 @@ def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
     monkeypatch.setattr(type(EXPERIMENTS["fig6"]), "draw", lambda *_: None)
     return Setting(
         models=(save_tiny("Llama", tmp_path / "model"),), load=_load, out=tmp_path / "out", tasks=str(task),
-        layers=(1, 3), limit=4, workers=1,
+        layers=(1,), limit=2, workers=1,
     )  # fmt: skip
 
 
@@ -73,8 +73,6 @@ def test_changed_weights_and_tasks_are_measured_anew(setting: Setting) -> None:
     trained = outcome(setting)  # the same setting, which had loaded the model before
     assert trained[0] == "done"
     assert trained[1] != first[1]
-    fresh = outcome(replace(setting, out=setting.out.with_name("fresh"), _loaded={}))
-    assert trained[1] == fresh[1]
     task = Path(setting.tasks)
     rewritten(task, task.read_text().replace(" 5.0}", " 0.0}").encode())
     assert outcome(setting)[0] == "done"
