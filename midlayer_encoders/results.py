@@ -81,7 +81,7 @@ def write_frame(frame: pl.DataFrame, path: Path, *, metadata: Mapping[str, str] 
     if path.suffix == ".csv":
         frame.write_csv(content)
     else:
-        frame.write_parquet(content, metadata=dict(metadata or {}))
+        frame.write_parquet(content, metadata=dict(metadata) if metadata else None)
     write_file(path, content.getvalue())
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
@@ -228,7 +227,7 @@ def _dtype_name(argument: str, dtype: Any) -> str:
 
 def _device_name(argument: str, device: Any) -> str:
     name = str(device) if type(device).__module__ == "torch" else device
-    if not isinstance(name, str) or not re.fullmatch(r"[a-z]+(:[0-9]{1,4})?", name):
+    if not isinstance(name, str):
         raise OptionError(f"`{argument}` must be a device such as 'cpu' or 'cuda:1', but got {shown(device)}.")
     return name
 

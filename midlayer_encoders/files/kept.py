@@ -104,8 +104,9 @@ def write_folder(path: Path, write: Callable[[Path], object], *, last: Sequence[
     """
     home = path.resolve()
     make_folder(home.parent)
-    filled = home.is_dir() and (any(home.iterdir()) or os.path.ismount(home))
-    with naming_a_full_disk(home), scratch(home if filled else home.parent) as aside:
+    alone = home.is_dir() and (os.path.ismount(home) or not os.access(home.parent, os.W_OK))
+    filled = alone or (home.is_dir() and any(home.iterdir()))
+    with naming_a_full_disk(home), scratch(home if alone else home.parent) as aside:
         write(aside)
         if not filled:
             aside.replace(home)

@@ -120,12 +120,14 @@ def _kept(name: str, setting: Setting) -> pl.DataFrame | None:
 def _measured(name: str, setting: Setting) -> pl.DataFrame:
     """Run an experiment and write figure, table and frame.
 
-    The frame comes last, and says in its metadata which setting it belongs to: a killed run leaves none that lies.
+    The frame goes first and comes last, and says in its metadata which setting it belongs to: a killed run leaves none
+    beside the figure of another.
     """
     digest = setting.digest
     frame = EXPERIMENTS[name].run(setting)
     if setting.digest != digest:
         raise MidlayerError("The files of the model or of the tasks changed while it ran: run it again.")
+    (setting.out / f"{name}.parquet").unlink(missing_ok=True)
     write_figure(EXPERIMENTS[name].draw(frame), setting.out / f"{name}.png", dpi=110)
     write_frame(frame, setting.out / f"{name}.csv")
     write_frame(frame, setting.out / f"{name}.parquet", metadata={_SETTING: digest})

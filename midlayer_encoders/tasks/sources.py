@@ -233,18 +233,18 @@ def _sources(name: str | Path | AbsTask) -> Sequence[TaskSource]:
 
 
 @lru_cache(maxsize=8)
-def _files_data(path: Path, stamps: tuple[tuple[str, int, int], ...]) -> TaskData:  # noqa: ARG001
+def _files_data(path: Path, stamps: tuple[tuple[str, int, int, int], ...]) -> TaskData:  # noqa: ARG001
     """The files' data, read again only when a file changed: a sweep makes each task once for every layer."""
     return files_data(path)
 
 
-def _stamps(path: Path) -> tuple[tuple[str, int, int], ...]:
+def _stamps(path: Path) -> tuple[tuple[str, int, int, int], ...]:
     try:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
         stats = [(file.name, file.stat()) for file in files if file.exists()]  # a link may lead nowhere
     except OSError as reason:
         raise TaskFileError(f"{path} cannot be read: {reason.strerror}.") from reason
-    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
+    return tuple((name, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size) for name, stat in stats)
 
 
 def _is_path(name: str) -> bool:

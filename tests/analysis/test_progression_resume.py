@@ -112,18 +112,18 @@ def test_killed_while_a_step_is_written_equals_never_stopped(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: dict[str, Any] = {"revisions": list(STEPS)}
-    write = pl.DataFrame.write_parquet
+    write = Path.write_bytes
     written: list[Path] = []
 
-    def torn(frame: pl.DataFrame, path: Path) -> None:
-        write(frame, path)
+    def torn(path: Path, content: bytes) -> int:
         written.append(path)
         if len(written) == 2:
-            path.write_bytes(path.read_bytes()[:100])
+            write(path, content[:100])
             raise KeyboardInterrupt
+        return write(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pl.DataFrame, "write_parquet", torn)
+        patch.setattr(Path, "write_bytes", torn)
         with pytest.raises(KeyboardInterrupt):
             progress(run, out=tmp_path, **names)
     told: dict[str, list[int]] = {}

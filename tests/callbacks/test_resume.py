@@ -263,3 +263,17 @@ def test_what_was_found_before_a_resume_is_not_found_again(tmp_path: Path) -> No
     )
     assert (found.step, found_again.step) == (3, 6)
     assert first.events == second.events
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 and half of it"])
+def test_a_torn_history_is_set_aside_and_the_run_goes_on(
+    content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "history.parquet"
+    path.write_bytes(content)
+    seen = LayerMetricsTrainerCallback(TEXTS, TOKENIZER, metrics=["curvature"], dirpath=tmp_path, strict=True)
+    seen._prepare(neox())
+    seen._resume_from(path, 4)
+    assert seen.history == []
+    assert path.with_name("history.parquet.broken").read_bytes() == content
+    assert f"{path} could not be read" in caplog.text

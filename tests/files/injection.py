@@ -79,10 +79,10 @@ class Injection:
         return self._path_of(given, options) if given[1] & os.O_CREAT else None
 
     def _descriptor(self, number: int) -> str:
-        return os.readlink(f"/proc/self/fd/{number}")
+        return str(Path(f"/proc/self/fd/{number}").readlink())
 
     def _inside(self, path: str) -> bool:
-        return os.path.join(os.path.realpath(os.path.dirname(path)), "").startswith(os.path.join(self.folder, ""))  # noqa: PTH
+        return f"{os.path.realpath(Path(path).parent)}/".startswith(f"{self.folder}/")
 
 
 class Watched:

@@ -165,10 +165,9 @@ def export(data: Path) -> Scenario:
         folder = out / "cut"
         if not folder.exists():
             app(["export", model, "--layer", "2", "--out", str(folder)], standalone_mode=False)
-        before = SentenceTransformer(str(folder), device="cpu").encode(TEXTS).tolist()
         app(["export", model, "--layer", "1", "--out", str(folder), "--overwrite"], standalone_mode=False)
         files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-        return [files, SentenceTransformer(str(folder), device="cpu").encode(TEXTS).tolist(), len(before)]
+        return [files, SentenceTransformer(str(folder), device="cpu").encode(TEXTS).tolist()]
 
     return run
 

@@ -37,11 +37,11 @@ def test_some_points() -> None:
         ("store", 350),
         ("sweep", 350),
         ("metrics", 18),
-        ("progression", 72),
+        ("progression", 70),
         ("reproduce:4", 100),
         ("export", 60),
         ("history", 30),
-        ("resumed", 24),
+        ("resumed", 12),
     ],
 )
 def test_every_point(name: str, points: int) -> None:

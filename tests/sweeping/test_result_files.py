@@ -60,7 +60,7 @@ def test_torn_files_are_set_aside_by_name_and_made_again(
             path.write_text(content)
         for path in out.glob("embeddings/*/*.safetensors"):
             path.unlink()
-        with pytest.raises(OptionError, match="that can be read. Run the sweep again"):
+        with pytest.raises(OptionError, match="that can be read"):
             SweepResult.load(out)
         again = sweep(encoder, task, out=out, **HERE)
         assert not again.failures
@@ -164,7 +164,7 @@ def _ends(job: jobs.Job) -> jobs.Score:
 @pytest.mark.slow
 def test_a_killed_worker_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "_in_worker", _ends)
-    with pytest.raises(MidlayerError, match="A worker process was killed .* run again, with fewer `workers`"):
+    with pytest.raises(MidlayerError, match=r"A worker process was killed .* run again, with fewer `workers`"):
         list(jobs.run_jobs([1, 2], workers=2))  # type: ignore[list-item]
     monkeypatch.setattr(jobs, "_in_worker", abs)
     assert sorted(jobs.run_jobs([-1, 2], workers=2)) == [1, 2]  # type: ignore[list-item, type-var]

@@ -1,0 +1,109 @@
+"""What goes wrong outside the package is one line and an exit code: folders, links, disks, devices, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.cli import main
+from midlayer_encoders.errors import DeviceError
+from midlayer_encoders.files import folder_lock
+from tests.tasks.rows import ROWS
+from tests.tiny_folders import TEXTS
+
+Folder = Callable[[str], str]
+pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's, sklearn's and datasets' own
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Return what runs a command line and gives its exit code and the last line that it says of an error."""
+
+    def run(*words: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["midlayer", *map(str, words)])
+        monkeypatch.setenv("COLUMNS", "80")
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        # A process of its own turns transformers' bar off before it is imported.
+        said = capsys.readouterr().err
+        (said,) = [line for line in said.splitlines() if line.strip() and "Loading weights:" not in line]
+        return ended.value.code, said  # type: ignore[return-value]
+
+    return run
+
+
+@pytest.fixture
+def words(tiny_folder: Folder, tmp_path: Path) -> list[str]:
+    task = tmp_path / "near.jsonl"
+    task.write_text("\n".join(map(json.dumps, ROWS["STS"][:6])))
+    model = tiny_folder("Llama")
+    return ["sweep", model, "--tasks", str(task), "--layers", "1", "--workers", "1", "--metrics", "none"]
+
+
+def test_a_folder_that_cannot_be_written_to(command: Any, words: list[str], read_only_disk: Path) -> None:
+    code, said = command(*words, "--device", "cpu", "--out", read_only_disk / "out")
+    assert code == 1
+    assert said.startswith(f"Error: {read_only_disk}/out/")
+    assert said.endswith("Read-only file system.")
+
+
+def test_a_link_that_leads_nowhere_a_file_in_the_way_and_a_folder_in_use(
+    command: Any, words: list[str], tmp_path: Path
+) -> None:
+    lost, file = tmp_path / "lost", tmp_path / "near.jsonl"
+    lost.symlink_to("nowhere")
+    assert command(*words, "--out", lost) == (
+        1, f"Error: {lost} must be a folder, but {lost} is a link to nowhere, which is no folder: remove it, or name another place.",
+    )  # fmt: skip
+    code, said = command(*words, "--out", file)
+    assert (code, f"{file} is a file" in said) == (1, True)
+    assert file.is_file()
+    code, said = command("sweep", lost, *words[2:], "--out", tmp_path / "out")  # a model that leads nowhere
+    assert (code, str(lost) in said) == (1, True)
+    with folder_lock(tmp_path / "used"):
+        code, said = command(*words, "--out", tmp_path / "used")
+        assert (code, "used is in use: process " in said) == (1, True)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "cuda:-3", "", "cpu:0:0"])
+def test_a_device_that_is_not_there(device: str, command: Any, words: list[str], tmp_path: Path) -> None:
+    code, said = command(*words, "--out", tmp_path / "out", "--device", device)
+    assert code == 1
+    assert said.startswith("Error: `device` must be one of cpu")
+    assert said.endswith(f"on this machine, but got {device!r}.")
+    with pytest.raises(DeviceError, match="on this machine"):
+        LayerEncoder(words[1], 1, device=device)
+
+
+def test_a_full_disk(command: Any, words: list[str], small_disk: Path) -> None:
+    (small_disk / "filler").write_bytes(bytes(2**20 - 2 * 4096))
+    code, said = command(*words, "--out", small_disk / "out")
+    assert code == 1
+    assert said.startswith(f"Error: The disk of {small_disk} is full (0.0 MiB free): {small_disk}/out/")
+    texts = small_disk.parent / "texts.txt"
+    texts.write_text("\n".join(TEXTS))
+    code, said = command("metrics", words[1], "--texts", texts, "--metrics", "curvature", "--out", small_disk / "more")
+    assert (code, "is full" in said) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "again"), [("sweep", "goes on where it stopped"), ("metrics", "begins anew")]
+)  # fmt: skip
+def test_an_interrupted_run_says_how_to_go_on(
+    name: str, again: str, command: Any, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LayerEncoder, "__init__", interrupted)
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(TEXTS))
+    given = words if name == "sweep" else ["metrics", words[1], "--texts", texts]
+    assert command(*given, "--out", tmp_path / "out") == (130, f"Stopped. The same command, run again, {again}.")

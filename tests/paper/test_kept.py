@@ -1,0 +1,140 @@
+"""What `reproduce` may keep: nothing of a sweep that failed, nothing after a file changed, nothing torn."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.cli import app
+from midlayer_encoders.errors import FolderError, MidlayerError, OptionError
+from midlayer_encoders.files import folder_lock
+from midlayer_encoders.paper.experiments import EXPERIMENTS
+from midlayer_encoders.paper.reproduce import reproduce
+from midlayer_encoders.paper.setting import Setting
+from tests.families import tiny
+from tests.tasks.rows import ROWS, write
+from tests.tiny_folders import save_tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's, sklearn's and datasets' own
+
+
+@pytest.fixture
+def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
+    """Return a setting whose only experiment gives the scores of its sweep."""
+    short = [
+        {key: value[:30] if isinstance(value, str) else value for key, value in row.items()} for row in ROWS["STS"]
+    ]
+    task = write(tmp_path / "near.jsonl", short)
+    for name in ("fig6", "fig7"):
+        mine = replace(EXPERIMENTS[name], run=_scores, words=lambda frame: [str(frame["value"].to_list())])
+        monkeypatch.setitem(EXPERIMENTS, name, mine)
+    monkeypatch.setattr("midlayer_encoders.paper.reproduce.write_figure", lambda *_, **__: None)
+    monkeypatch.setattr(type(EXPERIMENTS["fig6"]), "draw", lambda *_: None)
+    return Setting(
+        models=(save_tiny("Llama", tmp_path / "model"),), load=_load, out=tmp_path / "out", tasks=str(task),
+        layers=(1,), limit=2, workers=1,
+    )  # fmt: skip
+
+
+def _load(name: str) -> LayerEncoder:
+    return LayerEncoder(name, -1, device="cpu")
+
+
+def _scores(setting: Setting) -> pl.DataFrame:
+    return setting.sweep(setting.models[0]).filter(kind="score")
+
+
+def outcome(setting: Setting, name: str = "fig6") -> tuple[str, str]:
+    (one,) = reproduce([name], setting)
+    return one.status, one.words[0]
+
+
+def rewritten(path: Path, content: bytes) -> None:
+    """Write other content of one size, at one time of writing: what a copy that preserves times does."""
+    status = path.stat()
+    assert len(content) == status.st_size
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_changed_weights_and_tasks_are_measured_anew(setting: Setting) -> None:
+    first = outcome(setting)
+    assert (first[0], outcome(setting)) == ("done", ("kept", first[1]))
+    weights = Path(setting.models[0], "model.safetensors")
+    tiny("Llama", 5).save_pretrained(weights.parent.parent / "other")  # type: ignore[operator]
+    rewritten(weights, (weights.parent.parent / "other" / "model.safetensors").read_bytes())
+    trained = outcome(setting)  # the same setting, which had loaded the model before
+    assert trained[0] == "done"
+    assert trained[1] != first[1]
+    task = Path(setting.tasks)
+    rewritten(task, task.read_text().replace(" 5.0}", " 0.0}").encode())
+    assert outcome(setting)[0] == "done"
+    assert outcome(setting)[1] != trained[1]
+    assert outcome(setting)[0] == "kept"
+
+
+def test_files_that_change_while_it_runs_are_not_kept_for_what_they_are_now(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changes(given: Setting) -> pl.DataFrame:
+        frame = _scores(given)
+        with Path(given.tasks).open("a") as file:
+            file.write("\n")
+        return frame
+
+    monkeypatch.setitem(EXPERIMENTS, "fig7", replace(EXPERIMENTS["fig7"], run=changes))
+    assert outcome(setting, "fig7") == (
+        "failed",
+        "The files of the model or of the tasks changed while it ran: run it again.",
+    )
+    assert not (setting.out / "fig7.parquet").exists()
+
+
+def test_a_sweep_whose_tasks_failed_is_swept_again_and_not_taken(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("midlayer_encoders.sweeping.stored_layer.StoredLayer.encode", lambda *_, **__: 1 / 0)
+        with pytest.raises(MidlayerError, match="Some tasks failed"):
+            setting.sweep(setting.models[0])
+        assert outcome(setting)[0] == "failed"
+        assert outcome(setting)[0] == "failed"
+        (notes,) = setting.out.rglob("sweep.json")
+        assert json.loads(notes.read_text())["failures"]
+        swept = CliRunner().invoke(app, ["reproduce", "fig1", "--swept", str(notes.with_name("frame.parquet"))])
+        assert isinstance(swept.exception, OptionError)
+        assert "whose tasks were all scored, but in" in str(swept.exception)
+    assert outcome(setting)[0] == "done"
+
+
+def test_what_is_torn_is_made_again_and_one_run_writes_at_a_time(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = outcome(setting)
+    (notes,) = setting.out.rglob("sweep.json")
+    for torn in (
+        [setting.out / "fig6.parquet"],
+        [setting.out / "fig6.parquet", notes, notes.with_name("frame.parquet")],
+    ):
+        caplog.clear()
+        for path in torn:
+            path.write_bytes(path.read_bytes()[:20])
+        assert outcome(setting) == ("done", first[1])
+        assert all(f"{path} could not be read" in caplog.text for path in torn)
+        assert outcome(setting)[0] == "kept"
+    with folder_lock(setting.out), pytest.raises(FolderError, match="is in use"):
+        reproduce(["fig7"], setting)
+    (setting.out / "metrics").symlink_to(setting.out.parent)
+    with pytest.raises(OptionError, match="must not lead elsewhere by links"):
+        reproduce(["fig7"], setting)
+    torn = setting.out / "torn.parquet"
+    torn.write_bytes(b"PAR1")
+    swept = CliRunner().invoke(app, ["reproduce", "fig1", "--swept", str(torn)])
+    assert "cannot be read" in str(swept.exception)
