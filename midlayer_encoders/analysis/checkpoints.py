@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from midlayer_encoders._lines import at_home, exists
 from midlayer_encoders.errors import ModelNotFoundError, OptionError, check_text, check_texts, did_you_mean
+from midlayer_encoders.files import at_home, exists
 from midlayer_encoders.frame.steps import step_of
 from midlayer_encoders.models.hub import load_config, local_only
 
