@@ -63,7 +63,7 @@ def test_wrong_input_is_refused(tiny_folder: Folder) -> None:
         LayerEncoder(folder, 2, texts=TEXTS, device="cpu")
     with pytest.raises(OptionError, match="`center` must hold 16 texts or more, but got 3"):
         LayerEncoder(folder, 2, center=TEXTS[:3], device="cpu")
-    with pytest.raises(OptionError, match="but got one string"):
+    with pytest.raises(OptionError, match="but got one: 'a text'"):
         LayerEncoder(folder, 2, center="a text", device="cpu")
 
 
