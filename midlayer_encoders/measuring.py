@@ -144,10 +144,10 @@ def _checked_views(views: Any, count: int) -> int | list[list[Any]]:
     if not isinstance(views, list | tuple):
         return check_count("views", views)
     made = [check_list("views", view) for view in views]
-    if not made or any(len(view) != count for view in made):
+    if any(len(view) != count for view in made):
         raise OptionError(
             f"`views` must be a number, or lists of {count} texts, one for each text, but got lists of "
-            f"{', '.join(str(len(view)) for view in made) or 'none'}."
+            f"{', '.join(str(len(view)) for view in made)}."
         )
     return made
 
@@ -159,12 +159,11 @@ def num_passes(metrics: str | Sequence[str], *, views: int = 16) -> int:
         >>> num_passes("paper"), num_passes(["infonce"]), num_passes("curvature")
         (17, 3, 1)
     """
-    return 1 + num_views(make_for_views(metrics, [0], views))
+    return 1 + num_views(make_for_views(metrics, [0], check_count("views", views)))
 
 
 def make_for_views(metrics: str | Sequence[str], layers: Sequence[int], views: int) -> dict[str, LayerMetric]:
     """Return the metrics, where LiDAR takes so many views of each text."""
-    views = check_count("views", views, least=0)  # none, where no metric compares views
     made = make_metrics(metrics, layers)
     for name, metric in made.items():
         if isinstance(metric, LiDAR):

@@ -162,7 +162,8 @@ class LayerEncoder(MultimodalEncoder):
     def check_own(self, options: Mapping[str, Any]) -> None:
         """Raise where options that are given beside this encoder are not its own: it was made already."""
         given = make_options(options)
-        own = {"pooling": self.pooling, "device": self.device.type}
+        number = ":" in (given.device or "")  # "cuda" is any of them
+        own = {"pooling": self.pooling, "device": str(self.device) if number else self.device.type}
         for name in options:
             agreed(name, getattr(given, name), own.get(name, getattr(self.options, name)))
 

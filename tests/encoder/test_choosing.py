@@ -61,9 +61,9 @@ def test_wrong_input_is_refused(tiny_folder: Folder) -> None:
         LayerEncoder(folder, "atuo", device="cpu")
     with pytest.raises(OptionError, match="must be None unless `layer` is a rule's name, but it is 2"):
         LayerEncoder(folder, 2, texts=TEXTS, device="cpu")
-    with pytest.raises(OptionError, match="`center` must be 16 texts or more, like those to come, but got 3"):
+    with pytest.raises(OptionError, match="`center` must hold 16 texts or more, but got 3"):
         LayerEncoder(folder, 2, center=TEXTS[:3], device="cpu")
-    with pytest.raises(OptionError, match="but got one string"):
+    with pytest.raises(OptionError, match="but got one: 'a text'"):
         LayerEncoder(folder, 2, center="a text", device="cpu")
 
 

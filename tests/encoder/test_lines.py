@@ -29,7 +29,7 @@ GRID: list[dict[str, Any]] = [
     {"bidirectional": True},
     {"truncate_dim": 5},
     {"prompts": {"query": "query: ", "document": "it's a text: "}, "default_prompt_name": "document"},
-    {"pooling": "cls", "bidirectional": True, "max_length": 6, "trust_remote_code": True, "max_pixels": 99},
+    {"pooling": "cls", "bidirectional": True, "max_length": 6, "trust_remote_code": True},
 ]
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from midlayer_encoders import LayerEncoder
+from midlayer_encoders._types import MAX_PIXELS
 from midlayer_encoders.errors import OptionError
 from tests.families import tiny
 from tests.tiny_folders import TEXTS, save_tiny, tokenizer
@@ -150,7 +151,7 @@ OTHERS: list[dict[str, Any]] = [
 SAME: list[dict[str, Any]] = [
     {"layer": -3}, {"layer": 0.5}, {"norm": "final"}, {"pooling": "mean"}, {"dtype": "float32"}, {"max_length": 64},
     {"adapters": []}, {"chat_template": False}, {"truncate_dim": None}, {"trust_remote_code": True},
-    {"max_pixels": 10}, {"device": None, "device_map": "cpu"}, {"bidirectional": False}, {"center": None},
+    {"max_pixels": MAX_PIXELS}, {"device": None, "device_map": "cpu"}, {"bidirectional": False}, {"center": None},
     {"prompts": None, "default_prompt_name": None},
 ]  # fmt: skip
 
