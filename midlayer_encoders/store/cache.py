@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from midlayer_encoders.errors import OptionError, did_you_mean
-from midlayer_encoders.files import scratch
+from midlayer_encoders.files import naming_a_full_disk, scratch
 from midlayer_encoders.store.embeddings import read_label
 from midlayer_encoders.store.shard import DamagedError, read_head
 
@@ -139,5 +139,5 @@ def prune(
 
 def _remove(folder: Path) -> None:
     """Remove a store in one step for all who look for it, and then its files."""
-    with scratch(folder.parent) as aside:
+    with naming_a_full_disk(folder), scratch(folder.parent) as aside:
         folder.rename(aside)

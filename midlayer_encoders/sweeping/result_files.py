@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mteb.cache import ResultCache
 
-from midlayer_encoders.files import naming_a_full_disk, read_kept, scratch, write_file
+from midlayer_encoders.files import make_folder, naming_a_full_disk, read_kept, scratch, write_file
 
 if TYPE_CHECKING:
     from mteb.models.model_meta import ModelMeta
@@ -19,6 +19,10 @@ __all__ = ["ResultFiles"]
 
 class ResultFiles(ResultCache):
     """mteb's cache of results in a folder. A file that cannot be read is set aside, and its task evaluated again."""
+
+    def __init__(self, cache_path: Path) -> None:
+        make_folder(cache_path)  # a full disk ends the sweep: task by task, the texts would meet in other batches
+        super().__init__(cache_path)
 
     def load_task_result(self, task_name: str, model_name: str | ModelMeta, *args: Any, **more: Any) -> Any:
         """Return the result in a file, or ``None`` where there is none that can be read."""

@@ -60,6 +60,7 @@ def rewritten(path: Path, content: bytes) -> None:
     """Write other content of one size, at one time of writing: what a copy that preserves times does."""
     status = path.stat()
     assert len(content) == status.st_size
+    path.unlink()  # the weights of a loaded model are mapped: written in place, they would change in it too
     path.write_bytes(content)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
