@@ -139,12 +139,25 @@ def build(model_type: str, folder: Path) -> tuple[nn.Module, str, Any]:
         raise NotBuiltError(f"takes `{model.main_input_name}`, neither text nor an image nor audio")
     processor = processor_of(model_type, medium, str(model.main_input_name), model.config)
     model.save_pretrained(folder)
-    processor.save_pretrained(folder)
+    if joint(model):
+        processor_of(model_type, "image", "", model.config.vision_config).save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+        images = processor_of(model_type, "image", "", model.config.vision_config)
+        tf.CLIPProcessor(images, tokenizer()).save_pretrained(folder)
+    else:
+        processor.save_pretrained(folder)
     return model, medium, processor
 
 
-def uncut_of(model: Any, medium: str) -> nn.Module:
-    """Return the module whose layers are asked for: the encoder of a model that has a decoder too."""
+def joint(model: Any) -> bool:
+    """Return whether a model has a tower of text and one of images, which meet in one space."""
+    return all(hasattr(model, name) for name in ("text_model", "vision_model", "get_text_features", "get_image_features"))
+
+
+def uncut_of(model: Any, tower: str | None) -> nn.Module:
+    """Return the module whose layers are asked for: a tower, or the encoder of a model that has a decoder too."""
+    if tower is not None:
+        return getattr(model, {"text": "text_model", "image": "vision_model"}[tower])  # type: ignore[no-any-return]
     if getattr(model.config, "is_encoder_decoder", False):
         return model.get_encoder()  # type: ignore[no-any-return]
     return model
@@ -165,51 +178,58 @@ def error(got: Any, expected: Tensor) -> float:
 
 def examine(model_type: str, folder: Path) -> dict[str, Any]:
     """Return what is found of one type; what an export must give is left in the folder for :func:`examine_exports`."""
-    from midlayer_encoders.errors import MidlayerError
-
     found: dict[str, Any] = {"type": model_type, "layers": {}, "exports": [], "bidirectional": None}
     try:
         model, medium, processor = build(model_type, folder / "whole")
     except NotBuiltError as reason:
         return {**found, "not_built": str(reason)}
-    items = INPUTS[medium]()
-    part = uncut_of(model, medium)
-    found["medium"], found["class"] = medium, type(part).__name__
+    found["medium"], found["class"] = medium, type(model).__name__
+    towers = ("text", "image") if joint(model) else (None,)
+    for tower in towers:
+        if tower is not None:
+            medium, processor = tower, processor_of(model_type, tower, "", model.config.vision_config)
+        _examine_part(found, model, medium, processor, tower, folder)
+    return found
+
+
+def _examine_part(found: dict[str, Any], model: Any, medium: str, processor: Any, tower: str | None, folder: Path) -> None:
+    from midlayer_encoders.errors import MidlayerError
+
+    part, items = uncut_of(model, tower), INPUTS[medium]()
     given = [prepared(processor, medium, item) for item in items]
     expected: dict[str, list[list[Tensor]]] | None = None
     try:
         uncut = find_stack(part, given[0])
         states = [uncut.layers(one) for one in given]
         expected = {norm: [[one[norm][k] for one in states] for k in range(uncut.num_layers + 1)] for norm in NORMS}
-        found["num_layers"] = uncut.num_layers
         if not all(bool(s.isfinite().all()) for norm in NORMS for layer in expected[norm] for s in layer):
-            found["unstable"] = True
+            found["no_oracle"] = "its states are not finite with random weights"
     except NoStackError as reason:
         found["no_stack"] = str(reason)
     except Exception as reason:
         found["no_oracle"] = f"{type(reason).__name__}: {first_line(reason)}"
     pooling = "cls" if str(model.main_input_name) == "input_features" else "mean"
-    layers = range(found["num_layers"] + 1) if expected is not None else [-1]
     for norm in NORMS:
-        for layer in layers:
-            key = f"{norm} {layer}"
+        for layer in range(uncut.num_layers + 1) if expected is not None else [-1]:
+            key = f"{tower} {norm} {layer}" if tower else f"{norm} {layer}"
             try:
                 wanted = None if expected is None else expected[norm][layer]
-                found["layers"][key] = _one(folder, items, layer, norm, pooling, wanted, medium, found["exports"])
+                found["layers"][key] = _one(folder, items, layer, norm, pooling, wanted, medium, found["exports"], tower)
             except MidlayerError as reason:
                 found["layers"][key] = {"refused": str(reason), "kind": type(reason).__name__}
             except Exception as reason:
-                found["layers"][key] = {"raised": f"{type(reason).__name__}: {first_line(reason)}", "trace": traceback.format_exc()[-1500:]}
+                found["layers"][key] = {
+                    "raised": f"{type(reason).__name__}: {first_line(reason)}", "trace": traceback.format_exc()[-1500:],
+                }  # fmt: skip
     if medium == "text" and expected is not None:
-        found["bidirectional"] = _bidirectional(folder, uncut, processor)
-    return found
+        found["bidirectional"] = _bidirectional(folder, uncut, processor, tower)
 
 
-def _one(folder: Path, items: list[Any], layer: int, norm: str, pooling: str, expected: list[Tensor] | None, medium: str, exports: list[Any]) -> dict[str, Any]:
+def _one(folder: Path, items: list[Any], layer: int, norm: str, pooling: str, expected: list[Tensor] | None, medium: str, exports: list[Any], tower: str | None) -> dict[str, Any]:
     from midlayer_encoders import LayerEncoder
     from midlayer_encoders.errors import MidlayerError
 
-    encoder = LayerEncoder(str(folder / "whole"), layer, norm=norm, pooling=pooling, device="cpu")  # type: ignore[arg-type]
+    encoder = LayerEncoder(str(folder / "whole"), layer, norm=norm, pooling=pooling, tower=tower, device="cpu")  # type: ignore[arg-type]
     if expected is None:
         encoder.encode(items, show_progress_bar=False)
         return {"unchecked": True}
@@ -220,12 +240,11 @@ def _one(folder: Path, items: list[Any], layer: int, norm: str, pooling: str, ex
         tokens = error(encoder[0](dict(features))["token_embeddings"], expected[0])
     together = encoder.encode(items, show_progress_bar=False)
     found: dict[str, Any] = {"alone": alone, "tokens": tokens, "padded": error(together, torch.stack(vectors))}
-    found["sweep"] = None
     try:
-        path = folder / f"{norm}-{layer}"
+        path = folder / f"{tower}-{norm}-{layer}"
         encoder.save_pretrained(str(path))
         np.save(path / "expected.npy", torch.stack(vectors).numpy())
-        exports.append({"folder": str(path), "key": f"{norm} {layer}", "medium": medium})
+        exports.append({"folder": str(path), "key": f"{tower} {norm} {layer}" if tower else f"{norm} {layer}", "medium": medium})
     except MidlayerError as reason:
         found["export_refused"] = str(reason)
     return found
@@ -280,7 +299,7 @@ def reach(model: nn.Module, blocks: str, inputs: Mapping[str, Any], row: int, le
     return made
 
 
-def _bidirectional(folder: Path, uncut: Uncut, processor: Any) -> dict[str, Any] | None:
+def _bidirectional(folder: Path, uncut: Uncut, processor: Any, tower: str | None) -> dict[str, Any] | None:
     """Return what `bidirectional=True` does to a causal model; None where the model is not causal."""
     from midlayer_encoders import LayerEncoder
     from midlayer_encoders.errors import MidlayerError
@@ -295,7 +314,7 @@ def _bidirectional(folder: Path, uncut: Uncut, processor: Any) -> dict[str, Any]
     if all(one[0] for one in plain):
         return None
     try:
-        encoder = LayerEncoder(str(folder / "whole"), -1, bidirectional=True, device="cpu")
+        encoder = LayerEncoder(str(folder / "whole"), -1, bidirectional=True, tower=tower, device="cpu")
     except MidlayerError as reason:
         return {"refused": str(reason)}
     except Exception as reason:

@@ -87,6 +87,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 8},
     "nemotron": {"num_key_value_heads": 2, "head_dim": 8},
     "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "lsh", "local", "lsh"], "attention_head_size": 8, "is_decoder": False},
+    "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16, "mamba_d_state": 8, "n_mamba_heads": 2, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
     "vits": {"upsample_initial_channel": 32},
     "xlnet": {"d_head": 8, "n_head": 4, "d_model": 32, "d_inner": 64},
 }  # fmt: skip
@@ -131,6 +132,8 @@ def _small(name: str, value: int, depth: int) -> int:
         return value
     for pattern, size in _SIZES:
         if re.fullmatch(pattern, name):
+            if size == POSITIONS:
+                return POSITIONS
             return min(value, depth if size == DEPTH and "layer" in name else size) if value > 0 else value
     return value
 

@@ -3,82 +3,306 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from midlayer_encoders.errors import CutError, OptionError
-from midlayer_encoders.models.cut import Cut
+from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
+from midlayer_encoders.models.cut import Cut, at_depth, cut_model
+from midlayer_encoders.models.padding import mark_padding, suffers_from_padding
 from midlayer_encoders.reading.norm import final_norm
 
-__all__ = ["check_states", "turn_mask_off"]
+__all__ = ["check_padding", "check_states", "turn_mask_off"]
 
 
-def turn_mask_off(module: nn.Module, cut: Cut, name: str) -> None:
-    """Turn the causal mask off, and make sure by looking that the first token now sees the last."""
-    model: Any = module.model
-    if cut.layer > 0 and _sees_ahead(module):
-        raise OptionError(f"`bidirectional` must be False for {name}: it has no causal mask to turn off.")
-    model.config.is_causal = False
-    for part in model.modules():
-        if getattr(part, "is_causal", None) is True:
-            part.is_causal = False
-    if cut.layer > 0 and not _sees_ahead(module):
-        raise OptionError(
-            f"`bidirectional` must be False for {name}: its tokens see only those before them, "
-            "whatever its config says (a state-space model, or attention with a mask of its own)."
-        )
+# --- the states of the layer ------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def _sees_ahead(module: nn.Module) -> bool:
-    """Return whether the first token's states depend on the last token."""
-    ids = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 9]], device=next(module.parameters()).device)
-    states = module({"input_ids": ids, "attention_mask": torch.ones_like(ids)})["token_embeddings"]
-    return not torch.equal(states[0, 0], states[1, 0])
+def check_states(module: nn.Module, cut: Cut, alone: Mapping[str, Any], padded: Mapping[str, Any] | None) -> Anatomy:
+    """Return where the model keeps its parts, seen in a pass; raise unless the states that will be pooled are the layer's.
 
-
-@torch.no_grad()
-def check_states(module: nn.Module, cut: Cut, features: Mapping[str, Any]) -> None:
-    """Raise unless the states that will be pooled are those of the layer, seen by a hook on its block."""
+    Args:
+        module: reads the states; its model may hold a block more than it keeps, for layer 0.
+        cut: how the layer is had.
+        alone: the features of one short input.
+        padded: those of the same input and a longer one in one batch; ``None`` where inputs are never padded.
+    """
     model: Any = module.model
-    blocks: Any = model.get_submodule(cut.anatomy.blocks)
-    convolved = getattr(model.config, "conv_kernel_size", 0)  # DeBERTa's first layer ends after a convolution
-    if not len(blocks) or convolved:
-        return
-    with _watched(blocks, cut) as seen:
-        states = module(dict(features))["token_embeddings"]
-    expected = seen[0 if cut.layer == 0 else cut.layer - 1]
-    expected = final_norm(model, cut.anatomy, cut.norm)(expected)
-    if expected.shape != states.shape or not torch.allclose(
-        expected, states, rtol=1e-3, atol=1e-3 * float(expected.abs().max())
-    ):
+    with _unchanged(model):
+        seen = _reference(module, alone, cut)
+    anatomy = _anatomy_of(model, cut, seen)
+    expected = _expected(seen, cut, model, anatomy)
+    cut_model(model, replace(cut, anatomy=anatomy))
+    if not anatomy.shared:
+        anatomy = replace(anatomy, num_layers=cut.keep, num_blocks=cut.keep)
+    batch = alone if padded is None or suffers_from_padding(model) else padded
+    try:
+        with _unchanged(model):
+            states = module(dict(batch))["token_embeddings"][:1]
+    except _REFUSALS as reason:
+        raise CutError(f"{type(model).__name__} does not run with {cut.keep} blocks: {reason!r}") from reason
+    if expected is not None and _close(expected, states[:, : expected.shape[1]]):
+        return anatomy
+    alone_states = module(dict(alone))["token_embeddings"]
+    if expected is None and _close(alone_states, states[:, : alone_states.shape[1]]):
+        return anatomy
+    states, expected = alone_states, alone_states if expected is None else expected
+    if not _close(expected, states):
         raise CutError(
             f"{type(model).__name__} gives other states for layer {cut.layer} with norm={cut.norm!r} than its "
             "block does, so something stands between them that is not known here. "
             + ("Try norm='none'." if cut.norm == "final" else "Try norm='final'.")
         )
+    mark_padding(model)
+    return anatomy
+
+
+@torch.no_grad()
+def check_padding(module: nn.Module, alone: Mapping[str, Any], padded: Mapping[str, Any] | None) -> None:
+    """Note it where an input alone has other states than in a padded batch."""
+    states = module(dict(alone))["token_embeddings"]
+    if padded is not None and not _close(states, module(dict(padded))["token_embeddings"][:1, : states.shape[1]]):
+        mark_padding(module.model)  # type: ignore[arg-type]
+
+
+# What a model raises that is run with fewer blocks than it was written for.
+_REFUSALS = (ArithmeticError, LookupError, AttributeError, ValueError, TypeError, UnboundLocalError, RuntimeError)
+
+
+_UNREADABLE = (IndexError,)  # fewer hidden states than the finished cut will have
+
+
+def _reference(module: nn.Module, features: Mapping[str, Any], cut: Cut) -> _Pass:
+    """Watch a pass through the blocks as they were read, before any is added, silenced or dropped.
+
+    For all that its config says the model is as deep as the whole one: a block that reads its depth there would show.
+    """
+    model: Any = module.model
+    try:
+        with at_depth(model, cut):
+            return _watched_pass(model, features, cut.anatomy, module)
+    except _REFUSALS:
+        return _watched_pass(model, features, cut.anatomy, module)
+
+
+_CONVOLVED = {"deberta-v2"}  # its first layer ends after a convolution that stands outside the blocks
+_STEADY = {
+    "big_bird": 'Set "attention_type": "original_full" in its config.json.',
+    "rwkv": 'Set "rescale_every": 0 in its config.json.',
+}
+
+
+@dataclass
+class _Pass:
+    """What was seen in one pass: each call of a block, and of a module outside them after the last block."""
+
+    before: list[Tensor] = field(default_factory=list)
+    after: list[Tensor] = field(default_factory=list)
+    later: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
+    output: Tensor | None = None
+
+
+def _watched_pass(model: Any, features: Mapping[str, Any], anatomy: Anatomy, module: nn.Module) -> _Pass:
+    seen = _Pass()
+    with contextlib.ExitStack() as stack:
+        for block in model.get_submodule(anatomy.blocks):
+            stack.enter_context(watched_block(block, seen.before, seen.after))
+        for path, part in model.named_modules():
+            if path and not path.startswith(f"{anatomy.blocks}.") and path != anatomy.blocks:
+                stack.enter_context(_watched_part(path, part, seen))
+        stack.enter_context(_watched_output(model, seen))
+        with contextlib.suppress(*_UNREADABLE):
+            module(dict(features))
+    if not seen.after:
+        raise CutError(f"{type(model).__name__} does not pass through its blocks ({anatomy.blocks!r}).")
+    return seen
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """Return the states in what a block is given or returns: the first tensor of floats."""
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return next((found for found in map(first_tensor, inner) if found is not None), None)
+
+
+def _last(output: Any) -> Tensor | None:
+    return output.last_hidden_state if hasattr(output, "last_hidden_state") else first_tensor(output)
 
 
 @contextlib.contextmanager
-def _watched(blocks: Any, cut: Cut) -> Iterator[list[Tensor]]:
-    """Collect what enters the first block, for layer 0, or what each pass through a block returns."""
-    seen: list[Tensor] = []
+def watched_block(block: nn.Module, before: list[Tensor], after: list[Tensor]) -> Iterator[None]:
+    """Collect the states before and after each pass through a block."""
 
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.append(args[0] if args else kwargs["hidden_states"])
+        found = first_tensor(args)
+        before.append(found if found is not None else kwargs["hidden_states"])
 
     def leave(_: nn.Module, __: Any, output: Any) -> None:
-        seen.append(output[0] if isinstance(output, tuple) else output)
+        found = first_tensor(output)
+        if found is not None:
+            after.append(found)
 
-    if cut.layer == 0:
-        handles = [blocks[0].register_forward_pre_hook(enter, with_kwargs=True)]
-    else:
-        handles = [block.register_forward_hook(leave) for block in blocks]
+    handles = [block.register_forward_pre_hook(enter, with_kwargs=True), block.register_forward_hook(leave)]
     try:
-        yield seen
+        yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextlib.contextmanager
+def _watched_part(path: str, part: nn.Module, seen: _Pass) -> Iterator[None]:
+    def leave(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        given, made = first_tensor(args), first_tensor(output)
+        if seen.after and given is not None and made is not None:
+            seen.later.append((path, given, made))
+
+    handle = part.register_forward_hook(leave)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextlib.contextmanager
+def _watched_output(model: Any, seen: _Pass) -> Iterator[None]:
+    """Keep what the model returns; sentence-transformers calls its ``forward``, past any hook on the model."""
+    made = model.forward
+
+    @functools.wraps(made)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        output = made(*args, **kwargs)
+        seen.output = _last(output)
+        return output
+
+    model.forward = forward
+    try:
+        yield
+    finally:
+        del model.forward
+
+
+def _anatomy_of(model: Any, cut: Cut, seen: _Pass) -> Anatomy:
+    """Return the anatomy of the model as it is, with what follows the last block found by what it does."""
+    named = find_anatomy(model, blocks=cut.anatomy.blocks, final=cut.anatomy.final)
+    if not seen.after or seen.output is None:
+        return named
+    states, final = seen.after[-1], []
+    for path, given, made in seen.later:
+        if states.shape == seen.output.shape and torch.equal(states, seen.output):
+            break
+        if given.shape == states.shape and torch.equal(given, states) and made.shape[:-1] == states.shape[:-1]:
+            states = made
+            final.append(path)
+    if states.shape == seen.output.shape and torch.equal(states, seen.output):
+        return replace(named, final=tuple(final))
+    return named
+
+
+def _expected(seen: _Pass, cut: Cut, model: Any, anatomy: Anatomy) -> Tensor | None:
+    """Return the layer's states as its block has them: what the next one receives, where there is one."""
+    if cut.layer < len(seen.before):
+        states = seen.before[cut.layer]
+    elif len(seen.after) >= cut.layer > 0:
+        states = seen.after[cut.layer - 1]
+        if cut.layer == 1 and model.config.model_type in _CONVOLVED and getattr(model.config, "conv_kernel_size", 0):
+            return None
+    else:
+        raise CutError(
+            f"The blocks of {type(model).__name__} ({cut.anatomy.blocks!r}) are not called in a pass, or not each in its "
+            "turn, so its layers cannot be seen."
+        )
+    return final_norm(model, anatomy, cut.norm)(states)
+
+
+def _close(expected: Tensor, states: Tensor) -> bool:
+    if expected.shape != states.shape:
+        return False
+    tolerance = max(1e-3, 10 * torch.finfo(states.dtype).eps)
+    return torch.allclose(expected, states, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
+
+
+def _fingerprint(model: nn.Module) -> dict[str, Any]:
+    """Return what a pass must leave as it is: plain settings of every module, and how often each weight was written."""
+    found: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, bool | int | float | str) and not name.startswith("_"):
+                found[f"{path}.{name}".lstrip(".")] = value
+    return found | {name: value._version for name, value in model.named_parameters()}
+
+
+@contextlib.contextmanager
+def _unchanged(model: Any) -> Iterator[None]:
+    """Raise where a pass changes the model itself."""
+    before = _fingerprint(model)
+    yield
+    after = _fingerprint(model)
+    if changed := [name for name, value in after.items() if before.get(name, value) != value]:
+        raise CutError(
+            f"A forward pass changes {type(model).__name__} itself (`{changed[0]}`), so its vectors would depend on what "
+            "was embedded before. " + _STEADY.get(model.config.model_type, "It cannot be an encoder.")
+        )
+
+
+# --- the causal mask --------------------------------------------------------------------------------------------------
+
+
+def turn_mask_off(module: nn.Module, cut: Cut, name: str) -> None:
+    """Turn the causal mask off, and make sure by looking that in every block a token now sees the next one."""
+    model: Any = module.model
+    if cut.layer > 0 and not _blind_blocks(module, cut):
+        raise OptionError(f"`bidirectional` must be False for {name}: it has no causal mask to turn off.")
+    model.config.is_causal = False
+    for part in model.modules():
+        if getattr(part, "is_causal", None) is True:
+            part.is_causal = False
+    if cut.layer > 0 and (blind := _blind_blocks(module, cut)):
+        which = f"those of blocks {', '.join(map(str, blind))}" if len(blind) < cut.layer else "its tokens"
+        raise OptionError(
+            f"`bidirectional` must be False for {name}: {which} see only those before them, "
+            "whatever its config says (a state-space model, or attention with a mask of its own)."
+        )
+
+
+def _blind_blocks(module: nn.Module, cut: Cut) -> list[int]:
+    """Return the blocks, from 1, in which the first token does not depend on the second, in a padded batch."""
+    model: Any = module.model
+    device = next(module.parameters()).device
+    ids = torch.tensor([[5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0], [5, 6, 7, 9, 5, 6, 7, 8, 5, 6, 7, 8]], device=device)
+    seen: list[tuple[Tensor, Tensor]] = []
+    entered: list[Tensor] = []
+
+    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        states = first_tensor(args)
+        states = states if states is not None else kwargs["hidden_states"]
+        leaf = states.detach().requires_grad_(True)
+        entered.append(leaf)
+        return tuple(leaf if v is states else v for v in args), {k: leaf if v is states else v for k, v in kwargs.items()}
+
+    def leave(_: nn.Module, __: Any, output: Any) -> None:
+        states = first_tensor(output)
+        if states is not None:
+            seen.append((entered[-1], states))
+
+    with contextlib.ExitStack() as stack:
+        for block in itertools.islice(model.get_submodule(cut.anatomy.blocks), cut.layer):
+            stack.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            stack.callback(block.register_forward_hook(leave).remove)
+        with torch.enable_grad():
+            module({"input_ids": ids, "attention_mask": (ids > 0).long()})
+    blind = []
+    for number, (given, made) in enumerate(seen, 1):
+        weights = torch.linspace(-1, 1, made.shape[-1], device=device, dtype=made.dtype).cos()
+        (slope,) = torch.autograd.grad((made[0, 0] * weights).sum(), given, allow_unused=True)
+        if slope is None or not bool(slope[0, 1].abs().max() > 0):
+            blind.append(number)
+    return blind

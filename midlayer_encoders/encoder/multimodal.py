@@ -165,9 +165,20 @@ class MultimodalEncoder(PlainOnDisk):
                 "leave out those after the waveform's end, since it knows masks of the states' own length only: its "
                 "vectors would be others. Use this encoder itself, or pooling='cls'."
             )
+        if self.media == ["text"] and suffers_from_padding(model):
+            raise CutError(
+                f"Padding changes the states of a text in {type(model).__name__}, and a plain folder pads the texts of a "
+                "batch: its vectors would depend on the batch. Use this encoder itself, which passes texts of one length "
+                "together."
+            )
         if suffers_from_padding(model) or compat.has_mask_of_states(model):
             logger.warning(
                 "A plain folder pools the padding of shorter waveforms in a batch: encode with batch_size=1 there."
+            )
+        if compat.lacks_folder(model):
+            raise CutError(
+                f"{type(model).__name__} is the encoder of a model that also has a decoder, and a plain folder is loaded "
+                "as the whole of it, which asks for a second text. Use this encoder itself."
             )
         if not has_automatic_class(model.config):
             raise CutError(

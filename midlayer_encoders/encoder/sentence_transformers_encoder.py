@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import EncoderSpec, Layer, Medium, Norm, Pooling
-from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, centering
-from midlayer_encoders.encoder.checks import check_states, turn_mask_off
-from midlayer_encoders.encoder.inputs import both_media, moved, probe_input
+from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, centering, probes
+from midlayer_encoders.encoder.checks import check_padding, turn_mask_off
+from midlayer_encoders.encoder.inputs import both_media
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.multimodal import MultimodalEncoder
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, with_options
@@ -30,6 +30,7 @@ from midlayer_encoders.media import InputError
 from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, JointCut
+from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.selection import Selection, select
 from midlayer_encoders.selection.rules import check_rule
 
@@ -128,12 +129,11 @@ class LayerEncoder(MultimodalEncoder):
         self.max_pixels = options.max_pixels
         self._gguf_file = built.gguf_file
         self._truncation_warned = False
-        if isinstance(cut, Cut):
-            if options.bidirectional:
-                turn_mask_off(self[0], cut, self.name)
+        self._anatomy = built.anatomy
+        if isinstance(cut, Cut) and options.bidirectional:
+            turn_mask_off(self[0], cut, self.name)
             if not isinstance(self[0], MemoryModule):
-                features = self.preprocess([probe_input(self.media, self.sampling_rate)])
-                check_states(self[0], cut, moved(features, self.device))
+                check_padding(self[0], *probes(self[0]))
         if options.center is not None:
             self._center_on(options.center)
 
@@ -191,7 +191,7 @@ class LayerEncoder(MultimodalEncoder):
                 "Load one: LayerEncoder(model, -1, tower='image')."
             )
         first: Any = self[0]
-        return first.anatomy if isinstance(first, MemoryModule) else find_anatomy(first.model)
+        return first.anatomy if isinstance(first, MemoryModule) else self._anatomy or find_anatomy(first.model)
 
     def model_card_text(self) -> str:
         """Return the README of the folder that ``save_pretrained`` writes."""
@@ -240,7 +240,8 @@ class LayerEncoder(MultimodalEncoder):
 
     def forward(self, input: dict[str, Any], **kwargs: Any) -> dict[str, Any]:  # noqa: A002  (the base class's name)
         """Run the modules; a text without tokens embeds as zero under every pooling."""
-        if not self.layers and input.get("modality") in ("image", "audio"):
+        apart = not self.training and suffers_from_padding(self.transformer)
+        if not self.layers and (apart or input.get("modality") in ("image", "audio")):
             return self._forward_media(input)
         features: dict[str, Any] = super().forward(input, **kwargs)
         mask, embedding = features.get("attention_mask"), features.get("sentence_embedding")

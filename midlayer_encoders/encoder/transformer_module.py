@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import nn
 
-from midlayer_encoders.encoder.compat import transformer_around
+from midlayer_encoders.encoder.compat import tokenizer_alone, transformer_around
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.models.padding import suffers_from_padding
@@ -36,7 +37,8 @@ def transformer_module(
     options = _processor_options(model, loaded, source, max_length)
     if isinstance(cut, JointCut):
         options.pop("model_input_names", None)  # its processor knows whether its model wants a mask
-    module = transformer_around(loaded, model, options)
+    with tokenizer_alone(model, options) if isinstance(cut, Cut) and cut.language else nullcontext(model) as folder:
+        module = transformer_around(loaded, folder, options)
     if getattr(loaded, "hf_quantizer", None) is not None:  # GGUF weights are plain ones once they are read
         loaded.hf_quantizer = None  # type: ignore[assignment]
         if hasattr(config, "quantization_config"):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Sequence
 from operator import attrgetter
@@ -15,16 +16,19 @@ from torch import Tensor, nn
 
 __all__ = [
     "BACKBONE_STAGES",
+    "COUNTS",
     "ENCODERS",
     "LOADING",
     "drop_recording_hooks",
     "encoder_class",
     "has_mask_of_states",
     "is_pretrained",
+    "lacks_folder",
     "mask_of_states",
     "opt_lacks_final_norm",
     "read_weights",
     "register_recordable_outputs",
+    "text_config",
     "unsplit_classes",
 ]
 
@@ -38,6 +42,9 @@ leave each other's values behind for good.
 
 BACKBONE_STAGES = ("out_features", "out_indices", "stage_names", "_out_features", "_out_indices")
 """Settings of a backbone's outputs, one for each block: transformers makes them anew when they are absent."""
+
+COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "num_encoder_layers", "depth")
+"""Names by which configs count blocks."""
 
 ENCODERS = {
     "t5": "T5EncoderModel",
@@ -79,11 +86,41 @@ def read_weights(
     return loaded, told
 
 
-def encoder_class(model_type: str) -> Any:
-    """Return the class of :data:`ENCODERS` for a model type, or ``None``."""
+def encoder_class(config: Any) -> Any:
+    """Return the class that holds the encoder alone of a model that also has a decoder, ``None`` for any other model.
+
+    Where :data:`ENCODERS` has none, it is the class of what the whole model hands out as its encoder.
+    """
     import transformers
 
-    return attrgetter(ENCODERS[model_type])(transformers) if model_type in ENCODERS else None
+    if (name := ENCODERS.get(getattr(config, "model_type", ""))) is not None:
+        return attrgetter(name)(transformers)
+    if not getattr(config, "is_encoder_decoder", False) or type(config) not in transformers.MODEL_MAPPING:
+        return None
+    with torch.device("meta"):
+        whole: Any = transformers.AutoModel.from_config(copy.deepcopy(config))
+    return type(whole.get_encoder())
+
+
+def lacks_folder(model: nn.Module) -> bool:
+    """Return whether a model is an encoder that is not loaded by itself: neither transformers nor
+    sentence-transformers has an automatic class for it."""
+    config: Any = model.config
+    return bool(getattr(config, "is_encoder_decoder", False)) and config.model_type not in ENCODERS
+
+
+def text_config(config: Any) -> Any:
+    """Return the config of the language model inside one that also reads images or audio, ``None`` where it is none.
+
+    An encoder with a decoder is none: transformers hands out a copy with other values for it.
+    """
+    if config is None or not hasattr(config, "get_text_config") or getattr(config, "is_encoder_decoder", False):
+        return None
+    try:
+        inner = config.get_text_config(decoder=True)
+    except (ValueError, AttributeError):  # several, and none is the language model
+        return None
+    return inner if inner is not config and getattr(inner, "model_type", "") else None
 
 
 def unsplit_classes(model: nn.Module) -> set[str]:
