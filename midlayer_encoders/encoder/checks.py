@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders.errors import CutError, OptionError
+from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, at_depth, cut_model
-from midlayer_encoders.models.padding import mark_padding, suffers_from_padding
+from midlayer_encoders.models.padding import mark_padding, mark_wants_padding, suffers_from_padding
 from midlayer_encoders.reading.norm import final_norm
 
 __all__ = ["check_padding", "check_states", "turn_mask_off"]
@@ -39,15 +40,20 @@ def check_states(module: nn.Module, cut: Cut, alone: Mapping[str, Any], padded: 
         seen = _reference(module, alone, cut)
     anatomy = _anatomy_of(model, cut, seen)
     expected = _expected(seen, cut, model, anatomy)
+    if expected is not None and "input_ids" in alone:  # some pad to whole windows inside
+        expected = expected[:, : alone["input_ids"].shape[1]]
     cut_model(model, replace(cut, anatomy=anatomy))
+    compat.drop_recording_hooks(model)  # installed by the first pass, on the blocks that there were then
     if not anatomy.shared:
         anatomy = replace(anatomy, num_layers=cut.keep, num_blocks=cut.keep)
     batch = alone if padded is None or suffers_from_padding(model) else padded
     try:
         with _unchanged(model):
             states = module(dict(batch))["token_embeddings"][:1]
+            if "input_ids" in batch and states.shape[1] != batch["input_ids"].shape[1]:
+                raise ValueError(f"{states.shape[1]} states of {batch['input_ids'].shape[1]} tokens")
     except _REFUSALS as reason:
-        raise CutError(f"{type(model).__name__} does not run with {cut.keep} blocks: {reason!r}") from reason
+        raise CutError(f"{type(model).__name__} does not run with {cut.keep} blocks: {reason}") from reason
     if expected is not None and _close(expected, states[:, : expected.shape[1]]):
         return anatomy
     alone_states = module(dict(alone))["token_embeddings"]
@@ -197,14 +203,18 @@ def _anatomy_of(model: Any, cut: Cut, seen: _Pass) -> Anatomy:
         return named
     states, final = seen.after[-1], []
     for path, given, made in seen.later:
-        if states.shape == seen.output.shape and torch.equal(states, seen.output):
+        if _same(states, seen.output):
             break
         if given.shape == states.shape and torch.equal(given, states) and made.shape[:-1] == states.shape[:-1]:
             states = made
             final.append(path)
-    if states.shape == seen.output.shape and torch.equal(states, seen.output):
-        return replace(named, final=tuple(final))
-    return named
+    return replace(named, final=tuple(final)) if _same(states, seen.output) else named
+
+
+def _same(states: Tensor, output: Tensor) -> bool:
+    """Return whether states are the model's output; some pad to whole windows inside."""
+    states = states[:, : output.shape[1]]
+    return states.shape == output.shape and torch.equal(states, output)
 
 
 def _expected(seen: _Pass, cut: Cut, model: Any, anatomy: Anatomy) -> Tensor | None:
@@ -265,12 +275,23 @@ def turn_mask_off(module: nn.Module, cut: Cut, name: str) -> None:
     for part in model.modules():
         if getattr(part, "is_causal", None) is True:
             part.is_causal = False
+    _pad_where_needed(module)
     if cut.layer > 0 and (blind := _blind_blocks(module, cut)):
         which = f"those of blocks {', '.join(map(str, blind))}" if len(blind) < cut.layer else "its tokens"
         raise OptionError(
             f"`bidirectional` must be False for {name}: {which} see only those before them, "
             "whatever its config says (a state-space model, or attention with a mask of its own)."
         )
+
+
+@torch.no_grad()
+def _pad_where_needed(module: nn.Module) -> None:
+    """Note it where a model without its causal mask runs only when something is padded: MPT asks for a mask then."""
+    ids = torch.tensor([[5, 6, 7]], device=next(module.parameters()).device)
+    try:
+        module({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    except AttributeError:
+        mark_wants_padding(module.model)  # type: ignore[arg-type]
 
 
 def _blind_blocks(module: nn.Module, cut: Cut) -> list[int]:

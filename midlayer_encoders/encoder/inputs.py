@@ -26,6 +26,7 @@ __all__ = [
     "read_inputs",
     "sampling_rate",
     "with_fixed_order",
+    "with_padded_column",
     "with_token_mask",
     "without_needless_mask",
 ]
@@ -159,6 +160,15 @@ def with_token_mask(model: nn.Module, features: dict[str, Any]) -> dict[str, Any
     """Return features whose mask is of the states, as pooling wants it, not of the samples or spectra."""
     states = features["token_embeddings"]
     return {**features, "attention_mask": real_tokens(features.get("attention_mask"), states, model=model).long()}
+
+
+def with_padded_column(features: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the features of texts with one column more, which the mask hides."""
+    size = features["input_ids"].shape
+    return {
+        key: torch.nn.functional.pad(value, (0, 1)) if isinstance(value, Tensor) and value.shape == size else value
+        for key, value in features.items()
+    }
 
 
 def moved(features: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.models import compat
 from midlayer_encoders.models.load import has_automatic_class
-from midlayer_encoders.models.padding import suffers_from_padding
+from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 
 __all__ = ["MultimodalEncoder"]
 
@@ -164,6 +164,11 @@ class MultimodalEncoder(PlainOnDisk):
                 f"The states of {type(model).__name__} fill a fixed window, and the pooling of a plain folder cannot "
                 "leave out those after the waveform's end, since it knows masks of the states' own length only: its "
                 "vectors would be others. Use this encoder itself, or pooling='cls'."
+            )
+        if wants_padding(model):
+            raise CutError(
+                f"{type(model).__name__} runs without its causal mask only where a batch is padded, which a plain folder "
+                "does not see to. Use this encoder itself, or leave out `bidirectional`."
             )
         if self.media == ["text"] and suffers_from_padding(model):
             raise CutError(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from midlayer_encoders._types import EncoderSpec, Layer, Medium, Norm, Pooling
 from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, centering, probes
 from midlayer_encoders.encoder.checks import check_padding, turn_mask_off
-from midlayer_encoders.encoder.inputs import both_media
+from midlayer_encoders.encoder.inputs import both_media, with_padded_column
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.multimodal import MultimodalEncoder
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, with_options
@@ -30,7 +30,7 @@ from midlayer_encoders.media import InputError
 from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, JointCut
-from midlayer_encoders.models.padding import suffers_from_padding
+from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.selection import Selection, select
 from midlayer_encoders.selection.rules import check_rule
 
@@ -132,7 +132,7 @@ class LayerEncoder(MultimodalEncoder):
         self._anatomy = built.anatomy
         if isinstance(cut, Cut) and options.bidirectional:
             turn_mask_off(self[0], cut, self.name)
-            if not isinstance(self[0], MemoryModule):
+            if not isinstance(self[0], MemoryModule) and not wants_padding(self.transformer):
                 check_padding(self[0], *probes(self[0]))
         if options.center is not None:
             self._center_on(options.center)
@@ -236,7 +236,7 @@ class LayerEncoder(MultimodalEncoder):
         features = super().preprocess(inputs, prompt=prompt, **kwargs)
         if not self._truncation_warned:
             self._warn_truncation(inputs, features, prompt)
-        return features
+        return with_padded_column(features) if wants_padding(self.transformer) else features
 
     def forward(self, input: dict[str, Any], **kwargs: Any) -> dict[str, Any]:  # noqa: A002  (the base class's name)
         """Run the modules; a text without tokens embeds as zero under every pooling."""

@@ -90,7 +90,7 @@ def plan_cuts(anatomy: Anatomy, layer: int, norm: Norm, *, model_type: str = "")
     if layer > 0:
         return [ends]
     empty = [] if model_type in _NEVER_EMPTY else [ends]
-    return [*empty, silent] if anatomy.final else [*empty, received, silent]
+    return [*empty, silent, received] if anatomy.final else [*empty, received, silent]
 
 
 def cut_config(config: Any, num_layers: int, keep: int) -> Any:
@@ -101,7 +101,8 @@ def cut_config(config: Any, num_layers: int, keep: int) -> Any:
     """
     fields = config.to_dict()
     counts = [name for name in _COUNTS if fields.get(name) == num_layers]
-    if not counts:
+    lists = [name for name, value in fields.items() if isinstance(value, list | str) and len(value) == num_layers]
+    if not counts and not any(_PER_LAYER.search(name) for name in lists):
         raise CutError(
             f"{type(config).__name__} does not say how many blocks the model has ({', '.join(_COUNTS)}), so a cut one "
             "could not be loaded again. Cut the module itself with `cut_model`."

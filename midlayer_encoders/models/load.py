@@ -313,9 +313,17 @@ def _difference(left: nn.Module, right: nn.Module) -> str | None:
         for name, value in vars(a).items():
             if name.startswith("_") or "drop" in name or not _plain(value):
                 continue
-            if "drop" not in path and vars(theirs[path]).get(name) != value:
+            if "drop" not in path and not _alike(vars(theirs[path]).get(name), value):
                 return f"`{path}.{name}` is {vars(theirs[path]).get(name)!r} instead of {value!r}".replace("`.", "`")
     return None
+
+
+def _alike(cut: Any, whole: Any) -> bool:
+    """Return whether a setting is the same in a cut model, or a list of one thing for each block that was cut to match."""
+    if isinstance(cut, list | tuple) and isinstance(whole, list | tuple) and len(whole) > 2:
+        shared = min(len(cut), len(whole))
+        return list(cut[:shared]) == list(whole[:shared])
+    return bool(cut == whole)
 
 
 def _plain(value: Any) -> bool:

@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["mark_padding", "suffers_from_padding"]
+__all__ = ["mark_padding", "mark_wants_padding", "suffers_from_padding", "wants_padding"]
 
 _MARK = "_suffers_from_padding"  # an attribute of the model, so that it goes where copies of the model go
+_WANTS = "_wants_padding"
 
 
 def suffers_from_padding(model: nn.Module) -> bool:
@@ -32,3 +33,13 @@ def suffers_from_padding(model: nn.Module) -> bool:
 def mark_padding(model: nn.Module) -> None:
     """Note that padding was seen to change the states of a model."""
     setattr(model, _MARK, True)
+
+
+def wants_padding(model: nn.Module) -> bool:
+    """Return whether a model runs only where something is padded: one column more, which the mask hides, is added."""
+    return bool(getattr(model, _WANTS, False))
+
+
+def mark_wants_padding(model: nn.Module) -> None:
+    """Note that a model was seen to run only where something is padded."""
+    setattr(model, _WANTS, True)
