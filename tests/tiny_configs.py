@@ -18,7 +18,7 @@ from tests.families import DEPTH, VOCAB, WIDTH
 POSITIONS = 256
 WINDOW = 8
 IMAGE, PATCH = 16, 4
-MOST_PARAMETERS = 8_000_000
+MOST_PARAMETERS = 100_000_000
 
 # The first pattern that fits the whole name of a setting gives its value.
 _SIZES: tuple[tuple[str, int], ...] = (
@@ -41,6 +41,7 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"patch_size", PATCH),
     (r".*(max_position_embeddings|n_positions|max_target_positions|max_seq_len(gth)?|n_ctx|seq_length|model_max_length)", POSITIONS),
     (r"(sliding|local|attention)_?(window|attention|chunk)(_size|_length)?|window_size|block_size|attention_chunk_size|local_block_size", WINDOW),
+    (r"rotary_dim", 4),
     (r"num_conv_pos_embeddings", 8),
     (r"num_conv_pos_embedding_groups", 2),
     (r"projection_dim|.*word_embed_proj_dim", WIDTH),
@@ -62,17 +63,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "bamba": {**_MAMBA, "attn_layer_indices": [1, 3]},
     "cosmos3_edge": {"text_config.rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
     "cosmos3_edge_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
+    "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
+    "lilt": {"hidden_size": 48, "channel_shrink_ratio": 4, "num_attention_heads": 4},
+    "mobilebert": {"embedding_size": 32, "true_hidden_size": 32, "intra_bottleneck_size": 32, "hidden_size": 32},
+    "esmc": {"num_key_value_heads": 4, "mask_token_id": 1},
+    "gemma3n_text": {"vocab_size_per_layer_input": VOCAB, "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"], "num_kv_shared_layers": 0},
+    "gemma4_text": {"vocab_size_per_layer_input": VOCAB, "num_kv_shared_layers": 0},
+    "gemma4": {"text_config.vocab_size_per_layer_input": VOCAB, "text_config.num_kv_shared_layers": 0},
     "dots1": {"n_routed_experts": 4, "n_group": 1, "topk_group": 1},
     "donut-swin": _SWIN,
     "maskformer-swin": _SWIN,
     "swinv2": _SWIN,
     "swin2sr": _SWIN,
     "esm": {"vocab_size": VOCAB, "mask_token_id": 1, "position_embedding_type": "rotary", "token_dropout": False, "is_folding_model": False},
-    "esmc": {"num_key_value_heads": 4},
     "falcon_h1": {**_MAMBA, "mamba_d_ssm": 64},
     "funnel": {"block_sizes": [2, 2], "block_repeats": [1, 1], "num_decoder_layers": 1},
-    "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"], "num_kv_shared_layers": 0},
-    "gemma4_text": {"num_kv_shared_layers": 0},
     "glm5_next": {"text_config.num_key_value_heads": 4},
     "glm5_next_text": {"num_key_value_heads": 4},
     "granitemoehybrid": {**_MAMBA, "layer_types": ["mamba", "attention", "mamba", "attention"]},
@@ -117,6 +122,13 @@ def shrunk(fields: Mapping[str, Any], depth: int = DEPTH) -> dict[str, Any]:
             made[name] = every_kind(value, depth)
         else:
             made[name] = value
+    if made.get("kv_lora_rank") or made.get("qk_rope_head_dim"):  # latent attention: one head of keys for each of queries
+        made |= {name: 4 for name in ("num_key_value_heads",) if name in made}
+        made |= {name: 16 for name in ("qk_head_dim",) if name in made}
+    rope = made.get("rope_parameters")
+    if isinstance(rope, Mapping) and "mrope_section" in rope:
+        made["rope_parameters"] = {**rope, "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0}
+        made["head_dim"] = 8
     return made
 
 

@@ -111,6 +111,11 @@ def probes(first: Any) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """
     model, taken = first.model, media_taken(first.modalities)
     device = next(model.parameters()).device
+    if not taken:
+        raise CutError(
+            f"{type(model).__name__} takes neither text nor images nor audio by itself (sentence-transformers finds: "
+            f"{', '.join(map(str, first.modalities)) or 'nothing'}), so it cannot be an encoder."
+        )
     short, longer = probe_inputs(taken, sampling_rate(first.processor))
 
     def features(inputs: list[Any]) -> dict[str, Any]:

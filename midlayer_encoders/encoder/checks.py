@@ -19,7 +19,7 @@ from midlayer_encoders.models.cut import Cut, at_depth, cut_model
 from midlayer_encoders.models.padding import mark_padding, mark_wants_padding, suffers_from_padding
 from midlayer_encoders.reading.norm import final_norm
 
-__all__ = ["check_padding", "check_states", "turn_mask_off"]
+__all__ = ["check_padding", "check_states", "close", "turn_mask_off"]
 
 
 # --- the states of the layer ------------------------------------------------------------------------------------------
@@ -54,13 +54,13 @@ def check_states(module: nn.Module, cut: Cut, alone: Mapping[str, Any], padded: 
                 raise ValueError(f"{states.shape[1]} states of {batch['input_ids'].shape[1]} tokens")
     except _REFUSALS as reason:
         raise CutError(f"{type(model).__name__} does not run with {cut.keep} blocks: {reason}") from reason
-    if expected is not None and _close(expected, states[:, : expected.shape[1]]):
+    if expected is not None and close(expected, states[:, : expected.shape[1]]):
         return anatomy
     alone_states = module(dict(alone))["token_embeddings"]
-    if expected is None and _close(alone_states, states[:, : alone_states.shape[1]]):
+    if expected is None and close(alone_states, states[:, : alone_states.shape[1]]):
         return anatomy
     states, expected = alone_states, alone_states if expected is None else expected
-    if not _close(expected, states):
+    if not close(expected, states):
         raise CutError(
             f"{type(model).__name__} gives other states for layer {cut.layer} with norm={cut.norm!r} than its "
             "block does, so something stands between them that is not known here. "
@@ -74,7 +74,7 @@ def check_states(module: nn.Module, cut: Cut, alone: Mapping[str, Any], padded: 
 def check_padding(module: nn.Module, alone: Mapping[str, Any], padded: Mapping[str, Any] | None) -> None:
     """Note it where an input alone has other states than in a padded batch."""
     states = module(dict(alone))["token_embeddings"]
-    if padded is not None and not _close(states, module(dict(padded))["token_embeddings"][:1, : states.shape[1]]):
+    if padded is not None and not close(states, module(dict(padded))["token_embeddings"][:1, : states.shape[1]]):
         mark_padding(module.model)  # type: ignore[arg-type]
 
 
@@ -94,13 +94,21 @@ def _reference(module: nn.Module, features: Mapping[str, Any], cut: Cut) -> _Pas
     try:
         with at_depth(model, cut):
             return _watched_pass(model, features, cut.anatomy, module)
+    except CutError:
+        raise
     except _REFUSALS:
-        return _watched_pass(model, features, cut.anatomy, module)
+        try:
+            return _watched_pass(model, features, cut.anatomy, module)
+        except _REFUSALS as reason:
+            raise CutError(
+                f"{type(model).__name__} does not run on what its processor makes of a short input: {reason}"
+            ) from reason
 
 
 _CONVOLVED = {"deberta-v2"}  # its first layer ends after a convolution that stands outside the blocks
 _STEADY = {
     "big_bird": 'Set "attention_type": "original_full" in its config.json.',
+    "bigbird_pegasus": 'Set "attention_type": "original_full" in its config.json.',
     "rwkv": 'Set "rescale_every": 0 in its config.json.',
 }
 
@@ -233,10 +241,11 @@ def _expected(seen: _Pass, cut: Cut, model: Any, anatomy: Anatomy) -> Tensor | N
     return final_norm(model, anatomy, cut.norm)(states)
 
 
-def _close(expected: Tensor, states: Tensor) -> bool:
+def close(expected: Tensor, states: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Return whether two tensors are the same but for rounding in a precision, their own by default."""
     if expected.shape != states.shape:
         return False
-    tolerance = max(1e-3, 10 * torch.finfo(states.dtype).eps)
+    tolerance = max(1e-3, 10 * torch.finfo(dtype or states.dtype).eps)
     return torch.allclose(expected, states, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Pooling
+from midlayer_encoders.encoder.checks import close
 from midlayer_encoders.encoder.compat import PlainOnDisk
 from midlayer_encoders.encoder.inputs import (
     check_lengths,
     media_taken,
     moved,
     pass_by_length,
+    probe_inputs,
     read_inputs,
     sampling_rate,
     with_fixed_order,
@@ -49,6 +53,7 @@ class MultimodalEncoder(PlainOnDisk):
     name: str
     pooling: Pooling
     max_pixels: int
+    layers: dict[str, int]
     _truncation_warned: bool
 
     @property
@@ -154,6 +159,23 @@ class MultimodalEncoder(PlainOnDisk):
         """
         self._check_export()
         super().save(path, *args, **kwargs)
+        self._check_folder(path)
+
+    def _check_folder(self, path: str) -> None:
+        """Raise unless the folder, loaded as anyone loads it, gives the vectors that this encoder gives."""
+        if self.training or self.layers:
+            return
+        inputs = [one for one in probe_inputs(self.media, self.sampling_rate) if one is not None]
+        options = {"batch_size": 1, "convert_to_tensor": True, "show_progress_bar": False}
+        plain = SentenceTransformer(path, device=str(self.device), model_kwargs={"dtype": self.dtype})
+        ours, theirs = self.encode(inputs, **options), plain.encode(inputs, **options)
+        if not close(ours.float(), theirs.float(), self.dtype):
+            Path(path, "modules.json").unlink()  # so that nobody takes it for this encoder
+            raise CutError(
+                f"The folder {path} gives other vectors than this encoder when sentence-transformers loads it: transformers "
+                f"reads the model or the tokenizer of {type(self.transformer).__name__} otherwise from there. Use this "
+                "encoder itself; the folder is left without its modules.json."
+            )
 
     def _check_export(self) -> None:
         model: Any = self[0].model

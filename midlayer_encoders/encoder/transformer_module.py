@@ -10,7 +10,7 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import nn
 
 from midlayer_encoders.encoder.compat import tokenizer_alone, transformer_around
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.models.padding import suffers_from_padding
 
@@ -34,11 +34,20 @@ def transformer_module(
 ) -> Transformer:
     """Return the module that prepares inputs and reads the layer's states, or of a joint model what its heads make."""
     config: Any = loaded.config
-    options = _processor_options(model, loaded, source, max_length)
-    if isinstance(cut, JointCut):
-        options.pop("model_input_names", None)  # its processor knows whether its model wants a mask
-    with tokenizer_alone(model, options) if isinstance(cut, Cut) and cut.language else nullcontext(model) as folder:
-        module = transformer_around(loaded, folder, options)
+    alone = isinstance(cut, Cut) and cut.language
+    try:
+        options = _processor_options(model, loaded, source, max_length)
+        if isinstance(cut, JointCut):
+            options.pop("model_input_names", None)  # its processor knows whether its model wants a mask
+        with tokenizer_alone(model, options) if alone else nullcontext(model) as folder:
+            module = transformer_around(loaded, folder, options)
+    except (OSError, ImportError, ValueError, LookupError, AttributeError, TypeError) as reason:
+        if isinstance(reason, MidlayerError):
+            raise
+        raise ModelNotFoundError(
+            f"What prepares the inputs of {model!r} cannot be read: {reason} "
+            "Save its tokenizer or processor beside the model, with `save_pretrained`."
+        ) from reason
     if getattr(loaded, "hf_quantizer", None) is not None:  # GGUF weights are plain ones once they are read
         loaded.hf_quantizer = None  # type: ignore[assignment]
         if hasattr(config, "quantization_config"):

@@ -99,7 +99,8 @@ def encoder_class(config: Any) -> Any:
         return None
     with torch.device("meta"):
         whole: Any = transformers.AutoModel.from_config(copy.deepcopy(config))
-    return type(whole.get_encoder())
+    encoder = whole.get_encoder()
+    return type(encoder) if is_pretrained(encoder) and encoder is not whole else None
 
 
 def lacks_folder(model: nn.Module) -> bool:

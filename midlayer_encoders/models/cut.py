@@ -104,8 +104,9 @@ def cut_config(config: Any, num_layers: int, keep: int) -> Any:
     lists = [name for name, value in fields.items() if isinstance(value, list | str) and len(value) == num_layers]
     if not counts and not any(_PER_LAYER.search(name) for name in lists):
         raise CutError(
-            f"{type(config).__name__} does not say how many blocks the model has ({', '.join(_COUNTS)}), so a cut one "
-            "could not be loaded again. Cut the module itself with `cut_model`."
+            f"{type(config).__name__} does not say that the model has {num_layers} blocks ({', '.join(_COUNTS)}), so a cut "
+            "one could not be loaded again: a model of several stages has no one stack of layers. If the blocks of this "
+            "one are of one width, pass the module and the path of its blocks to `LayerEncoder.from_module`."
         )
     for name in counts:
         fields[name] = keep

@@ -97,7 +97,13 @@ def load_cut(
             whole = _tower(whole, part)
         elif compat.encoder_class(config) is not None:
             part = "encoder"
-        loaded, cut = _load_single(model, whole, layer, norm, part, adapters, source, plan=plan, spare=spare)
+        try:
+            loaded, cut = _load_single(model, whole, layer, norm, part, adapters, source, plan=plan, spare=spare)
+        except ModelNotFoundError:
+            if part in (None, "encoder") or adapters or tower is not None:
+                raise
+            # transformers converts some names and weights for the whole model only: it is read whole.
+            loaded, cut = _load_part(model, type(whole), layer, norm, part, source, plan=plan, spare=spare)
         return loaded, replace(cut, language=tower is None and part not in (None, "encoder"))
 
 
@@ -144,6 +150,31 @@ def _load_single(
     read = _read(type(whole), model, config, source, final=anatomy.final, dropped=dropped, prefix=prefix)
     loaded = merge_adapters(read, adapters) if adapters else read
     # What is left of the cut after the load: blocks that adapters needed, one to add, one to silence.
+    if not spare:
+        cut_model(loaded, replace(cut, anatomy=_after(anatomy, loaded)))
+    return loaded.eval(), cut
+
+
+def _load_part(
+    model: str, kind: Any, layer: Layer | Mapping[str, Layer], norm: Norm, part: str, source: dict[str, Any], *,
+    plan: int, spare: bool,
+) -> tuple[nn.Module, Cut]:  # fmt: skip
+    """Read a whole model and keep its language model, cut at a layer."""
+    config = load_config(model, source["revision"], local=source["local_files_only"])
+    composite = _empty(config)
+    read = _read(type(composite), model, config, source).get_submodule(part)
+    loaded = read if isinstance(read, kind) else read.base_model
+    if not isinstance(loaded, kind) or isinstance(layer, Mapping):
+        raise CutError(f"The language model of {type(composite).__name__} is not a {kind.__name__}, which would read it.")
+    anatomy = find_anatomy(loaded)
+    resolved = resolve_layer(layer, anatomy.num_layers, name=model)
+    cuts = plan_cuts(anatomy, resolved, norm, model_type=getattr(loaded.config, "model_type", ""))
+    if plan >= len(cuts):
+        raise NoPlanError
+    cut = cuts[plan]
+    keep = min(max(cut.keep, 1), anatomy.num_layers)
+    _check(loaded, cut_config(loaded.config, anatomy.num_layers, keep), [(anatomy, keep)], False)
+    cut_model(loaded, replace(cut, keep=keep, silent=False))
     if not spare:
         cut_model(loaded, replace(cut, anatomy=_after(anatomy, loaded)))
     return loaded.eval(), cut
@@ -252,7 +283,15 @@ def _empty(config: Any, trust_remote_code: bool = False) -> Any:
     encoder = compat.encoder_class(config)
     with torch.device("meta"):
         if encoder is not None:
-            return encoder(copy.deepcopy(config))
+            try:
+                return encoder(copy.deepcopy(config))
+            except TypeError as reason:
+                raise CutError(f"The encoder of {type(config).__name__} cannot be made by itself: {reason}") from reason
+        if getattr(config, "is_encoder_decoder", False):
+            raise CutError(
+                f"{type(config).__name__} is of an encoder and a decoder, and its encoder is not a model by itself, so its "
+                "layers cannot be read. Pass a model of an encoder alone."
+            )
         return transformers.AutoModel.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code)
 
 
