@@ -16,6 +16,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -156,6 +157,9 @@ def build(model_type: str, folder: Path) -> tuple[nn.Module, str, Any]:
         if medium == "text" and hasattr(model.config, "vision_config"):  # its processor prepares images too
             tf.ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
         processor.save_pretrained(folder)
+    if medium == "text":  # transformers chooses the class of a tokenizer by the model beside it
+        processor = tf.AutoTokenizer.from_pretrained(folder)
+        processor.padding_side = "right"
     return model, medium, processor
 
 
@@ -197,7 +201,8 @@ def examine(model_type: str, folder: Path) -> dict[str, Any]:
     towers = ("text", "image") if joint(model) else (None,)
     for tower in towers:
         if tower is not None:
-            medium, processor = tower, processor_of(model_type, tower, "", model.config.vision_config)
+            medium = tower
+            processor = processor_of(model_type, tower, "", model.config.vision_config) if tower == "image" else processor
         _examine_part(found, model, medium, processor, tower, folder)
     return found
 
@@ -213,7 +218,7 @@ def _examine_part(found: dict[str, Any], model: Any, medium: str, processor: Any
         states = [uncut.layers(one) for one in given]
         expected = {norm: [[one[norm][k] for one in states] for k in range(uncut.num_layers + 1)] for norm in NORMS}
         if not all(bool(s.isfinite().all()) for norm in NORMS for layer in expected[norm] for s in layer):
-            found["no_oracle"] = "its states are not finite with random weights"
+            expected, found["no_oracle"] = None, "its states are not finite with random weights"
     except NoStackError as reason:
         found["no_stack"] = str(reason)
     except Exception as reason:
@@ -421,7 +426,7 @@ def verdict(found: Mapping[str, Any]) -> tuple[str, str]:
     if both.get("padded", 0) > TOLERANCE:
         bad.append(f"bidirectional: padded {both['padded']:.1e}")
     if "no_oracle" in found and not refused and not raised:
-        return "not built", f"does not run: {found['no_oracle']}"
+        return "not built", f"does not run here: {found['no_oracle']}"
     if bad:
         return "wrong", "; ".join(bad)
     if raised:
@@ -528,6 +533,63 @@ def registered() -> list[str]:
     return sorted(MODEL_MAPPING_NAMES)
 
 
+TITLES = {
+    "exact": "Exact",
+    "some layers": "Exact for some layers",
+    "refused": "Refused",
+    "not built": "Not built here",
+    "wrong": "Wrong",
+    "raised": "Raised an error that is not this package's",
+}
+
+
+def page(lines: Sequence[Mapping[str, Any]], missing: int) -> str:
+    """Return the page of all families."""
+    import sentence_transformers
+    import transformers
+
+    groups = {name: [one for one in lines if one["verdict"] == name] for name in TITLES}
+    counts = ", ".join(f"{len(found)} {name}" for name, found in groups.items() if found or name in ("wrong", "raised"))
+    text = [
+        "# Model families",
+        "",
+        f"{len(lines)} of the {len(lines) + missing} model types that transformers {transformers.__version__} registers "
+        f"(sentence-transformers {sentence_transformers.__version__}, torch {torch.__version__}): {counts}.",
+        "",
+        "A tiny random model of each type was compared with the uncut model, whose blocks were watched without this package: every layer "
+        "and both norms, an input alone, a padded batch, all layers from one pass, the exported folder where this package cannot be "
+        "imported, and `bidirectional=True` where the model is causal. Made by `python -m benchmarks.census`; the findings are in "
+        "[`census.jsonl`](../benchmarks/results/census.jsonl). Composite models are read by their language model, joint ones by both towers.",
+    ]
+    for name, title in TITLES.items():
+        if not groups[name]:
+            continue
+        text += ["", f"## {title} ({len(groups[name])})", ""]
+        if name == "exact":
+            text += ["| type | class | medium | exported folder | `bidirectional` |", "|---|---|---|---|---|"]
+            text += [f"| {one['type']} | {one['class']} | {one['medium']} | {exported(one)} | {both_ways(one)} |" for one in groups[name]]
+        else:
+            text += ["| type | why |", "|---|---|", *(f"| {one['type']} | {reason(one)} |" for one in groups[name])]
+    return "\n".join(text) + "\n"
+
+
+def reason(found: Mapping[str, Any]) -> str:
+    """Return why a type is not exact, in one cell of a table, without the folder it was made in."""
+    return re.sub(r"'[^']*census-[^']*'", "the model", found["why"]).replace("|", "\\|").replace("\n", " ")[:400]
+
+
+def exported(found: Mapping[str, Any]) -> str:
+    """Return whether the folders of a type are exact too."""
+    refused = [one["export_refused"] for one in found["layers"].values() if "export_refused" in one]
+    return "exact" if not refused else "refused" if len(refused) == len(found["layers"]) else "some layers"
+
+
+def both_ways(found: Mapping[str, Any]) -> str:
+    """Return what `bidirectional=True` does to a type."""
+    both = found.get("bidirectional")
+    return "" if both is None else "refused" if "refused" in both else "unknown" if "unknown" in both else "yes"
+
+
 def main() -> None:
     """Run the census."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -554,6 +616,8 @@ def main() -> None:
             out.write(json.dumps(found) + "\n")
     if not given.print:
         given.out.write_text("".join(json.dumps(lines[name]) + "\n" for name in sorted(lines)))
+        if given.out == RESULTS:
+            PAGE.write_text(page([lines[name] for name in sorted(lines)], len(registered()) - len(lines)))
 
 
 if __name__ == "__main__":

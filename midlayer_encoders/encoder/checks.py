@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
-from midlayer_encoders.models.cut import Cut, at_depth, cut_model
+from midlayer_encoders.models.cut import Cut, at_depth, change_depth, cut_model
 from midlayer_encoders.models.padding import mark_padding, mark_wants_padding, suffers_from_padding
 from midlayer_encoders.reading.norm import final_norm
 
@@ -36,38 +36,96 @@ def check_states(module: nn.Module, cut: Cut, alone: Mapping[str, Any], padded: 
         padded: those of the same input and a longer one in one batch; ``None`` where inputs are never padded.
     """
     model: Any = module.model
+    with _few_blocks(module, cut) as few:
+        final = _look(module, few, alone, padded)
+    compat.drop_recording_hooks(model)  # installed by the first pass, on the blocks that there were then
+    anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=final)
+    cut_model(model, replace(cut, anatomy=anatomy))
+    return anatomy if anatomy.shared else replace(anatomy, num_layers=cut.keep, num_blocks=cut.keep)
+
+
+_FEW = 3  # like blocks that are looked at: one, the next, and one to add after them
+
+
+@contextlib.contextmanager
+def _few_blocks(module: Any, cut: Cut) -> Iterator[Cut]:
+    """Have a stack of like blocks end after its first few while it is looked at, and yield the cut of that.
+
+    A pass through all of them would take longer than loading a model does. Stacks of several kinds are looked at whole.
+    """
+    model: Any = module.model
+    blocks = model.get_submodule(cut.anatomy.blocks)
+    dropped = len(blocks) - _FEW
+    if cut.anatomy.shared or dropped <= 0 or len({_kind(block) for block in blocks}) > 1:
+        yield cut
+        return
+    kept, config, entries = dict(blocks._modules), dict(vars(model.config)), module.modality_config
+    output = cut.output if isinstance(cut.output, str) else (cut.output[0], cut.output[1] - dropped)
+    try:
+        change_depth(model.config, len(blocks), _FEW)
+        del blocks[_FEW:]
+        if not isinstance(output, str):
+            module.modality_config = {key: {**one, "method_output_name": list(output)} for key, one in entries.items()}
+        yield replace(cut, layer=cut.layer - dropped, keep=cut.keep - dropped, output=output)
+    finally:
+        blocks._modules.clear()
+        blocks._modules.update(kept)
+        vars(model.config).clear()
+        vars(model.config).update(config)
+        module.modality_config = entries
+
+
+def _kind(block: nn.Module) -> tuple[Any, ...]:
+    """Return what two blocks of one kind have in common: their modules, shapes and settings, but for their places."""
+    found: list[Any] = []
+    for path, module in block.named_modules():
+        found.append((path, type(module)))
+        for name, value in vars(module).items():
+            if isinstance(value, bool | int | float | str) and not name.startswith("_") and name not in _PLACES:
+                found.append((name, value))
+        found += [(name, value.shape) for name, value in module._parameters.items() if value is not None]
+    return tuple(found)
+
+
+_PLACES = ("layer_idx", "layer_id", "layer_number", "layer_index", "idx", "block_idx")  # where a block stands
+
+
+def _look(module: Any, cut: Cut, alone: Mapping[str, Any], padded: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return what follows the last block; raise unless the states that are read are those of the layer."""
+    model: Any = module.model
     with _unchanged(model):
         seen = _reference(module, alone, cut)
+    if len({states.shape for states in (*seen.before, *seen.after)}) > 1:
+        raise CutError(
+            f"The blocks of {type(model).__name__} ({cut.anatomy.blocks!r}) hand on states of other shapes than they receive, "
+            "so it is a model of several stages, and has no one stack of layers. Its last layer alone is that of a plain "
+            "SentenceTransformer."
+        )
     anatomy = _anatomy_of(model, cut, seen)
     expected = _expected(seen, cut, model, anatomy)
     if expected is not None and "input_ids" in alone:  # some pad to whole windows inside
         expected = expected[:, : alone["input_ids"].shape[1]]
     cut_model(model, replace(cut, anatomy=anatomy))
-    compat.drop_recording_hooks(model)  # installed by the first pass, on the blocks that there were then
-    if not anatomy.shared:
-        anatomy = replace(anatomy, num_layers=cut.keep, num_blocks=cut.keep)
+    compat.drop_recording_hooks(model)
     batch = alone if padded is None or suffers_from_padding(model) else padded
     try:
-        with _unchanged(model):
-            states = module(dict(batch))["token_embeddings"][:1]
-            if "input_ids" in batch and states.shape[1] != batch["input_ids"].shape[1]:
-                raise ValueError(f"{states.shape[1]} states of {batch['input_ids'].shape[1]} tokens")
+        states = module(dict(batch))["token_embeddings"][:1]
     except _REFUSALS as reason:
         raise CutError(f"{type(model).__name__} does not run with {cut.keep} blocks: {reason}") from reason
-    if expected is not None and close(expected, states[:, : expected.shape[1]]):
-        return anatomy
-    alone_states = module(dict(alone))["token_embeddings"]
-    if expected is None and close(alone_states, states[:, : alone_states.shape[1]]):
-        return anatomy
-    states, expected = alone_states, alone_states if expected is None else expected
-    if not close(expected, states):
+    complete = "input_ids" not in batch or states.shape[1] == batch["input_ids"].shape[1]
+    if complete and expected is not None and close(expected, states[:, : expected.shape[1]]):
+        return anatomy.final
+    by_itself = module(dict(alone))["token_embeddings"]
+    if complete and expected is None and close(by_itself, states[:, : by_itself.shape[1]]):
+        return anatomy.final
+    if not complete or (expected is not None and not close(expected, by_itself)):
         raise CutError(
             f"{type(model).__name__} gives other states for layer {cut.layer} with norm={cut.norm!r} than its "
             "block does, so something stands between them that is not known here. "
             + ("Try norm='none'." if cut.norm == "final" else "Try norm='final'.")
         )
     mark_padding(model)
-    return anatomy
+    return anatomy.final
 
 
 @torch.no_grad()
@@ -304,7 +362,7 @@ def _pad_where_needed(module: nn.Module) -> None:
 
 
 def _blind_blocks(module: nn.Module, cut: Cut) -> list[int]:
-    """Return the blocks, from 1, in which the first token does not depend on the second, in a padded batch."""
+    """Return the blocks, from 1, in which a token of a padded batch does not see ahead as it sees back."""
     model: Any = module.model
     device = next(module.parameters()).device
     ids = torch.tensor([[5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0], [5, 6, 7, 9, 5, 6, 7, 8, 5, 6, 7, 8]], device=device)
@@ -329,10 +387,17 @@ def _blind_blocks(module: nn.Module, cut: Cut) -> list[int]:
             stack.callback(block.register_forward_hook(leave).remove)
         with torch.enable_grad():
             module({"input_ids": ids, "attention_mask": (ids > 0).long()})
-    blind = []
-    for number, (given, made) in enumerate(seen, 1):
-        weights = torch.linspace(-1, 1, made.shape[-1], device=device, dtype=made.dtype).cos()
-        (slope,) = torch.autograd.grad((made[0, 0] * weights).sum(), given, allow_unused=True)
-        if slope is None or not bool(slope[0, 1].abs().max() > 0):
-            blind.append(number)
-    return blind
+    last = ids.shape[1] - 1
+    return [
+        number
+        for number, (given, made) in enumerate(seen, 1)
+        # Padded, and as far ahead as it sees back: layers with a window keep it, on both sides.
+        if not _depends(made, given, 0, 0, 1) or (_depends(made, given, 1, last, 0) and not _depends(made, given, 1, 0, last))
+    ]
+
+
+def _depends(made: Tensor, given: Tensor, row: int, target: int, source: int) -> bool:
+    """Return whether a block's states at one token depend on what it received at another."""
+    weights = torch.linspace(-1, 1, made.shape[-1], device=made.device, dtype=made.dtype).cos()
+    (slope,) = torch.autograd.grad((made[row, target] * weights).sum(), given, allow_unused=True, retain_graph=True)
+    return slope is not None and bool(slope[row, source].abs().max() > 0)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 __all__ = [
     "BACKBONE_STAGES",
@@ -30,6 +32,7 @@ __all__ = [
     "register_recordable_outputs",
     "text_config",
     "unsplit_classes",
+    "without_weights",
 ]
 
 LOADING = threading.RLock()
@@ -55,6 +58,24 @@ ENCODERS = {
 """By model type, the class that holds the encoder alone of a model that also has a decoder."""
 
 _RECORDING = "transformers.utils.output_capturing"  # the module whose hooks collect `hidden_states`
+
+
+class _NoInit(TorchFunctionMode):
+    """Leaves new parameters as they are: on the meta device to draw random numbers for them takes most of the time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the tensor where a function would only fill it."""
+        name = getattr(func, "__name__", "")
+        if getattr(func, "__module__", "") == "torch.nn.init" or name in ("uniform_", "normal_", "trunc_normal_"):
+            return args[0] if args else (kwargs or {}).get("tensor")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Make models without weights, of this thread alone: on the meta device, and with nothing drawn for them."""
+    with torch.device("meta"), _NoInit():
+        yield
 
 
 def read_weights(
@@ -97,7 +118,7 @@ def encoder_class(config: Any) -> Any:
         return attrgetter(name)(transformers)
     if not getattr(config, "is_encoder_decoder", False) or type(config) not in transformers.MODEL_MAPPING:
         return None
-    with torch.device("meta"):
+    with without_weights():
         whole: Any = transformers.AutoModel.from_config(copy.deepcopy(config))
     encoder = whole.get_encoder()
     return type(encoder) if is_pretrained(encoder) and encoder is not whole else None

@@ -19,7 +19,7 @@ from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.sites import block_sites
 
-__all__ = ["Cut", "JointCut", "at_depth", "cut_config", "cut_model", "plan_cut", "plan_cuts"]
+__all__ = ["Cut", "JointCut", "at_depth", "change_depth", "cut_config", "cut_model", "plan_cut", "plan_cuts"]
 
 # Names by which configs count blocks, and by which they list something for each block.
 _COUNTS = compat.COUNTS
@@ -129,7 +129,7 @@ def cut_model(model: nn.Module, cut: Cut) -> nn.Module:
     blocks: Any = model.get_submodule(cut.anatomy.blocks)
     config = getattr(model, "config", None)
     if config is not None and cut.keep != cut.anatomy.num_layers:
-        _change_depth(config, cut.anatomy.num_layers, cut.keep)
+        change_depth(config, cut.anatomy.num_layers, cut.keep)
     small = _empty_like(model) if cut.keep != cut.anatomy.num_layers and not cut.anatomy.shared else None
     if not cut.anatomy.shared:
         while len(blocks) < cut.keep:  # only what enters it is read
@@ -148,7 +148,7 @@ def _empty_like(model: Any) -> nn.Module | None:
     if not type(model).__module__.startswith("transformers."):
         return None
     try:
-        with torch.device("meta"):
+        with compat.without_weights():
             return type(model)(copy.deepcopy(model.config))  # type: ignore[no-any-return]
     except Exception:  # a depth that its class refuses: such a cut is refused when its states are looked at
         return None
@@ -163,7 +163,7 @@ def _blank(block: nn.Module, like: nn.Module) -> nn.Module:
     return made
 
 
-def _change_depth(config: Any, num_layers: int, keep: int) -> None:
+def change_depth(config: Any, num_layers: int, keep: int) -> None:
     """Give a config another depth in place: every module of the model may hold it."""
     made = cut_config(config, num_layers, keep)
     for name in (*_COUNTS, *(key for key in made.to_dict() if _PER_LAYER.search(key)), *compat.BACKBONE_STAGES):

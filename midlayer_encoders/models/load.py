@@ -144,8 +144,9 @@ def _load_single(
         config_of_export = cut_config(config, anatomy.num_layers, cut.keep)
         _check(whole, config_of_export, [(anatomy, cut.keep)], source["trust_remote_code"])
     if not adapters:
-        config = cut_config(config, anatomy.num_layers, keep)
-        _check(whole, config, [(anatomy, keep)], source["trust_remote_code"])
+        if keep < anatomy.num_layers:
+            config = cut_config(config, anatomy.num_layers, keep)
+            _check(whole, config, [(anatomy, keep)], source["trust_remote_code"])
         dropped += _dropped(anatomy, keep)
     read = _read(type(whole), model, config, source, final=anatomy.final, dropped=dropped, prefix=prefix)
     loaded = merge_adapters(read, adapters) if adapters else read
@@ -185,6 +186,8 @@ def _prefix_in_files(names: Sequence[str], part: Any, path: str) -> str | None:
 
     A decoder has weights of the same names as an encoder: a prefix that holds the part's own name comes first.
     """
+    if not names:
+        return None
     wanted = set(part.state_dict())
     found: Counter[str] = Counter()
     for name in names:
@@ -238,7 +241,7 @@ def _tower(whole: Any, path: str) -> Any:
     part = whole.get_submodule(path)
     if has_automatic_class(part.config):
         return _empty(part.config)
-    with torch.device("meta"):
+    with compat.without_weights():
         return type(part)(part.config)
 
 
@@ -281,7 +284,7 @@ def _empty(config: Any, trust_remote_code: bool = False) -> Any:
     import transformers
 
     encoder = compat.encoder_class(config)
-    with torch.device("meta"):
+    with compat.without_weights():
         if encoder is not None:
             try:
                 return encoder(copy.deepcopy(config))
@@ -336,7 +339,7 @@ def _check_blocks(whole: Any, small: Any, anatomy: Anatomy, keep: int) -> None:
 def _empty_like(whole: Any, config: Any, trust_remote_code: bool) -> Any:
     """Return a model of ``whole``'s class, and another config, on the meta device."""
     if type(whole).__module__.startswith("transformers."):
-        with torch.device("meta"):
+        with compat.without_weights():
             return type(whole)(copy.deepcopy(config))
     return _empty(config, trust_remote_code)
 
@@ -350,7 +353,7 @@ def _difference(left: nn.Module, right: nn.Module) -> str | None:
             return f"`{path}` is {kinds[1]} instead of {kinds[0]}"
     for path, a in ours.items():
         for name, value in vars(a).items():
-            if name.startswith("_") or "drop" in name or not _plain(value):
+            if name.startswith("_") or name == "training" or "drop" in name or not _plain(value):
                 continue
             if "drop" not in path and not _alike(vars(theirs[path]).get(name), value):
                 return f"`{path}.{name}` is {vars(theirs[path]).get(name)!r} instead of {value!r}".replace("`.", "`")
