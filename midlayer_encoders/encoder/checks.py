@@ -37,7 +37,7 @@ def check_states(module: nn.Module, cut: Cut, alone: Mapping[str, Any], padded: 
     """
     model: Any = module.model
     with _few_blocks(module, cut) as few:
-        final = _look(module, few, alone, padded)
+        final = _look(module, few, alone, padded, layer=cut.layer)
     compat.drop_recording_hooks(model)  # installed by the first pass, on the blocks that there were then
     anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=final)
     cut_model(model, replace(cut, anatomy=anatomy))
@@ -90,7 +90,9 @@ def _kind(block: nn.Module) -> tuple[Any, ...]:
 _PLACES = ("layer_idx", "layer_id", "layer_number", "layer_index", "idx", "block_idx")  # where a block stands
 
 
-def _look(module: Any, cut: Cut, alone: Mapping[str, Any], padded: Mapping[str, Any] | None) -> tuple[str, ...]:
+def _look(
+    module: Any, cut: Cut, alone: Mapping[str, Any], padded: Mapping[str, Any] | None, *, layer: int
+) -> tuple[str, ...]:
     """Return what follows the last block; raise unless the states that are read are those of the layer."""
     model: Any = module.model
     with _unchanged(model):
@@ -103,8 +105,8 @@ def _look(module: Any, cut: Cut, alone: Mapping[str, Any], padded: Mapping[str, 
         )
     anatomy = _anatomy_of(model, cut, seen)
     expected = _expected(seen, cut, model, anatomy)
-    if expected is not None and "input_ids" in alone:  # some pad to whole windows inside
-        expected = expected[:, : alone["input_ids"].shape[1]]
+    if expected is not None and "input_ids" in alone and len(expected) == len(alone["input_ids"]):
+        expected = expected[:, : alone["input_ids"].shape[1]]  # some pad to whole windows inside
     cut_model(model, replace(cut, anatomy=anatomy))
     compat.drop_recording_hooks(model)
     batch = alone if padded is None or suffers_from_padding(model) else padded
@@ -118,9 +120,14 @@ def _look(module: Any, cut: Cut, alone: Mapping[str, Any], padded: Mapping[str, 
     by_itself = module(dict(alone))["token_embeddings"]
     if complete and expected is None and close(by_itself, states[:, : by_itself.shape[1]]):
         return anatomy.final
+    if expected is not None and expected.shape != by_itself.shape and sorted(expected.shape) == sorted(by_itself.shape):
+        raise CutError(
+            f"The blocks of {type(model).__name__} keep their states as {tuple(expected.shape)} where its output is "
+            f"{tuple(by_itself.shape)} (batch, tokens, width): layers with their axes in another order are not read."
+        )
     if not complete or (expected is not None and not close(expected, by_itself)):
         raise CutError(
-            f"{type(model).__name__} gives other states for layer {cut.layer} with norm={cut.norm!r} than its "
+            f"{type(model).__name__} gives other states for layer {layer} with norm={cut.norm!r} than its "
             "block does, so something stands between them that is not known here. "
             + ("Try norm='none'." if cut.norm == "final" else "Try norm='final'.")
         )
@@ -138,9 +145,6 @@ def check_padding(module: nn.Module, alone: Mapping[str, Any], padded: Mapping[s
 
 # What a model raises that is run with fewer blocks than it was written for.
 _REFUSALS = (ArithmeticError, LookupError, AttributeError, ValueError, TypeError, UnboundLocalError, RuntimeError)
-
-
-_UNREADABLE = (IndexError,)  # fewer hidden states than the finished cut will have
 
 
 def _reference(module: nn.Module, features: Mapping[str, Any], cut: Cut) -> _Pass:
@@ -190,10 +194,16 @@ def _watched_pass(model: Any, features: Mapping[str, Any], anatomy: Anatomy, mod
             if path and not path.startswith(f"{anatomy.blocks}.") and path != anatomy.blocks:
                 stack.enter_context(_watched_part(path, part, seen))
         stack.enter_context(_watched_output(model, seen))
-        with contextlib.suppress(*_UNREADABLE):
+        try:
             module(dict(features))
+        except IndexError:
+            if seen.output is None:  # else fewer hidden states than the finished cut will have
+                raise
     if not seen.after:
-        raise CutError(f"{type(model).__name__} does not pass through its blocks ({anatomy.blocks!r}).")
+        raise CutError(
+            f"{type(model).__name__} does not call its blocks ({anatomy.blocks!r}), or calls their `forward` past any hook, so "
+            "its layers cannot be seen."
+        )
     return seen
 
 
@@ -312,7 +322,8 @@ def _fingerprint(model: nn.Module) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            if isinstance(value, bool | int | float | str) and not name.startswith("_"):
+            # A flag may say that a first pass was made: what it did, if anything, shows in the others.
+            if isinstance(value, int | float | str) and not isinstance(value, bool) and not name.startswith("_"):
                 found[f"{path}.{name}".lstrip(".")] = value
     return found | {name: value._version for name, value in model.named_parameters()}
 

@@ -118,7 +118,10 @@ def cut_config(config: Any, num_layers: int, keep: int) -> Any:
             fields[name] = {place: one for place, one in value.items() if int(place) < keep}
     for name in compat.BACKBONE_STAGES:
         fields.pop(name, None)
-    made = type(config).from_dict(fields)
+    try:
+        made = type(config).from_dict(fields)
+    except Exception as reason:  # each config checks its settings in its own way
+        raise CutError(f"{type(config).__name__} cannot be made with {keep} of {num_layers} blocks: {reason}") from reason
     made.name_or_path = config.name_or_path
     made.dtype = getattr(config, "dtype", None)  # the dictionary holds its name only
     return made
