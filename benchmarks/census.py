@@ -97,7 +97,11 @@ def processor_of(model_type: str, medium: str, main: str, config: Any) -> Any:
     if model_type == "audio-spectrogram-transformer":
         return tf.ASTFeatureExtractor(num_mel_bins=mels, max_length=config.max_length)
     if model_type in _SEAMLESS:
-        return tf.SeamlessM4TFeatureExtractor(feature_size=config.feature_projection_input_dim // 2, num_mel_bins=config.feature_projection_input_dim // 2, stride=2)
+        return tf.SeamlessM4TFeatureExtractor(
+            feature_size=config.feature_projection_input_dim // 2,
+            num_mel_bins=config.feature_projection_input_dim // 2,
+            stride=2,
+        )
     if main == "input_features":
         return tf.WhisperFeatureExtractor(feature_size=mels, chunk_length=1, hop_length=400, n_fft=400)
     return tf.Wav2Vec2FeatureExtractor(return_attention_mask=getattr(config, "feat_extract_norm", "") == "layer")
@@ -165,7 +169,9 @@ def build(model_type: str, folder: Path) -> tuple[nn.Module, str, Any]:
 
 def joint(model: Any) -> bool:
     """Return whether a model has a tower of text and one of images, which meet in one space."""
-    return all(hasattr(model, name) for name in ("text_model", "vision_model", "get_text_features", "get_image_features"))
+    return all(
+        hasattr(model, name) for name in ("text_model", "vision_model", "get_text_features", "get_image_features")
+    )
 
 
 def uncut_of(model: Any, tower: str | None) -> nn.Module:
@@ -202,12 +208,16 @@ def examine(model_type: str, folder: Path) -> dict[str, Any]:
     for tower in towers:
         if tower is not None:
             medium = tower
-            processor = processor_of(model_type, tower, "", model.config.vision_config) if tower == "image" else processor
+            processor = (
+                processor_of(model_type, tower, "", model.config.vision_config) if tower == "image" else processor
+            )
         _examine_part(found, model, medium, processor, tower, folder)
     return found
 
 
-def _examine_part(found: dict[str, Any], model: Any, medium: str, processor: Any, tower: str | None, folder: Path) -> None:
+def _examine_part(
+    found: dict[str, Any], model: Any, medium: str, processor: Any, tower: str | None, folder: Path
+) -> None:
     from midlayer_encoders.errors import MidlayerError
 
     part, items = uncut_of(model, tower), INPUTS[medium]()
@@ -229,7 +239,18 @@ def _examine_part(found: dict[str, Any], model: Any, medium: str, processor: Any
             key = f"{tower} {norm} {layer}" if tower else f"{norm} {layer}"
             try:
                 wanted = None if expected is None else expected[norm][layer]
-                found["layers"][key] = _one(folder, items, layer, norm, pooling, wanted, medium, found["exports"], tower, expected[norm] if expected is not None and layer == uncut.num_layers else None)
+                found["layers"][key] = _one(
+                    folder,
+                    items,
+                    layer,
+                    norm,
+                    pooling,
+                    wanted,
+                    medium,
+                    found["exports"],
+                    tower,
+                    expected[norm] if expected is not None and layer == uncut.num_layers else None,
+                )
             except MidlayerError as reason:
                 found["layers"][key] = {"refused": str(reason), "kind": type(reason).__name__}
             except Exception as reason:
@@ -240,7 +261,18 @@ def _examine_part(found: dict[str, Any], model: Any, medium: str, processor: Any
         found["bidirectional"] = _bidirectional(folder, uncut, processor, tower)
 
 
-def _one(folder: Path, items: list[Any], layer: int, norm: str, pooling: str, expected: list[Tensor] | None, medium: str, exports: list[Any], tower: str | None, layers: list[list[Tensor]] | None) -> dict[str, Any]:
+def _one(
+    folder: Path,
+    items: list[Any],
+    layer: int,
+    norm: str,
+    pooling: str,
+    expected: list[Tensor] | None,
+    medium: str,
+    exports: list[Any],
+    tower: str | None,
+    layers: list[list[Tensor]] | None,
+) -> dict[str, Any]:
     from midlayer_encoders import LayerEncoder
     from midlayer_encoders.errors import MidlayerError
 
@@ -262,7 +294,9 @@ def _one(folder: Path, items: list[Any], layer: int, norm: str, pooling: str, ex
         path = folder / f"{tower}-{norm}-{layer}"
         encoder.save_pretrained(str(path))
         np.save(path / "expected.npy", torch.stack(vectors).numpy())
-        exports.append({"folder": str(path), "key": f"{tower} {norm} {layer}" if tower else f"{norm} {layer}", "medium": medium})
+        exports.append(
+            {"folder": str(path), "key": f"{tower} {norm} {layer}" if tower else f"{norm} {layer}", "medium": medium}
+        )
     except MidlayerError as reason:
         found["export_refused"] = str(reason)
     return found
@@ -286,9 +320,11 @@ def _padded(processor: Any) -> dict[str, Tensor]:
     return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(mask)}
 
 
-def reach(model: nn.Module, blocks: str, inputs: Mapping[str, Any], row: int, length: int) -> list[tuple[bool, bool, bool]]:
+def reach(
+    model: nn.Module, blocks: str, inputs: Mapping[str, Any], row: int, length: int
+) -> list[tuple[bool, bool, bool]]:
     """Return for each block: does token 0 see token 1, does the last real token see token 0, does 0 see the last."""
-    from tests.uncut import entering, first_tensor, watched
+    from tests.uncut import entering, first_tensor
 
     seen: list[tuple[Tensor, Tensor]] = []
     stack: Any = model.get_submodule(blocks)
@@ -316,15 +352,22 @@ def reach(model: nn.Module, blocks: str, inputs: Mapping[str, Any], row: int, le
     finally:
         for handle in handles:
             handle.remove()
-    made = []
-    for before, after in seen:
-        def depends(target: int, source: int) -> bool:
-            weights = torch.randn(after.shape[-1], generator=torch.Generator().manual_seed(0))  # noqa: B023
-            (gradient,) = torch.autograd.grad((after[row, target] * weights).sum(), before, retain_graph=True, allow_unused=True)  # noqa: B023
-            return gradient is not None and bool(gradient[row, source].abs().max() > 1e-12)
+    return [
+        (
+            depends(one, row, 0, 1),
+            depends(one, row, length - 1, 0),
+            depends(one, row, 0, length - 1),
+        )
+        for one in seen
+    ]
 
-        made.append((depends(0, 1), depends(length - 1, 0), depends(0, length - 1)))
-    return made
+
+def depends(seen: tuple[Tensor, Tensor], row: int, target: int, source: int) -> bool:
+    """Return whether a block's states at one token depend on what it received at another."""
+    before, after = seen
+    weights = torch.randn(after.shape[-1], generator=torch.Generator().manual_seed(0))
+    (slope,) = torch.autograd.grad((after[row, target] * weights).sum(), before, retain_graph=True, allow_unused=True)
+    return slope is not None and bool(slope[row, source].abs().max() > 1e-12)
 
 
 def _bidirectional(folder: Path, uncut: Uncut, processor: Any, tower: str | None) -> dict[str, Any] | None:
@@ -408,7 +451,11 @@ def verdict(found: Mapping[str, Any]) -> tuple[str, str]:
         elif "unchecked" in one:
             bad.append(f"{key}: not refused, but {found.get('no_stack') or found.get('no_oracle')}")
         else:
-            wrong = [f"{name} {one[name]:.1e}" for name in ("alone", "tokens", "padded", "one pass") if not one.get(name, 0.0) < TOLERANCE]
+            wrong = [
+                f"{name} {one[name]:.1e}"
+                for name in ("alone", "tokens", "padded", "one pass")
+                if not one.get(name, 0.0) < TOLERANCE
+            ]
             export = found.get("exported", {}).get(key)
             if isinstance(export, str):
                 raised.append(f"{key} exported: {export}")
@@ -455,7 +502,9 @@ def _stage(target: Any, args: tuple[Any, ...], path: str) -> None:
     Path(path).write_text(json.dumps(made))
 
 
-def in_process(target: Any, args: tuple[Any, ...], path: Path, limit: float = LONGEST) -> Iterator[dict[str, Any] | None]:
+def in_process(
+    target: Any, args: tuple[Any, ...], path: Path, limit: float = LONGEST
+) -> Iterator[dict[str, Any] | None]:
     """Run a function in a process of its own: yield None until it is done, then what it returned or why it did not."""
     process = multiprocessing.get_context("fork").Process(target=_stage, args=(target, args, str(path)))
     process.start()
@@ -567,7 +616,10 @@ def page(lines: Sequence[Mapping[str, Any]], missing: int) -> str:
         text += ["", f"## {title} ({len(groups[name])})", ""]
         if name == "exact":
             text += ["| type | class | medium | exported folder | `bidirectional` |", "|---|---|---|---|---|"]
-            text += [f"| {one['type']} | {one['class']} | {one['medium']} | {exported(one)} | {both_ways(one)} |" for one in groups[name]]
+            text += [
+                f"| {one['type']} | {one['class']} | {one['medium']} | {exported(one)} | {both_ways(one)} |"
+                for one in groups[name]
+            ]
         else:
             text += ["| type | why |", "|---|---|", *(f"| {one['type']} | {reason(one)} |" for one in groups[name])]
     return "\n".join(text) + "\n"

@@ -20,7 +20,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-
 from transformers.utils import logging as tf_logging
 
 from midlayer_encoders import LayerEncoder
@@ -53,7 +52,7 @@ def unchecked() -> Iterator[None]:
         anatomy = find_anatomy(module.model, blocks=cut.anatomy.blocks, final=cut.anatomy.final)
         cut_model(module.model, replace(cut, anatomy=anatomy))
 
-    with mock.patch.object(build, "check_states", finish), mock.patch.object(load, "_check", lambda *_: None):
+    with mock.patch.object(build, "check_states", finish), mock.patch.object(load, "_check", return_value=None):
         yield
 
 
@@ -83,7 +82,9 @@ def main() -> None:
                 checked.append(timed(folder, layer))
             medians = [statistics.median(one[n] for one in some) for some in (plain, checked) for n in (0, 1)]
             rows.append((layer, *medians))
-            print(f"layer {layer}: without {medians[0]:.3f} s, with {medians[2]:.3f} s; processor {medians[1]:.3f}, {medians[3]:.3f}")
+            print(
+                f"layer {layer}: without {medians[0]:.3f} s, with {medians[2]:.3f} s; processor {medians[1]:.3f}, {medians[3]:.3f}"
+            )
     lines = [
         f"Construction of a `LayerEncoder` of a 135M Llama (30 blocks of 576, float32, random weights), CPU, "
         f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, median of {given.repeats}, in turn within one run:",

@@ -123,7 +123,9 @@ def shrunk(fields: Mapping[str, Any], depth: int = DEPTH) -> dict[str, Any]:
             made[name] = every_kind(value, depth)
         else:
             made[name] = value
-    if made.get("kv_lora_rank") or made.get("qk_rope_head_dim"):  # latent attention: one head of keys for each of queries
+    if made.get("kv_lora_rank") or made.get(
+        "qk_rope_head_dim"
+    ):  # latent attention: one head of keys for each of queries
         made |= {name: 4 for name in ("num_key_value_heads",) if name in made}
         made |= {name: 16 for name in ("qk_head_dim",) if name in made}
     rope = made.get("rope_parameters")
@@ -193,7 +195,9 @@ def randomized(model: nn.Module, seed: int = 0, scale: float = 1.0) -> nn.Module
             if parameter.ndim < 2:
                 parameter.add_(0.2 * scale * noise)
             elif scale == 1.0:
-                parameter.copy_(noise / max(1, parameter[0].numel() if parameter.ndim != 3 else parameter.shape[-1]) ** 0.5)
+                parameter.copy_(
+                    noise / max(1, parameter[0].numel() if parameter.ndim != 3 else parameter.shape[-1]) ** 0.5
+                )
             else:
                 parameter.add_(0.1 * scale * noise)
         for name, buffer in model.named_buffers():

@@ -96,7 +96,8 @@ class Uncut:
 
         def call(_: str, place: int, output: Any, before: Tensor | None, __: Any) -> Any:
             after = first_tensor(output)
-            assert before is not None and after is not None
+            assert before is not None
+            assert after is not None
             calls.append(Call(place, before.clone(), after.clone()))
             return replaced(output, after, before) if bypass is not None and len(calls) > bypass else output
 
@@ -158,7 +159,7 @@ def find_stack(model: nn.Module, inputs: Mapping[str, Any]) -> Uncut:
     ]
     outer = [path for path in good if not any(path.startswith(f"{other}.") for other in good)]
     if not outer:
-        raise NoStackError(f"lists called: {({p: s[0] for p, s in shapes.items()})}"[:300])
+        raise NoStackError(f"lists called: { ({p: s[0] for p, s in shapes.items()}) }"[:300])
     # Tiny models are made with this depth: other lists stand before or after the stack.
     deep = [path for path in outer if len(seen[path]) == DEPTH]
     best = max(deep or outer, key=lambda path: sum(p.numel() for p in model.get_submodule(path).parameters()))

@@ -27,7 +27,7 @@ __all__ = ["check_padding", "check_states", "close", "turn_mask_off"]
 
 @torch.no_grad()
 def check_states(module: nn.Module, cut: Cut, alone: Mapping[str, Any], padded: Mapping[str, Any] | None) -> Anatomy:
-    """Return where the model keeps its parts, seen in a pass; raise unless the states that will be pooled are the layer's.
+    """Return where the model keeps its parts, seen in a pass; raise unless the states to be pooled are the layer's.
 
     Args:
         module: reads the states; its model may hold a block more than it keeps, for layer 0.
@@ -99,8 +99,8 @@ def _look(
         seen = _reference(module, alone, cut)
     if len({states.shape for states in (*seen.before, *seen.after)}) > 1:
         raise CutError(
-            f"The blocks of {type(model).__name__} ({cut.anatomy.blocks!r}) hand on states of other shapes than they receive, "
-            "so it is a model of several stages, and has no one stack of layers. Its last layer alone is that of a plain "
+            f"The blocks of {type(model).__name__} ({cut.anatomy.blocks!r}) hand on states of other shapes than they "
+            "receive: a model of several stages has no one stack of layers. Its last states are those of a plain "
             "SentenceTransformer."
         )
     anatomy = _anatomy_of(model, cut, seen)
@@ -201,8 +201,8 @@ def _watched_pass(model: Any, features: Mapping[str, Any], anatomy: Anatomy, mod
                 raise
     if not seen.after:
         raise CutError(
-            f"{type(model).__name__} does not call its blocks ({anatomy.blocks!r}), or calls their `forward` past any hook, so "
-            "its layers cannot be seen."
+            f"{type(model).__name__} does not call its blocks ({anatomy.blocks!r}), or calls their `forward` past any "
+            "hook, so its layers cannot be seen."
         )
     return seen
 
@@ -303,8 +303,8 @@ def _expected(seen: _Pass, cut: Cut, model: Any, anatomy: Anatomy) -> Tensor | N
             return None
     else:
         raise CutError(
-            f"The blocks of {type(model).__name__} ({cut.anatomy.blocks!r}) are not called in a pass, or not each in its "
-            "turn, so its layers cannot be seen."
+            f"The blocks of {type(model).__name__} ({cut.anatomy.blocks!r}) are not called in a pass, or not each in "
+            "its turn, so its layers cannot be seen."
         )
     return final_norm(model, anatomy, cut.norm)(states)
 
@@ -336,8 +336,8 @@ def _unchanged(model: Any) -> Iterator[None]:
     after = _fingerprint(model)
     if changed := [name for name, value in after.items() if before.get(name, value) != value]:
         raise CutError(
-            f"A forward pass changes {type(model).__name__} itself (`{changed[0]}`), so its vectors would depend on what "
-            "was embedded before. " + _STEADY.get(model.config.model_type, "It cannot be an encoder.")
+            f"A forward pass changes {type(model).__name__} itself (`{changed[0]}`), so its vectors would depend on "
+            "what was embedded before. " + _STEADY.get(model.config.model_type, "It cannot be an encoder.")
         )
 
 
@@ -385,7 +385,9 @@ def _blind_blocks(module: nn.Module, cut: Cut) -> list[int]:
         states = states if states is not None else kwargs["hidden_states"]
         leaf = states.detach().requires_grad_(True)
         entered.append(leaf)
-        return tuple(leaf if v is states else v for v in args), {k: leaf if v is states else v for k, v in kwargs.items()}
+        return tuple(leaf if v is states else v for v in args), {
+            k: leaf if v is states else v for k, v in kwargs.items()
+        }
 
     def leave(_: nn.Module, __: Any, output: Any) -> None:
         states = first_tensor(output)
@@ -403,7 +405,8 @@ def _blind_blocks(module: nn.Module, cut: Cut) -> list[int]:
         number
         for number, (given, made) in enumerate(seen, 1)
         # Padded, and as far ahead as it sees back: layers with a window keep it, on both sides.
-        if not _depends(made, given, 0, 0, 1) or (_depends(made, given, 1, last, 0) and not _depends(made, given, 1, 0, last))
+        if not _depends(made, given, 0, 0, 1)
+        or (_depends(made, given, 1, last, 0) and not _depends(made, given, 1, 0, last))
     ]
 
 

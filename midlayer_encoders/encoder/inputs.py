@@ -177,7 +177,7 @@ def moved(features: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def pass_by_length(forward: Callable[[dict[str, Any]], dict[str, Any]], features: dict[str, Any]) -> dict[str, Any]:
-    """Return what ``forward`` makes of a batch of texts or waveforms, passed in parts of one length, without padding."""
+    """Return what ``forward`` makes of texts or waveforms, passed in parts of one length each, without padding."""
     if "attention_mask" not in features:
         return forward(features)
     size = features["attention_mask"].shape[1]
@@ -208,7 +208,7 @@ def _joined(parts: Sequence[tuple[Tensor, dict[str, Any]]], name: str) -> Tensor
 
 
 def probe_inputs(taken: Sequence[str], rate: int | None) -> tuple[Any, Any]:
-    """Return a small input of a medium that the model takes and a longer one, or ``None`` for images, which have a size.
+    """Return a small input of a medium that the model takes and a longer one, ``None`` for images, which have a size.
 
     100 and 150 ms of audio.
     """

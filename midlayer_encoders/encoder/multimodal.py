@@ -172,9 +172,9 @@ class MultimodalEncoder(PlainOnDisk):
         if not close(ours.float(), theirs.float(), self.dtype):
             Path(path, "modules.json").unlink()  # so that nobody takes it for this encoder
             raise CutError(
-                f"The folder {path} gives other vectors than this encoder when sentence-transformers loads it: transformers "
-                f"reads the model or the tokenizer of {type(self.transformer).__name__} otherwise from there. Use this "
-                "encoder itself; the folder is left without its modules.json."
+                f"The folder {path} gives other vectors than this encoder when sentence-transformers loads it: "
+                f"transformers reads the model or the tokenizer of {type(self.transformer).__name__} otherwise from "
+                "there. Use this encoder itself; the folder is left without its modules.json."
             )
 
     def _check_export(self) -> None:
@@ -189,14 +189,14 @@ class MultimodalEncoder(PlainOnDisk):
             )
         if wants_padding(model):
             raise CutError(
-                f"{type(model).__name__} runs without its causal mask only where a batch is padded, which a plain folder "
-                "does not see to. Use this encoder itself, or leave out `bidirectional`."
+                f"{type(model).__name__} runs without its causal mask only where a batch is padded, which a plain "
+                "folder does not see to. Use this encoder itself, or leave out `bidirectional`."
             )
         if self.media == ["text"] and suffers_from_padding(model):
             raise CutError(
-                f"Padding changes the states of a text in {type(model).__name__}, and a plain folder pads the texts of a "
-                "batch: its vectors would depend on the batch. Use this encoder itself, which passes texts of one length "
-                "together."
+                f"Padding changes the states of a text in {type(model).__name__}, and a plain folder pads the texts of "
+                "a batch: its vectors would depend on the batch. Use this encoder itself, which passes texts of one "
+                "length together."
             )
         if suffers_from_padding(model) or compat.has_mask_of_states(model):
             logger.warning(
@@ -204,8 +204,8 @@ class MultimodalEncoder(PlainOnDisk):
             )
         if compat.lacks_folder(model):
             raise CutError(
-                f"{type(model).__name__} is the encoder of a model that also has a decoder, and a plain folder is loaded "
-                "as the whole of it, which asks for a second text. Use this encoder itself."
+                f"{type(model).__name__} is the encoder of a model that also has a decoder, and a plain folder is "
+                "loaded as the whole of it, which asks for a second text. Use this encoder itself."
             )
         if not has_automatic_class(model.config):
             raise CutError(

@@ -143,9 +143,9 @@ _SHARED = "albert_layer_groups"  # ALBERT passes through its groups several time
 def _block_list(model: nn.Module) -> str:
     """Return the path of the block list: the largest list of modules whose class is kept whole on a device.
 
-    That class is the block in nearly every family, and a list that holds one of them is a stack, whatever other kinds of
-    block stand between (Jamba, Zamba, NemotronH). Where transformers names none, the list of like modules with the most
-    parameters is the one.
+    That class is the block in nearly every family, and a list that holds one of them is a stack, whatever other kinds
+    of block stand between (Jamba, Zamba, NemotronH). Where transformers names none, the list of like modules with the
+    most parameters is the one.
     """
     whole = compat.unsplit_classes(model)
     lists: list[tuple[str, Any]] = [
@@ -183,7 +183,7 @@ def _named_in(blocks: Any, names: set[str]) -> bool:
 
 
 def text_stack(model: nn.Module) -> str | None:
-    """Return the path of the language model inside one that also reads images or audio, ``None`` where there is none."""
+    """Return the path of the language model inside one that also reads images or audio, or ``None``."""
     config: Any = getattr(model, "config", None)
     inner = compat.text_config(config)
     if inner is None or find_towers(model):

@@ -125,8 +125,7 @@ def encoder_class(config: Any) -> Any:
 
 
 def lacks_folder(model: nn.Module) -> bool:
-    """Return whether a model is an encoder that is not loaded by itself: neither transformers nor
-    sentence-transformers has an automatic class for it."""
+    """Return whether a model is an encoder that no library loads by itself, for want of an automatic class."""
     config: Any = model.config
     return bool(getattr(config, "is_encoder_decoder", False)) and config.model_type not in ENCODERS
 

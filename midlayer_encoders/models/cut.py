@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from midlayer_encoders._types import Norm
@@ -104,9 +103,9 @@ def cut_config(config: Any, num_layers: int, keep: int) -> Any:
     lists = [name for name, value in fields.items() if isinstance(value, list | str) and len(value) == num_layers]
     if not counts and not any(_PER_LAYER.search(name) for name in lists):
         raise CutError(
-            f"{type(config).__name__} does not say that the model has {num_layers} blocks ({', '.join(_COUNTS)}), so a cut "
-            "one could not be loaded again: a model of several stages has no one stack of layers. If the blocks of this "
-            "one are of one width, pass the module and the path of its blocks to `LayerEncoder.from_module`."
+            f"{type(config).__name__} does not say that the model has {num_layers} blocks ({', '.join(_COUNTS)}), so a "
+            "cut one could not be loaded again: a model of several stages has no one stack of layers. If the blocks of "
+            "this one are of one width, pass the module and the path of its blocks to `LayerEncoder.from_module`."
         )
     for name in counts:
         fields[name] = keep
@@ -121,7 +120,9 @@ def cut_config(config: Any, num_layers: int, keep: int) -> Any:
     try:
         made = type(config).from_dict(fields)
     except Exception as reason:  # each config checks its settings in its own way
-        raise CutError(f"{type(config).__name__} cannot be made with {keep} of {num_layers} blocks: {reason}") from reason
+        raise CutError(
+            f"{type(config).__name__} cannot be made with {keep} of {num_layers} blocks: {reason}"
+        ) from reason
     made.name_or_path = config.name_or_path
     made.dtype = getattr(config, "dtype", None)  # the dictionary holds its name only
     return made
@@ -158,7 +159,7 @@ def _empty_like(model: Any) -> nn.Module | None:
 
 
 def _blank(block: nn.Module, like: nn.Module) -> nn.Module:
-    """Return a block of the kind that a deeper model has next, with zeros for weights: stacks are made of several kinds."""
+    """Return a block of the kind that a deeper model has next, with zeros for weights."""
     first = next(like.parameters())
     made = block.to_empty(device=first.device).to(first.dtype).eval()
     for value in itertools.chain(made.parameters(), made.buffers()):
@@ -175,7 +176,7 @@ def change_depth(config: Any, num_layers: int, keep: int) -> None:
 
 
 def _fit_parts(model: nn.Module, small: nn.Module, blocks: str) -> None:
-    """Give weights outside the blocks the size that the new depth asks for, as ESM's contact head: no state is made of them.
+    """Give weights outside the blocks the size that the new depth asks for, as ESM's contact head: they make no state.
 
     A model whose states are made of them was refused before its weights were read.
     """

@@ -166,7 +166,9 @@ def _load_part(
     read = _read(type(composite), model, config, source).get_submodule(part)
     loaded = read if isinstance(read, kind) else read.base_model
     if not isinstance(loaded, kind) or isinstance(layer, Mapping):
-        raise CutError(f"The language model of {type(composite).__name__} is not a {kind.__name__}, which would read it.")
+        raise CutError(
+            f"The language model of {type(composite).__name__} is not a {kind.__name__}, which would read it."
+        )
     anatomy = find_anatomy(loaded)
     resolved = resolve_layer(layer, anatomy.num_layers, name=model)
     cuts = plan_cuts(anatomy, resolved, norm, model_type=getattr(loaded.config, "model_type", ""))
@@ -292,8 +294,8 @@ def _empty(config: Any, trust_remote_code: bool = False) -> Any:
                 raise CutError(f"The encoder of {type(config).__name__} cannot be made by itself: {reason}") from reason
         if getattr(config, "is_encoder_decoder", False):
             raise CutError(
-                f"{type(config).__name__} is of an encoder and a decoder, and its encoder is not a model by itself, so its "
-                "layers cannot be read. Pass a model of an encoder alone."
+                f"{type(config).__name__} is of an encoder and a decoder, and its encoder is not a model by itself, so "
+                "its layers cannot be read. Pass a model of an encoder alone."
             )
         return transformers.AutoModel.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code)
 
@@ -361,7 +363,7 @@ def _difference(left: nn.Module, right: nn.Module) -> str | None:
 
 
 def _alike(cut: Any, whole: Any) -> bool:
-    """Return whether a setting is the same in a cut model, or a list of one thing for each block that was cut to match."""
+    """Return whether a setting is the same in a cut model, or a list for each block that was cut to match."""
     if isinstance(cut, list | tuple) and isinstance(whole, list | tuple) and len(whole) > 2:
         shared = min(len(cut), len(whole))
         return list(cut[:shared]) == list(whole[:shared])
@@ -424,7 +426,13 @@ def _read(
         )  # fmt: skip
     except (OSError, SafetensorError) as reason:
         raise ModelNotFoundError(f"The weights of {model!r} cannot be read: {reason}") from reason
-    except (ArithmeticError, LookupError, AttributeError, ValueError, TypeError) as reason:  # a depth it is not made for
+    except (
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+        ValueError,
+        TypeError,
+    ) as reason:  # a depth it is not made for
         raise CutError(f"{kind.__name__} cannot be read with this number of blocks: {reason!r}") from reason
     after = tuple(f"{path}." for path in final)  # a norm that another family applies to its pooled token only
     lacking = {*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])}

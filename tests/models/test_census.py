@@ -95,7 +95,9 @@ def test_a_model_that_asks_for_padding_once_its_mask_is_off_gets_it(tmp_path: Pa
     together = torch.as_tensor(encoder.encode(census.TEXTS))
     alone = torch.stack([torch.as_tensor(encoder.encode(text)) for text in census.TEXTS])
     torch.testing.assert_close(together, alone)
-    assert not torch.allclose(alone[0], torch.as_tensor(LayerEncoder(str(tmp_path), 2, device="cpu").encode(census.TEXTS[0])))
+    assert not torch.allclose(
+        alone[0], torch.as_tensor(LayerEncoder(str(tmp_path), 2, device="cpu").encode(census.TEXTS[0]))
+    )
     with pytest.raises(MidlayerError, match="only where a batch is padded"):
         encoder.save_pretrained(str(tmp_path / "plain"))
 
