@@ -299,7 +299,8 @@ def _expected(seen: _Pass, cut: Cut, model: Any, anatomy: Anatomy) -> Tensor | N
         states = seen.before[cut.layer]
     elif len(seen.after) >= cut.layer > 0:
         states = seen.after[cut.layer - 1]
-        if cut.layer == 1 and model.config.model_type in _CONVOLVED and getattr(model.config, "conv_kernel_size", 0):
+        config: Any = model.config
+        if cut.layer == 1 and config.model_type in _CONVOLVED and getattr(config, "conv_kernel_size", None):
             return None
     else:
         raise CutError(

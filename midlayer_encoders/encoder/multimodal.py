@@ -166,8 +166,8 @@ class MultimodalEncoder(PlainOnDisk):
         if self.training or self.layers:
             return
         inputs = [one for one in probe_inputs(self.media, self.sampling_rate) if one is not None]
-        options = {"batch_size": 1, "convert_to_tensor": True, "show_progress_bar": False}
-        plain = SentenceTransformer(path, device=str(self.device), model_kwargs={"dtype": self.dtype})
+        options: dict[str, Any] = {"batch_size": 1, "convert_to_tensor": True, "show_progress_bar": False}
+        plain: Any = SentenceTransformer(path, device=str(self.device), model_kwargs={"dtype": self.dtype})
         ours, theirs = self.encode(inputs, **options), plain.encode(inputs, **options)
         if not close(ours.float(), theirs.float(), self.dtype):
             Path(path, "modules.json").unlink()  # so that nobody takes it for this encoder

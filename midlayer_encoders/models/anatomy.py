@@ -190,7 +190,7 @@ def text_stack(model: nn.Module) -> str | None:
         return None
     for path, module in model.named_modules():
         if path and compat.is_pretrained(module) and module.config is inner:
-            return path
+            return str(path)
     return None
 
 

@@ -141,7 +141,7 @@ def text_config(config: Any) -> Any:
         inner = config.get_text_config(decoder=True)
     except (ValueError, AttributeError):  # several, and none is the language model
         return None
-    return inner if inner is not config and getattr(inner, "model_type", "") else None
+    return inner if inner is not config and hasattr(inner, "model_type") else None
 
 
 def unsplit_classes(model: nn.Module) -> set[str]:

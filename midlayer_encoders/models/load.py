@@ -151,6 +151,8 @@ def _load_single(
     read = _read(type(whole), model, config, source, final=anatomy.final, dropped=dropped, prefix=prefix)
     loaded = merge_adapters(read, adapters) if adapters else read
     # What is left of the cut after the load: blocks that adapters needed, one to add, one to silence.
+    if adapters:
+        cut_model(loaded, replace(cut, anatomy=_after(anatomy, loaded), keep=keep, silent=False))
     if not spare:
         cut_model(loaded, replace(cut, anatomy=_after(anatomy, loaded)))
     return loaded.eval(), cut
