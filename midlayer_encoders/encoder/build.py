@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,19 +10,30 @@ from typing import Any
 import torch
 from sentence_transformers.sentence_transformer.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
+from sentence_transformers.util import get_device_name
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Layer, Medium, Pooling
+from midlayer_encoders.encoder.checks import check_states
+from midlayer_encoders.encoder.inputs import (
+    media_taken,
+    moved,
+    probe_inputs,
+    sampling_rate,
+    with_fixed_order,
+    without_needless_mask,
+)
 from midlayer_encoders.encoder.memory_module import memory_module
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.encoder.transformer_module import transformer_module
-from midlayer_encoders.errors import OptionError, check_choice, shown
+from midlayer_encoders.errors import CutError, MidlayerError, OptionError, check_choice, shown
+from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.models.hub import BUILT_IN, built_in_model
-from midlayer_encoders.models.load import load_cut
+from midlayer_encoders.models.load import NoPlanError, load_cut
 
-__all__ = ["Built", "build_from_files", "build_from_module", "centering"]
+__all__ = ["Built", "build_from_files", "build_from_module", "centering", "probes"]
 
 _MODES = {"last": "lasttoken"}  # sentence-transformers' own name for it
 
@@ -36,6 +48,7 @@ class Built:
         first: the module that prepares inputs and reads the layer's states.
         cut: how the layer is read.
         gguf_file: file of quantized weights, if any.
+        anatomy: where the cut model keeps its parts, seen in a pass; ``None`` where none was watched.
     """
 
     source: str
@@ -43,6 +56,7 @@ class Built:
     first: Any
     cut: Cut | JointCut
     gguf_file: str | None = None
+    anatomy: Anatomy | None = None
 
     def modules(self, pooling: Pooling | None) -> list[nn.Module]:
         """Return the first module and the pooling; a joint model has none, since its heads pool."""
@@ -68,14 +82,47 @@ def build_from_files(model: str, layer: Layer | Mapping[str, Layer], options: En
         "trust_remote_code": options.trust_remote_code,
     }
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
-    loaded, cut = load_cut(
-        folder, layer, norm=options.norm, tower=options.tower, dtype=dtype, adapters=options.adapters,
-        device_map=options.device_map, **source,
-    )  # fmt: skip
-    first = transformer_module(
-        folder, loaded, cut, source, max_length=options.max_length, chat_template=options.chat_template
-    )
-    return Built(model, base_name(folder, gguf_file), first, cut, gguf_file)
+    refused: MidlayerError | None = None
+    for plan in itertools.count():  # ways to have the layer, until the states of one are the layer's
+        try:
+            loaded, cut = load_cut(
+                folder, layer, norm=options.norm, tower=options.tower, dtype=dtype, adapters=options.adapters,
+                device_map=options.device_map, plan=plan, spare=True, **source,
+            )  # fmt: skip
+            first = transformer_module(
+                folder, loaded, cut, source, max_length=options.max_length, chat_template=options.chat_template
+            )
+            first.to(options.device or get_device_name()) if options.device_map is None else None
+            anatomy = check_states(first, cut, *probes(first)) if isinstance(cut, Cut) else None
+        except NoPlanError:
+            assert refused is not None
+            raise refused from None
+        except CutError as reason:
+            refused = refused or reason
+        else:
+            return Built(model, base_name(folder, gguf_file), first, cut, gguf_file, anatomy)
+    raise AssertionError
+
+
+def probes(first: Any) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return the features of a short input alone, and with a longer one in a padded batch, on the module's device.
+
+    Images are never padded: there the second is ``None``.
+    """
+    model, taken = first.model, media_taken(first.modalities)
+    device = next(model.parameters()).device
+    if not taken:
+        raise CutError(
+            f"{type(model).__name__} takes neither text nor images nor audio by itself (sentence-transformers finds: "
+            f"{', '.join(map(str, first.modalities)) or 'nothing'}), so it cannot be an encoder."
+        )
+    short, longer = probe_inputs(taken, sampling_rate(first.processor))
+
+    def features(inputs: list[Any]) -> dict[str, Any]:
+        made = without_needless_mask(model, with_fixed_order(model, first.preprocess(inputs)))
+        return moved(made, device)
+
+    return features([short]), features([short, longer]) if longer is not None else None
 
 
 def build_from_module(

@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 import inspect
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import nn
 
-__all__ = ["PlainOnDisk", "transformer_around"]
+__all__ = ["PlainOnDisk", "tokenizer_alone", "transformer_around"]
 
 
 def transformer_around(loaded: nn.Module, model: str, processor_options: dict[str, Any]) -> Any:
@@ -38,6 +42,24 @@ def transformer_around(loaded: nn.Module, model: str, processor_options: dict[st
     module = Loaded(model, processor_kwargs=processor_options)
     module.__class__ = Transformer
     return module
+
+
+@contextmanager
+def tokenizer_alone(model: str, options: Mapping[str, Any]) -> Iterator[str]:
+    """Hand out a folder with the tokenizer of a model that has a processor of several media too.
+
+    Where transformers finds the name of a processor it makes that one, which takes no text without an image.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model, **options)
+    with TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        settings = Path(folder, "tokenizer_config.json")
+        kept = json.loads(settings.read_text(encoding="utf8"))
+        kept.pop("processor_class", None)
+        settings.write_text(json.dumps(kept), encoding="utf8")
+        yield folder
 
 
 class PlainOnDisk(SentenceTransformer):

@@ -27,9 +27,11 @@ __all__ = [
     "named_medium",
     "pass_by_length",
     "probe_input",
+    "probe_inputs",
     "read_inputs",
     "sampling_rate",
     "with_fixed_order",
+    "with_padded_column",
     "with_token_mask",
     "without_needless_mask",
 ]
@@ -192,23 +194,39 @@ def with_token_mask(model: nn.Module, features: dict[str, Any]) -> dict[str, Any
     return {**features, "attention_mask": real_tokens(features.get("attention_mask"), states, model=model).long()}
 
 
+def with_padded_column(features: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the features of texts with one column more, which the mask hides."""
+    size = features["input_ids"].shape
+    return {
+        key: torch.nn.functional.pad(value, (0, 1)) if isinstance(value, Tensor) and value.shape == size else value
+        for key, value in features.items()
+    }
+
+
 def moved(features: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Return features with their tensors on a device."""
     return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in features.items()}
 
 
 def pass_by_length(forward: Callable[[dict[str, Any]], dict[str, Any]], features: dict[str, Any]) -> dict[str, Any]:
-    """Return what ``forward`` makes of a batch of waveforms, passed in parts of one length each, without padding."""
+    """Return what ``forward`` makes of texts or waveforms, passed in parts of one length each, without padding."""
     if "attention_mask" not in features:
         return forward(features)
-    lengths = features["attention_mask"].sum(dim=1)
+    size = features["attention_mask"].shape[1]
+    lengths = features["attention_mask"].sum(dim=1).clamp(min=1)
     parts: list[tuple[Tensor, dict[str, Any]]] = []
     for length in lengths.unique().tolist():
         rows = (lengths == length).nonzero().flatten()
         kept = _without_mask(features).items()
-        cropped = {key: value[rows, :length] if isinstance(value, Tensor) else value for key, value in kept}
+        cropped = {key: _cropped(value, rows, length, size) for key, value in kept}
         parts.append((rows, forward(cropped)))
     return {**features, **{name: _joined(parts, name) for name in ("token_embeddings", "attention_mask")}}
+
+
+def _cropped(value: Any, rows: Tensor, length: int, size: int) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value[rows, :length] if value.ndim > 1 and value.shape[1] == size else value[rows]
 
 
 def _joined(parts: Sequence[tuple[Tensor, dict[str, Any]]], name: str) -> Tensor:
@@ -221,13 +239,22 @@ def _joined(parts: Sequence[tuple[Tensor, dict[str, Any]]], name: str) -> Tensor
     return whole
 
 
-def probe_input(taken: Sequence[str], rate: int | None) -> Any:
-    """Return a small input of a medium that the model takes, to look at its states with: 100 ms of audio."""
+def probe_inputs(taken: Sequence[str], rate: int | None) -> tuple[Any, Any]:
+    """Return a small input of a medium that the model takes and a longer one, ``None`` for images, which have a size.
+
+    100 and 150 ms of audio.
+    """
     if "text" in taken:
-        return "a b c"
+        return "a b c", "d e f g h i"
     if "image" in taken:
         from PIL import Image
 
-        return Image.fromarray(np.arange(3 * 64, dtype=np.uint8).reshape(8, 8, 3))
+        return Image.fromarray(np.arange(3 * 64, dtype=np.uint8).reshape(8, 8, 3)), None
     rate = rate or 16000
-    return {"array": np.sin(np.arange(rate // 10, dtype=np.float32) / 20), "sampling_rate": rate}
+    waves = [np.sin(np.arange(samples, dtype=np.float32) / 20) for samples in (rate // 10, 3 * rate // 20)]
+    return {"array": waves[0], "sampling_rate": rate}, {"array": waves[1], "sampling_rate": rate}
+
+
+def probe_input(taken: Sequence[str], rate: int | None) -> Any:
+    """Return the first of :func:`probe_inputs`."""
+    return probe_inputs(taken, rate)[0]

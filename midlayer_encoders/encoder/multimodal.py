@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Pooling
+from midlayer_encoders.encoder.checks import close
 from midlayer_encoders.encoder.compat import PlainOnDisk
 from midlayer_encoders.encoder.inputs import (
     check_lengths,
     media_taken,
     moved,
     pass_by_length,
+    probe_inputs,
     sampling_rate,
     with_fixed_order,
     with_token_mask,
@@ -26,7 +30,7 @@ from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.models import compat
 from midlayer_encoders.models.load import has_automatic_class
-from midlayer_encoders.models.padding import suffers_from_padding
+from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.reading.turns import turn
 
 __all__ = ["MultimodalEncoder"]
@@ -49,6 +53,7 @@ class MultimodalEncoder(PlainOnDisk):
     name: str
     pooling: Pooling
     max_pixels: int
+    layers: dict[str, int]
     _truncation_warned: bool
 
     @property
@@ -159,6 +164,23 @@ class MultimodalEncoder(PlainOnDisk):
         """
         self._check_export()
         super().save(path, *args, **kwargs)
+        self._check_folder(path)
+
+    def _check_folder(self, path: str) -> None:
+        """Raise unless the folder, loaded as anyone loads it, gives the vectors that this encoder gives."""
+        if self.training or self.layers:
+            return
+        inputs = [one for one in probe_inputs(self.media, self.sampling_rate) if one is not None]
+        options: dict[str, Any] = {"batch_size": 1, "convert_to_tensor": True, "show_progress_bar": False}
+        plain: Any = SentenceTransformer(path, device=str(self.device), model_kwargs={"dtype": self.dtype})
+        ours, theirs = self.encode(inputs, **options), plain.encode(inputs, **options)
+        if not close(ours.float(), theirs.float(), self.dtype):
+            Path(path, "modules.json").unlink()  # so that nobody takes it for this encoder
+            raise CutError(
+                f"The folder {path} gives other vectors than this encoder when sentence-transformers loads it: "
+                f"transformers reads the model or the tokenizer of {type(self.transformer).__name__} otherwise from "
+                "there. Use this encoder itself; the folder is left without its modules.json."
+            )
 
     def _check_export(self) -> None:
         model: Any = self[0].model
@@ -170,9 +192,25 @@ class MultimodalEncoder(PlainOnDisk):
                 "leave out those after the waveform's end, since it knows masks of the states' own length only: its "
                 "vectors would be others. Use this encoder itself, or pooling='cls'."
             )
+        if wants_padding(model):
+            raise CutError(
+                f"{type(model).__name__} runs without its causal mask only where a batch is padded, which a plain "
+                "folder does not see to. Use this encoder itself, or leave out `bidirectional`."
+            )
+        if self.media == ["text"] and suffers_from_padding(model):
+            raise CutError(
+                f"Padding changes the states of a text in {type(model).__name__}, and a plain folder pads the texts of "
+                "a batch: its vectors would depend on the batch. Use this encoder itself, which passes texts of one "
+                "length together."
+            )
         if suffers_from_padding(model) or compat.has_mask_of_states(model):
             logger.warning(
                 "A plain folder pools the padding of shorter waveforms in a batch: encode with batch_size=1 there."
+            )
+        if compat.lacks_folder(model):
+            raise CutError(
+                f"{type(model).__name__} is the encoder of a model that also has a decoder, and a plain folder is "
+                "loaded as the whole of it, which asks for a second text. Use this encoder itself."
             )
         if not has_automatic_class(model.config):
             raise CutError(

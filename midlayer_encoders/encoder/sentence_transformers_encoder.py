@@ -19,16 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import EncoderSpec, Layer, Medium, Norm, Pooling
-from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, centering
-from midlayer_encoders.encoder.checks import check_states, turn_mask_off
+from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, centering, probes
+from midlayer_encoders.encoder.checks import check_padding, turn_mask_off
 from midlayer_encoders.encoder.inputs import (
     both_media,
     is_conversation,
     is_pair,
-    moved,
     named_medium,
-    probe_input,
     read_inputs,
+    with_padded_column,
 )
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.multimodal import MultimodalEncoder
@@ -40,6 +39,7 @@ from midlayer_encoders.media import InputError
 from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, JointCut
+from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.reading.turns import turn
 from midlayer_encoders.selection import Selection, select
 from midlayer_encoders.selection.rules import check_rule
@@ -142,12 +142,11 @@ class LayerEncoder(MultimodalEncoder):
         self._check_width(options.truncate_dim)
         self._gguf_file = built.gguf_file
         self._truncation_warned = False
-        if isinstance(cut, Cut):
-            if options.bidirectional:
-                turn_mask_off(self[0], cut, self.name)
-            if not isinstance(self[0], MemoryModule):
-                features = self.preprocess([probe_input(self.media, self.sampling_rate)])
-                check_states(self[0], cut, moved(features, self.device))
+        self._anatomy = built.anatomy
+        if isinstance(cut, Cut) and options.bidirectional:
+            turn_mask_off(self[0], cut, self.name)
+            if not isinstance(self[0], MemoryModule) and not wants_padding(self.transformer):
+                check_padding(self[0], *probes(self[0]))
         if options.center is not None:
             self._center_on(options.center)
 
@@ -215,7 +214,7 @@ class LayerEncoder(MultimodalEncoder):
                 "Load one: LayerEncoder(model, -1, tower='image')."
             )
         first: Any = self[0]
-        return first.anatomy if isinstance(first, MemoryModule) else find_anatomy(first.model)
+        return first.anatomy if isinstance(first, MemoryModule) else self._anatomy or find_anatomy(first.model)
 
     def model_card_text(self, repository: str | None = None, branch: str | None = None) -> str:
         """Return the README that ``save_pretrained`` writes to a folder, or ``push_to_hub`` to a repository."""
@@ -275,7 +274,7 @@ class LayerEncoder(MultimodalEncoder):
         features = super().preprocess(inputs, prompt=prompt, **kwargs)
         if not self._truncation_warned:
             self._warn_truncation(inputs, features, prompt)
-        return features
+        return with_padded_column(features) if wants_padding(self.transformer) else features
 
     def _is_tokenizers(self, inputs: Sequence[Any]) -> bool:
         """Return whether these are for the tokenizer as they are: conversations, or pairs of texts."""
@@ -294,7 +293,8 @@ class LayerEncoder(MultimodalEncoder):
 
     def forward(self, input: dict[str, Any], **kwargs: Any) -> dict[str, Any]:  # noqa: A002  (the base class's name)
         """Run the modules; a text without tokens embeds as zero under every pooling."""
-        if not self.layers and input.get("modality") in ("image", "audio"):
+        apart = not self.training and suffers_from_padding(self.transformer)
+        if not self.layers and (apart or input.get("modality") in ("image", "audio")):
             return self._forward_media(input)
         features: dict[str, Any] = super().forward(input, **kwargs)
         mask, embedding = features.get("attention_mask"), features.get("sentence_embedding")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import nn
 
-from midlayer_encoders.encoder.compat import transformer_around
+from midlayer_encoders.encoder.compat import tokenizer_alone, transformer_around
 from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.models.padding import suffers_from_padding
@@ -33,17 +34,20 @@ def transformer_module(
 ) -> Transformer:
     """Return the module that prepares inputs and reads the layer's states, or of a joint model what its heads make."""
     config: Any = loaded.config
+    alone = isinstance(cut, Cut) and cut.language
     try:
         options = _processor_options(model, loaded, source, max_length)
         if isinstance(cut, JointCut):
             options.pop("model_input_names", None)  # its processor knows whether its model wants a mask
-        module = transformer_around(loaded, model, options)
+        with tokenizer_alone(model, options) if alone else nullcontext(model) as folder:
+            module = transformer_around(loaded, folder, options)
     except MidlayerError:
         raise
     except Exception as reason:  # transformers raises whatever its parsers do
         raise ModelNotFoundError(
             f"`model` must hold a tokenizer or processor that transformers can read, but {model!r} does not "
-            f"({type(reason).__name__}: {reason}). Its files may be missing or damaged: save or download them again."
+            f"({type(reason).__name__}: {reason}). Its files may be missing or damaged: save them again beside the "
+            "model, with `save_pretrained`, or download them again."
         ) from reason
     if getattr(loaded, "hf_quantizer", None) is not None:  # GGUF weights are plain ones once they are read
         loaded.hf_quantizer = None  # type: ignore[assignment]

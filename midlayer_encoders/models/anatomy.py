@@ -7,6 +7,7 @@ Everything is found by rule from the module tree; the few families that break a 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +17,9 @@ from torch import nn
 from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import AnatomyError, LayerIndexError, check_list, shown
 from midlayer_encoders.models import compat
+from midlayer_encoders.models.towers import find_towers
 
-__all__ = ["Anatomy", "find_anatomy", "resolve_layer", "resolve_layers"]
+__all__ = ["Anatomy", "find_anatomy", "resolve_layer", "resolve_layers", "text_stack"]
 
 
 @dataclass(frozen=True)
@@ -142,23 +144,27 @@ _SHARED = "albert_layer_groups"  # ALBERT passes through its groups several time
 
 
 def _block_list(model: nn.Module) -> str:
-    """Return the path of the block list: the largest list of like modules whose class is kept whole on a device.
+    """Return the path of the block list: the largest list of modules whose class is kept whole on a device.
 
-    That class is the block in nearly every family; where transformers names none, the list with the most parameters
-    is the one.
+    That class is the block in nearly every family, and a list that holds one of them is a stack, whatever other kinds
+    of block stand between (Jamba, Zamba, NemotronH). Where transformers names none, the list of like modules with the
+    most parameters is the one.
     """
     whole = compat.unsplit_classes(model)
     lists: list[tuple[str, Any]] = [
         (path, module)
         for path, module in model.named_modules()
-        if isinstance(module, nn.ModuleList | nn.Sequential) and len({type(child) for child in module}) == 1
+        if isinstance(module, nn.ModuleList | nn.Sequential)
+        and (len({type(child) for child in module}) == 1 or _named_in(module, whole))
     ]
     outer = [(p, m) for p, m in lists if not any(p.startswith(f"{other}.") for other, _ in lists)]
     if shared := [path for path, _ in outer if path.endswith(_SHARED)]:
         return shared[0]
     if not outer:
         return _empty_list(model)
-    named = [(path, module) for path, module in outer if type(module[0]).__name__ in whole]
+    named = [(path, module) for path, module in outer if _named_in(module, whole)]
+    if len(named) > 1 and (text := text_stack(model)):  # a language model that also reads images or audio
+        named = [(path, module) for path, module in named if path.startswith(f"{text}.")] or named
     if len(named) > 1:
         raise AnatomyError(
             f"{type(model).__name__} has more than one list of blocks: "
@@ -170,7 +176,25 @@ def _block_list(model: nn.Module) -> str:
             f"{type(model).__name__} is a plain module, and which of {', '.join(repr(path) for path, _ in outer)} are "
             "its blocks cannot be told. Pass the path as `blocks`."
         )
-    return max(named or outer, key=lambda found: sum(p.numel() for p in found[1].parameters()))[0]
+    counts = {getattr(getattr(model, "config", None), name, None) for name in compat.COUNTS}
+    counted = [found for found in outer if len(found[1]) in counts]  # not the convolutions before the blocks
+    return max(named or counted or outer, key=lambda found: sum(p.numel() for p in found[1].parameters()))[0]
+
+
+def _named_in(blocks: Any, names: set[str]) -> bool:
+    return any(type(block).__name__ in names for block in blocks)
+
+
+def text_stack(model: nn.Module) -> str | None:
+    """Return the path of the language model inside one that also reads images or audio, or ``None``."""
+    config: Any = getattr(model, "config", None)
+    inner = compat.text_config(config)
+    if inner is None or find_towers(model):
+        return None
+    for path, module in model.named_modules():
+        if path and compat.is_pretrained(module) and module.config is inner:
+            return str(path)
+    return None
 
 
 def _empty_list(model: nn.Module) -> str:
@@ -252,18 +276,18 @@ _FINAL: dict[str, Callable[[Any], tuple[str, ...]]] = {
 
 
 def _final_norm(model: nn.Module, blocks: str) -> tuple[str, ...] | None:
-    """Return the norm beside the block list, or beside the nearest module above it that has one."""
+    """Return the norm beside the block list, or beside the nearest module above it that has one: the last of several.
+
+    A name can mislead: when a model is loaded, what follows its last block is found by what it does.
+    """
     for above in _ancestors(blocks):
         norms = [
             name
             for name, child in model.get_submodule(above).named_children()
-            if type(child).__name__.endswith("Norm") and not name.startswith("pre_") and not list(child.children())
+            if re.search(r"Norm(\dP)?$", type(child).__name__)
+            and not name.startswith("pre_")
+            and not list(child.children())
         ]
-        if len(norms) > 1:
-            raise AnatomyError(
-                f"{type(model).__name__} has several norms after its blocks: {', '.join(norms)}. "
-                "Pass the path of the one that is applied last as `final`."
-            )
         if norms:
-            return (f"{above}.{norms[0]}".lstrip("."),)
+            return (f"{above}.{norms[-1]}".lstrip("."),)
     return None

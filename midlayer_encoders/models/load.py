@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,22 +21,16 @@ from torch import nn
 from midlayer_encoders._types import Layer, Norm
 from midlayer_encoders.errors import CutError, LayerIndexError, MidlayerError, ModelNotFoundError, OptionError
 from midlayer_encoders.models import compat
-from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, resolve_layer
-from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, plan_cut
-from midlayer_encoders.models.hub import load_config, local_only
+from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, resolve_layer, text_stack
+from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, plan_cut, plan_cuts
+from midlayer_encoders.models.hub import load_config, local_only, weight_names
 from midlayer_encoders.models.towers import TOWERS, check_tower, find_towers, tower_layers
 
-__all__ = ["has_automatic_class", "load_cut", "merge_adapters"]
+__all__ = ["NoPlanError", "has_automatic_class", "load_cut", "merge_adapters"]
 
-# What precedes the keys of such an encoder, by the class that wrote the files, where transformers does not know it.
-_WRITTEN_BELOW = {
-    "WhisperForConditionalGeneration": "model.encoder",
-    "WhisperModel": "encoder",
-    "WhisperForAudioClassification": "encoder",
-}
 # What makes no state of a layer, so files may lack it: those of a masked language model have no pooler. A joint model's
 # vectors pass through its poolers and heads.
-_UNREAD = re.compile(r"(^|\.)(pooler|head|mask_token|masked_spec_embed|post_layernorm)(\.|$)")
+_UNREAD = re.compile(r"(^|\.)(pooler|head|contact_head|mask_token|masked_spec_embed|post_layernorm)(\.|$)")
 _UNREAD_JOINT = re.compile(r"(^|\.)logit_(scale|bias)$")
 _NAMED = 10  # missing weights that an error names
 
@@ -52,6 +47,8 @@ def load_cut(
     gguf_file: str | None = None,
     trust_remote_code: bool = False,
     device_map: str | None = None,
+    plan: int = 0,
+    spare: bool = False,
 ) -> tuple[nn.Module, Cut | JointCut]:
     """Return the model cut at ``layer``, in eval mode, and how its states are read.
 
@@ -67,6 +64,12 @@ def load_cut(
         gguf_file: name of a GGUF file in ``model`` to read the weights from.
         trust_remote_code: whether the model's own code on the hub may run.
         device_map: ``"auto"`` spreads a model that is too large for one device, by accelerate.
+        plan: which of the ways to have the layer, see :func:`~midlayer_encoders.models.cut.plan_cuts`.
+        spare: whether to leave the model as it is read, with at least one block and none added or silenced, so that its
+            blocks can be watched; :func:`~midlayer_encoders.models.cut.cut_model` then finishes the cut.
+
+    Raises:
+        NoPlanError: when there is no such way.
 
     Returns:
         The model, and a :class:`~midlayer_encoders.models.cut.Cut`, or a
@@ -84,14 +87,28 @@ def load_cut(
         whole = _empty(config, trust_remote_code)
         towers = find_towers(whole)
         if tower is None and towers:
+            if plan:
+                raise NoPlanError
             return _load_joint(model, whole, layer, norm, towers, adapters, source)
         if tower is not None:
             check_tower(tower, towers, model)
-            prefix: str | None = towers[tower]
-            whole = _tower(whole, towers[tower])
-        else:
-            prefix = next((_WRITTEN_BELOW[name] for name in config.architectures or () if name in _WRITTEN_BELOW), None)
-        return _load_single(model, whole, layer, norm, prefix, adapters, source)
+        part = towers[tower] if tower is not None else text_stack(whole)
+        if part is not None:
+            whole = _tower(whole, part)
+        elif compat.encoder_class(config) is not None:
+            part = "encoder"
+        try:
+            loaded, cut = _load_single(model, whole, layer, norm, part, adapters, source, plan=plan, spare=spare)
+        except ModelNotFoundError:
+            if part in (None, "encoder") or adapters or tower is not None:
+                raise
+            # transformers converts some names and weights for the whole model only: it is read whole.
+            loaded, cut = _load_part(model, type(whole), layer, norm, part, source, plan=plan, spare=spare)
+        return loaded, replace(cut, language=tower is None and part not in (None, "encoder"))
+
+
+class NoPlanError(Exception):
+    """No way is left in which a layer could be had."""
 
 
 def _load_single(
@@ -99,28 +116,98 @@ def _load_single(
     whole: Any,
     layer: Layer | Mapping[str, Layer],
     norm: Norm,
-    prefix: str | None,
+    part: str | None,
     adapters: Sequence[str],
     source: dict[str, Any],
+    *,
+    plan: int = 0,
+    spare: bool = False,
 ) -> tuple[nn.Module, Cut]:
-    """Read a model of one tower, or a tower that the files hold below ``prefix``, cut at a layer."""
+    """Read a model of one tower, or a part of the model whose files these are, cut at a layer."""
     if isinstance(layer, Mapping):
         raise LayerIndexError(f"`layer` must be one number for {model}, which has one tower, but got {dict(layer)}.")
     anatomy = find_anatomy(whole)
     resolved = resolve_layer(layer, anatomy.num_layers, name=model)
-    cut = plan_cut(anatomy, resolved, norm, model_type=getattr(whole.config, "model_type", ""))
+    cuts = plan_cuts(anatomy, resolved, norm, model_type=getattr(whole.config, "model_type", ""))
+    if plan >= len(cuts):
+        raise NoPlanError
+    cut = cuts[plan]
+    names = weight_names(model, source["revision"], local=source["local_files_only"]) if part else []
+    prefix = _prefix_in_files(names, whole, part or "")
+    if renamed := _shared_embeddings(names, whole, prefix):
+        source = {**source, "key_mapping": renamed}
     # The files hold the other tower, or the decoder, too.
-    dropped = [rf"^(?!{re.escape(prefix)}\.)"] if prefix is not None else []
+    dropped = [rf"^(?!{re.escape(prefix)}\.)"] if prefix else []
     config = whole.config
+    keep = min(max(cut.keep, int(spare)), anatomy.num_layers)
+    if cut.keep != keep:  # the depth of the folder that an export writes
+        config_of_export = cut_config(config, anatomy.num_layers, cut.keep)
+        _check(whole, config_of_export, [(anatomy, cut.keep)], source["trust_remote_code"])
     if not adapters:
-        keep = min(cut.keep, anatomy.num_layers)
-        config = cut_config(config, anatomy.num_layers, keep)
-        _check(whole, config, [(anatomy, keep)], source["trust_remote_code"])
+        if keep < anatomy.num_layers:
+            config = cut_config(config, anatomy.num_layers, keep)
+            _check(whole, config, [(anatomy, keep)], source["trust_remote_code"])
         dropped += _dropped(anatomy, keep)
     read = _read(type(whole), model, config, source, final=anatomy.final, dropped=dropped, prefix=prefix)
     loaded = merge_adapters(read, adapters) if adapters else read
     # What is left of the cut after the load: blocks that adapters needed, one to add, one to silence.
-    return cut_model(loaded, replace(cut, anatomy=_after(anatomy, loaded))).eval(), cut
+    if adapters:
+        cut_model(loaded, replace(cut, anatomy=_after(anatomy, loaded), keep=keep, silent=False))
+    if not spare:
+        cut_model(loaded, replace(cut, anatomy=_after(anatomy, loaded)))
+    return loaded.eval(), cut
+
+
+def _load_part(
+    model: str, kind: Any, layer: Layer | Mapping[str, Layer], norm: Norm, part: str, source: dict[str, Any], *,
+    plan: int, spare: bool,
+) -> tuple[nn.Module, Cut]:  # fmt: skip
+    """Read a whole model and keep its language model, cut at a layer."""
+    config = load_config(model, source["revision"], local=source["local_files_only"])
+    composite = _empty(config)
+    read = _read(type(composite), model, config, source).get_submodule(part)
+    loaded = read if isinstance(read, kind) else read.base_model
+    if not isinstance(loaded, kind) or isinstance(layer, Mapping):
+        raise CutError(
+            f"The language model of {type(composite).__name__} is not a {kind.__name__}, which would read it."
+        )
+    anatomy = find_anatomy(loaded)
+    resolved = resolve_layer(layer, anatomy.num_layers, name=model)
+    cuts = plan_cuts(anatomy, resolved, norm, model_type=getattr(loaded.config, "model_type", ""))
+    if plan >= len(cuts):
+        raise NoPlanError
+    cut = cuts[plan]
+    keep = min(max(cut.keep, 1), anatomy.num_layers)
+    _check(loaded, cut_config(loaded.config, anatomy.num_layers, keep), [(anatomy, keep)], False)
+    cut_model(loaded, replace(cut, keep=keep, silent=False))
+    if not spare:
+        cut_model(loaded, replace(cut, anatomy=_after(anatomy, loaded)))
+    return loaded.eval(), cut
+
+
+def _prefix_in_files(names: Sequence[str], part: Any, path: str) -> str | None:
+    """Return what precedes the names of a part's weights in the files of the whole model: most of them fit it.
+
+    A decoder has weights of the same names as an encoder: a prefix that holds the part's own name comes first.
+    """
+    if not names:
+        return None
+    wanted = set(part.state_dict())
+    found: Counter[str] = Counter()
+    for name in names:
+        steps = name.split(".")
+        found.update(".".join(steps[:n]) for n in range(len(steps)) if ".".join(steps[n:]) in wanted)
+    own = path.rpartition(".")[2]
+    return max(found, key=lambda prefix: (own in prefix.split("."), found[prefix])) if found else None
+
+
+def _shared_embeddings(names: Sequence[str], part: Any, prefix: str | None) -> dict[str, str]:
+    """Return what renames the embeddings that encoder and decoder share, and the files hold once, for the encoder."""
+    own = f"{prefix}.embed_tokens.weight"
+    shared = [name for name in names if re.search(r"(^|\.)shared\.weight$", name)]
+    if not prefix or own in names or not shared or "embed_tokens.weight" not in part.state_dict():
+        return {}
+    return {f"^{re.escape(shared[0])}$": own}
 
 
 def _load_joint(
@@ -158,7 +245,7 @@ def _tower(whole: Any, path: str) -> Any:
     part = whole.get_submodule(path)
     if has_automatic_class(part.config):
         return _empty(part.config)
-    with torch.device("meta"):
+    with compat.without_weights():
         return type(part)(part.config)
 
 
@@ -200,14 +287,17 @@ def _empty(config: Any, trust_remote_code: bool = False) -> Any:
     """Return the model of ``config`` on the meta device: its modules without weights."""
     import transformers
 
-    encoder = compat.encoder_class(getattr(config, "model_type", ""))
-    with torch.device("meta"):
+    encoder = compat.encoder_class(config)
+    with compat.without_weights():
         if encoder is not None:
-            return encoder(config)
+            try:
+                return encoder(copy.deepcopy(config))
+            except TypeError as reason:
+                raise CutError(f"The encoder of {type(config).__name__} cannot be made by itself: {reason}") from reason
         if getattr(config, "is_encoder_decoder", False):
             raise CutError(
-                f"{type(config).__name__} is an encoder and a decoder, and which layer comes after which is not "
-                f"defined. Pass the encoder alone; known by themselves: {', '.join(compat.ENCODERS)}."
+                f"{type(config).__name__} is of an encoder and a decoder, and its encoder is not a model by itself, so "
+                "its layers cannot be read. Pass a model of an encoder alone."
             )
         return transformers.AutoModel.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code)
 
@@ -223,8 +313,10 @@ def _check(whole: Any, config: Any, kept: Sequence[tuple[Anatomy, int]], trust_r
     except Exception as reason:  # a config that fewer blocks make invalid fails in its own way
         raise CutError(f"{name} cannot be made with {told} blocks: {reason}") from reason
     dropped = [re.compile(pattern) for anatomy, keep in kept for pattern in _dropped(anatomy, keep)]
+    added = {pattern for anatomy, keep in kept for pattern in _added(anatomy, keep)}
     wanted = {key: value.shape for key, value in whole.state_dict().items() if not any(p.match(key) for p in dropped)}
-    if {key: value.shape for key, value in small.state_dict().items()} != wanted:
+    made = {key: value.shape for key, value in small.state_dict().items() if not any(re.match(p, key) for p in added)}
+    if {key for key in {*wanted, *made} if wanted.get(key) != made.get(key) and not _UNREAD.search(key)}:
         raise CutError(
             f"{name} with {told} blocks is not {name} without the others: other parameters come or go with its depth. "
             "A layer of it cannot be had by cutting."
@@ -239,7 +331,7 @@ def _check_blocks(whole: Any, small: Any, anatomy: Anatomy, keep: int) -> None:
         raise CutError(
             f"{name} shares {anatomy.num_blocks} groups over its layers by depth: a cut would reshuffle them."
         )
-    for layer in range(1, keep + 1 if not anatomy.shared else 1):
+    for layer in range(1, min(keep, anatomy.num_blocks) + 1 if not anatomy.shared else 1):
         path = f"{anatomy.blocks}.{layer - 1}"
         if (changed := _difference(whole.get_submodule(path), small.get_submodule(path))) is not None:
             raise CutError(
@@ -251,7 +343,7 @@ def _check_blocks(whole: Any, small: Any, anatomy: Anatomy, keep: int) -> None:
 def _empty_like(whole: Any, config: Any, trust_remote_code: bool) -> Any:
     """Return a model of ``whole``'s class, and another config, on the meta device."""
     if type(whole).__module__.startswith("transformers."):
-        with torch.device("meta"):
+        with compat.without_weights():
             return type(whole)(copy.deepcopy(config))
     return _empty(config, trust_remote_code)
 
@@ -265,11 +357,19 @@ def _difference(left: nn.Module, right: nn.Module) -> str | None:
             return f"`{path}` is {kinds[1]} instead of {kinds[0]}"
     for path, a in ours.items():
         for name, value in vars(a).items():
-            if name.startswith("_") or "drop" in name or not _plain(value):
+            if name.startswith("_") or name == "training" or "drop" in name or not _plain(value):
                 continue
-            if "drop" not in path and vars(theirs[path]).get(name) != value:
+            if "drop" not in path and not _alike(vars(theirs[path]).get(name), value):
                 return f"`{path}.{name}` is {vars(theirs[path]).get(name)!r} instead of {value!r}".replace("`.", "`")
     return None
+
+
+def _alike(cut: Any, whole: Any) -> bool:
+    """Return whether a setting is the same in a cut model, or a list for each block that was cut to match."""
+    if isinstance(cut, list | tuple) and isinstance(whole, list | tuple) and len(whole) > 2:
+        shared = min(len(cut), len(whole))
+        return list(cut[:shared]) == list(whole[:shared])
+    return bool(cut == whole)
 
 
 def _plain(value: Any) -> bool:
@@ -284,6 +384,11 @@ def _dropped(anatomy: Anatomy, keep: int) -> list[str]:
     if anatomy.shared:
         return []
     return [rf"^{re.escape(anatomy.blocks)}\.{index}\." for index in range(keep, anatomy.num_blocks)]
+
+
+def _added(anatomy: Anatomy, keep: int) -> list[str]:
+    """Return patterns of the parameter names that a cut has beyond the whole model's: a block that is never read."""
+    return [rf"^{re.escape(anatomy.blocks)}\.{index}\." for index in range(anatomy.num_blocks, keep)]
 
 
 def _after(anatomy: Anatomy, model: nn.Module) -> Anatomy:
@@ -318,12 +423,22 @@ def _read(
     loose = [pattern.replace("^", r"(^|\.)", 1) for pattern in dropped if "(?!" not in pattern]
     try:
         loaded, told = compat.read_weights(
-            kind, model, unexpected=[*loose, *dropped], prefix=prefix, config=config, **options
+            kind, model, unexpected=[*loose, *dropped], prefix=prefix, config=config, ignore_mismatched_sizes=True,
+            **options,
         )  # fmt: skip
     except (OSError, SafetensorError) as reason:
         raise ModelNotFoundError(f"The weights of {model!r} cannot be read: {reason}") from reason
+    except (
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+        ValueError,
+        TypeError,
+    ) as reason:  # a depth it is not made for
+        raise CutError(f"{kind.__name__} cannot be read with this number of blocks: {reason!r}") from reason
     after = tuple(f"{path}." for path in final)  # a norm that another family applies to its pooled token only
-    missing = sorted(key for key in told["missing_keys"] if key.startswith(after) or not unread.search(key))
+    lacking = {*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])}
+    missing = sorted(key for key in lacking if key.startswith(after) or not unread.search(key))
     if missing:
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         raise ModelNotFoundError(

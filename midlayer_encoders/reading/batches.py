@@ -50,7 +50,7 @@ def batches_of(
     """Return batches over a whole list of texts, images or waveforms, as :func:`plan_batches`.
 
     An image counts as one token, a waveform as the states that are made of it. Where padding would change the states of
-    a waveform, a batch holds waveforms of one length.
+    an input, a batch holds inputs of one length.
 
     Args:
         source: reads the inputs.
@@ -64,12 +64,18 @@ def batches_of(
     check_taken(medium, source.media, inputs[0], model=source.name)
     if medium == "text":
         check_texts("texts", inputs)
-        return plan_batches(count_tokens(source, [prompt + text for text in inputs]), token_budget=token_budget)
+        lengths = count_tokens(source, [prompt + text for text in inputs])
+        return _by_length(source, plan_batches(lengths, token_budget=token_budget), lengths)
     if medium == "image":
         return plan_batches([1] * len(inputs), token_budget=token_budget, max_texts=_MOST_MEDIA)
     lengths = audio_lengths(inputs, source.sampling_rate)
     states = [-(-length // _HOP) for length in lengths]
     batches = plan_batches(states, token_budget=token_budget, max_texts=_MOST_MEDIA)
+    return _by_length(source, batches, lengths)
+
+
+def _by_length(source: LayerSource, batches: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
+    """Return batches of one length each, where padding would change the states."""
     if not suffers_from_padding(source.transformer):
         return batches
     return [

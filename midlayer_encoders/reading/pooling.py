@@ -63,6 +63,10 @@ def real_tokens(real: Tensor | None, states: Tensor, *, model: nn.Module | None 
     real, length = real.to(states.device), states.shape[1]
     if real.shape[1] == length:
         return real.bool()
+    if (
+        getattr(model, "main_input_name", "") == "input_ids" and length > real.shape[1]
+    ):  # padded to whole windows inside
+        return torch.nn.functional.pad(real, (0, length - real.shape[1])).bool()
     if model is not None and compat.has_mask_of_states(model):
         return compat.mask_of_states(model, length, real)
     if getattr(model, "main_input_name", "") == "input_features":

@@ -83,7 +83,7 @@ def test_a_plain_module_is_cut_in_memory() -> None:
 def test_a_config_that_counts_no_blocks_is_refused() -> None:
     import transformers as tf
 
-    with pytest.raises(CutError, match="does not say how many blocks"):
+    with pytest.raises(CutError, match="does not say that the model has 7 blocks"):
         cut_config(tf.BertConfig(num_hidden_layers=4), 7, 2)
 
 

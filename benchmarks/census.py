@@ -1,0 +1,676 @@
+"""Every model type that transformers registers: is each layer of a cut one exactly the uncut model's?
+
+    python -m benchmarks.census --workers 2                 # all types; results/census.jsonl, docs/families.md
+    python -m benchmarks.census --resume                    # only the types that have no line yet
+    python -m benchmarks.census --types bloom esm --print   # some types, every finding printed
+
+A tiny random model of each type is saved as a user has it. A ``LayerEncoder`` of every layer and both norms is compared with the
+uncut model, whose blocks are watched without this package: one input alone; a padded batch of mixed lengths, one
+of them longer than any window; the exported folder, loaded where this package cannot be imported; and, where the model is causal,
+`bidirectional=True`, block by block, padded. Each type runs in a process of its own, under a time limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tests.tiny_configs import MOST_PARAMETERS, randomized, tiny_config
+from tests.tiny_folders import tokenizer
+from tests.uncut import NoStackError, Uncut, find_stack
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "census.jsonl"
+PAGE = ROOT / "docs" / "families.md"
+NORMS = ("final", "none")
+TOLERANCE = 2e-4  # of the largest number: what another order of sums may change
+LONGEST = 120  # seconds that a type may take
+TEXTS = [
+    "a cat sat on a mat",
+    "ox",
+    "the quick brown fox jumps over the lazy dog while seven wizards box quietly in the old mill by the sea at dawn",
+    "stock markets fell sharply",
+]
+
+
+# --- what goes in -----------------------------------------------------------------------------------------------------
+
+
+def pictures() -> list[Any]:
+    """Return three pictures of noise."""
+    from PIL import Image
+
+    noise = np.random.default_rng(0).integers(0, 255, (3, 16, 16, 3), dtype=np.uint8)
+    return [Image.fromarray(picture) for picture in noise]
+
+
+def waveforms() -> list[dict[str, Any]]:
+    """Return three waveforms of other lengths, at 16 kHz."""
+    noise = np.random.default_rng(0)
+    return [
+        {"array": noise.standard_normal(samples).astype(np.float32), "sampling_rate": 16000}
+        for samples in (4000, 2400, 5600)
+    ]
+
+
+MEDIA = {"input_ids": "text", "pixel_values": "image", "input_values": "audio", "input_features": "audio"}
+INPUTS = {"text": lambda: list(TEXTS), "image": pictures, "audio": waveforms}
+
+
+def long_tokenizer() -> Any:
+    """Return the tokenizer of single characters, for texts of up to 128."""
+    made = tokenizer()
+    made.model_max_length = 128
+    return made
+
+
+def processor_of(model_type: str, medium: str, main: str, config: Any) -> Any:
+    """Return what prepares the inputs of a model: a tokenizer, an image processor or a feature extractor."""
+    import transformers as tf
+
+    if medium == "text":
+        return long_tokenizer()
+    if medium == "image":
+        edge = getattr(config, "image_size", 16) or 16
+        size = dict(zip(("height", "width"), edge if isinstance(edge, list | tuple) else (edge, edge), strict=True))
+        return tf.ViTImageProcessorPil(size=size)
+    mels = next((getattr(config, name) for name in _MELS if isinstance(getattr(config, name, None), int)), 8)
+    if model_type == "audio-spectrogram-transformer":
+        return tf.ASTFeatureExtractor(num_mel_bins=mels, max_length=config.max_length)
+    if model_type in _SEAMLESS:
+        return tf.SeamlessM4TFeatureExtractor(
+            feature_size=config.feature_projection_input_dim // 2,
+            num_mel_bins=config.feature_projection_input_dim // 2,
+            stride=2,
+        )
+    if main == "input_features":
+        return tf.WhisperFeatureExtractor(feature_size=mels, chunk_length=1, hop_length=400, n_fft=400)
+    return tf.Wav2Vec2FeatureExtractor(return_attention_mask=getattr(config, "feat_extract_norm", "") == "layer")
+
+
+_MELS = ("num_mel_bins", "n_mels", "mel_bins", "input_feat_per_channel")
+_SEAMLESS = ("wav2vec2-bert",)
+
+
+PADDED = {"siglip", "siglip2", "aimv2"}  # their text towers were trained with every text padded to the longest
+
+
+def prepared(processor: Any, medium: str, item: Any, padded: int = 0) -> dict[str, Any]:
+    """Return what the processor makes of one input alone, nothing padded unless the model is always padded."""
+    if medium == "text" and padded:
+        return dict(processor(item, padding="max_length", max_length=padded, truncation=True, return_tensors="pt"))
+    if medium == "text":
+        return {"input_ids": torch.tensor([processor(item)["input_ids"]])}
+    if medium == "image":
+        return {"pixel_values": processor(item, return_tensors="pt")["pixel_values"]}
+    return dict(processor(item["array"], sampling_rate=item["sampling_rate"], return_tensors="pt"))
+
+
+# --- one type ---------------------------------------------------------------------------------------------------------
+
+
+class NotBuiltError(Exception):
+    """A type of which no tiny model can be made or run here."""
+
+
+def build(model_type: str, folder: Path) -> tuple[nn.Module, str, Any]:
+    """Write a tiny model of a type and its processor to a folder; return the uncut model, its medium and processor."""
+    import transformers as tf
+
+    try:
+        config = tiny_config(model_type)
+        with torch.device("meta"):
+            main = tf.AutoModel.from_config(config)
+        size = sum(parameter.numel() for parameter in main.parameters())
+    except ImportError as reason:
+        raise NotBuiltError(f"needs a library that is not installed: {str(reason).strip().splitlines()[0]}") from reason
+    except Exception as reason:
+        raise NotBuiltError(f"config: {type(reason).__name__}: {first_line(reason)}") from reason
+    if size > MOST_PARAMETERS:
+        raise NotBuiltError(f"its config does not shrink: {size / 1e6:.0f}M parameters")
+    torch.manual_seed(0)
+    model = randomized(tf.AutoModel.from_config(config))
+    medium = MEDIA.get(str(model.main_input_name))
+    if medium is None:
+        raise NotBuiltError(f"takes `{model.main_input_name}`, neither text nor an image nor audio")
+    processor = processor_of(model_type, medium, str(model.main_input_name), model.config)
+    model.save_pretrained(folder)
+    if joint(model):
+        images = processor_of(model_type, "image", "", model.config.vision_config)
+        tf.CLIPProcessor(images, long_tokenizer()).save_pretrained(folder)
+    else:
+        if medium == "text" and hasattr(model.config, "vision_config"):  # its processor prepares images too
+            tf.ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
+        processor.save_pretrained(folder)
+    if medium == "text":  # transformers chooses the class of a tokenizer by the model beside it
+        processor = tf.AutoTokenizer.from_pretrained(folder)
+        processor.padding_side = "right"
+    return model, medium, processor
+
+
+def joint(model: Any) -> bool:
+    """Return whether a model has a tower of text and one of images, which meet in one space."""
+    return all(
+        hasattr(model, name) for name in ("text_model", "vision_model", "get_text_features", "get_image_features")
+    )
+
+
+def uncut_of(model: Any, tower: str | None) -> nn.Module:
+    """Return the module whose layers are asked for: a tower, or the encoder of a model that has a decoder too."""
+    if tower is not None:
+        return getattr(model, {"text": "text_model", "image": "vision_model"}[tower])  # type: ignore[no-any-return]
+    if getattr(model.config, "is_encoder_decoder", False):
+        return model.get_encoder()  # type: ignore[no-any-return]
+    return model
+
+
+def first_line(reason: BaseException) -> str:
+    """Return the first line of an error's text, at most 300 characters."""
+    return " ".join(str(reason).split())[:300]
+
+
+def error(got: Any, expected: Tensor) -> float:
+    """Return the largest difference, as a share of the largest number expected; infinite where shapes differ."""
+    value = torch.as_tensor(np.asarray(got)) if not isinstance(got, Tensor) else got
+    if value.shape != expected.shape or not bool(value.isfinite().all()):
+        return float("inf")
+    return float((value - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+
+
+def examine(model_type: str, folder: Path) -> dict[str, Any]:
+    """Return what is found of one type; what an export must give is left in the folder for :func:`examine_exports`."""
+    found: dict[str, Any] = {"type": model_type, "layers": {}, "exports": [], "bidirectional": None}
+    try:
+        model, medium, processor = build(model_type, folder / "whole")
+    except NotBuiltError as reason:
+        return {**found, "not_built": str(reason)}
+    found["medium"], found["class"] = medium, type(model).__name__
+    towers = ("text", "image") if joint(model) else (None,)
+    for tower in towers:
+        if tower is not None:
+            medium = tower
+            processor = (
+                processor_of(model_type, tower, "", model.config.vision_config) if tower == "image" else processor
+            )
+        _examine_part(found, model, medium, processor, tower, folder)
+    return found
+
+
+def _examine_part(
+    found: dict[str, Any], model: Any, medium: str, processor: Any, tower: str | None, folder: Path
+) -> None:
+    from midlayer_encoders.errors import MidlayerError
+
+    part, items = uncut_of(model, tower), INPUTS[medium]()
+    given = [prepared(processor, medium, item) for item in items]
+    expected: dict[str, list[list[Tensor]]] | None = None
+    try:
+        uncut = find_stack(part, given[0])
+        states = [uncut.layers(one) for one in given]
+        expected = {norm: [[one[norm][k] for one in states] for k in range(uncut.num_layers + 1)] for norm in NORMS}
+        if not all(bool(s.isfinite().all()) for norm in NORMS for layer in expected[norm] for s in layer):
+            expected, found["no_oracle"] = None, "its states are not finite with random weights"
+    except NoStackError as reason:
+        found["no_stack"] = str(reason)
+    except Exception as reason:
+        found["no_oracle"] = f"{type(reason).__name__}: {first_line(reason)}"
+    pooling = "cls" if str(model.main_input_name) == "input_features" else "mean"
+    for norm in NORMS:
+        for layer in range(uncut.num_layers + 1) if expected is not None else [-1]:
+            key = f"{tower} {norm} {layer}" if tower else f"{norm} {layer}"
+            try:
+                wanted = None if expected is None else expected[norm][layer]
+                found["layers"][key] = _one(
+                    folder,
+                    items,
+                    layer,
+                    norm,
+                    pooling,
+                    wanted,
+                    medium,
+                    found["exports"],
+                    tower,
+                    expected[norm] if expected is not None and layer == uncut.num_layers else None,
+                )
+            except MidlayerError as reason:
+                found["layers"][key] = {"refused": str(reason), "kind": type(reason).__name__}
+            except Exception as reason:
+                found["layers"][key] = {
+                    "raised": f"{type(reason).__name__}: {first_line(reason)}", "trace": traceback.format_exc()[-1500:],
+                }  # fmt: skip
+    if medium == "text" and expected is not None:
+        found["bidirectional"] = _bidirectional(folder, uncut, processor, tower)
+
+
+def _one(
+    folder: Path,
+    items: list[Any],
+    layer: int,
+    norm: str,
+    pooling: str,
+    expected: list[Tensor] | None,
+    medium: str,
+    exports: list[Any],
+    tower: str | None,
+    layers: list[list[Tensor]] | None,
+) -> dict[str, Any]:
+    from midlayer_encoders import LayerEncoder
+    from midlayer_encoders.errors import MidlayerError
+
+    encoder = LayerEncoder(str(folder / "whole"), layer, norm=norm, pooling=pooling, tower=tower, device="cpu")  # type: ignore[arg-type]
+    if expected is None:
+        encoder.encode(items, show_progress_bar=False)
+        return {"unchecked": True}
+    vectors = [states[0].mean(dim=0) if pooling == "mean" else states[0, 0] for states in expected]
+    features = encoder.preprocess([items[0]])
+    with torch.no_grad():
+        tokens = error(encoder[0](dict(features))["token_embeddings"], expected[0])
+    longest = 2  # of the texts; other media have three inputs too
+    alone = error(encoder.encode(items[longest], show_progress_bar=False), vectors[longest])
+    together = encoder.encode(items, show_progress_bar=False)
+    found: dict[str, Any] = {"alone": alone, "tokens": tokens, "padded": error(together, torch.stack(vectors))}
+    if layers is not None:
+        found["one pass"] = _read_together(encoder, items, pooling, layers)
+    try:
+        path = folder / f"{tower}-{norm}-{layer}"
+        encoder.save_pretrained(str(path))
+        np.save(path / "expected.npy", torch.stack(vectors).numpy())
+        exports.append(
+            {"folder": str(path), "key": f"{tower} {norm} {layer}" if tower else f"{norm} {layer}", "medium": medium}
+        )
+    except MidlayerError as reason:
+        found["export_refused"] = str(reason)
+    return found
+
+
+def _read_together(encoder: Any, items: list[Any], pooling: str, layers: list[list[Tensor]]) -> float:
+    """Return how far all layers from one pass, as a sweep reads them, are from the uncut model."""
+    from midlayer_encoders.reading.batches import batches_of
+    from midlayer_encoders.reading.reader import layer_reader
+
+    vectors = layer_reader(encoder).vectors(items, batches_of(encoder, items))
+    wanted = [torch.stack([s[0].mean(dim=0) if pooling == "mean" else s[0, 0] for s in states]) for states in layers]
+    return max(error(made, one) for made, one in zip(vectors, wanted, strict=True))
+
+
+def _padded(processor: Any) -> dict[str, Tensor]:
+    ids = [processor(text)["input_ids"] for text in TEXTS]
+    longest = max(map(len, ids))
+    rows = [row + [0] * (longest - len(row)) for row in ids]
+    mask = [[1] * len(row) + [0] * (longest - len(row)) for row in ids]
+    return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(mask)}
+
+
+def reach(
+    model: nn.Module, blocks: str, inputs: Mapping[str, Any], row: int, length: int
+) -> list[tuple[bool, bool, bool]]:
+    """Return for each block: does token 0 see token 1, does the last real token see token 0, does 0 see the last."""
+    from tests.uncut import entering, first_tensor
+
+    seen: list[tuple[Tensor, Tensor]] = []
+    stack: Any = model.get_submodule(blocks)
+    handles = []
+
+    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        before = entering(args, kwargs)
+        assert before is not None
+        leaf = before.detach().requires_grad_(True)
+        pending.append(leaf)
+        swap = lambda v: leaf if v is before else v  # noqa: E731
+        return tuple(map(swap, args)), {k: swap(v) for k, v in kwargs.items()}
+
+    def leave(_: nn.Module, __: Any, output: Any) -> None:
+        after = first_tensor(output)
+        assert after is not None
+        seen.append((pending.pop(), after))
+
+    pending: list[Tensor] = []
+    for block in stack:
+        handles += [block.register_forward_pre_hook(enter, with_kwargs=True), block.register_forward_hook(leave)]
+    try:
+        with torch.enable_grad():
+            model(**inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [
+        (
+            depends(one, row, 0, 1),
+            depends(one, row, length - 1, 0),
+            depends(one, row, 0, length - 1),
+        )
+        for one in seen
+    ]
+
+
+def depends(seen: tuple[Tensor, Tensor], row: int, target: int, source: int) -> bool:
+    """Return whether a block's states at one token depend on what it received at another."""
+    before, after = seen
+    weights = torch.randn(after.shape[-1], generator=torch.Generator().manual_seed(0))
+    (slope,) = torch.autograd.grad((after[row, target] * weights).sum(), before, retain_graph=True, allow_unused=True)
+    return slope is not None and bool(slope[row, source].abs().max() > 1e-12)
+
+
+def _bidirectional(folder: Path, uncut: Uncut, processor: Any, tower: str | None) -> dict[str, Any] | None:
+    """Return what `bidirectional=True` does to a causal model; None where the model is not causal."""
+    from midlayer_encoders import LayerEncoder
+    from midlayer_encoders.errors import MidlayerError
+
+    batch = _padded(processor)
+    row = 0
+    length = int(batch["attention_mask"][row].sum())
+    try:
+        plain = reach(uncut.model, uncut.blocks, batch, row, length)
+    except Exception as reason:
+        return {"unknown": f"{type(reason).__name__}: {first_line(reason)}"}
+    if all(one[0] for one in plain):
+        return None
+    try:
+        encoder = LayerEncoder(str(folder / "whole"), -1, bidirectional=True, tower=tower, device="cpu")
+    except MidlayerError as reason:
+        return {"refused": str(reason)}
+    except Exception as reason:
+        return {"raised": f"{type(reason).__name__}: {first_line(reason)}"}
+    inner = encoder.transformer
+    anatomy = encoder.anatomy
+    try:
+        now = reach(inner, anatomy.blocks, batch, row, length)
+        blind = [k + 1 for k, one in enumerate(now) if not one[0] or (one[1] and not one[2])]
+        together = encoder.encode(TEXTS, show_progress_bar=False)
+        alone = np.stack([encoder.encode(text, show_progress_bar=False) for text in TEXTS])
+        return {"blind": blind, "padded": error(together, torch.as_tensor(alone))}
+    except Exception as reason:
+        return {"raised": f"{type(reason).__name__}: {first_line(reason)}"}
+
+
+def examine_exports(exports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how far each exported folder is from the uncut model, where this package cannot be imported."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "midlayer_encoders"]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, Blocked())
+    from sentence_transformers import SentenceTransformer
+
+    found: dict[str, Any] = {}
+    for one in exports:
+        try:
+            plain = SentenceTransformer(one["folder"], device="cpu")
+            batch = 1 if one["medium"] == "audio" else 32
+            vectors = plain.encode(INPUTS[one["medium"]](), batch_size=batch, show_progress_bar=False)
+            found[one["key"]] = error(vectors, torch.as_tensor(np.load(Path(one["folder"], "expected.npy"))))
+        except Exception as reason:
+            found[one["key"]] = f"{type(reason).__name__}: {first_line(reason)}"
+    return found
+
+
+class Blocked:
+    """Finds no module of this package."""
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        """Raise for this package."""
+        if name.split(".")[0] == "midlayer_encoders":
+            raise ImportError(f"{name} is not to be imported here")
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------------
+
+
+def verdict(found: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what a type is, in a word, and why."""
+    if "not_built" in found:
+        return "not built", found["not_built"]
+    if "failed" in found:
+        return "raised", found["failed"]
+    bad: list[str] = []
+    raised: list[str] = []
+    refused: dict[str, str] = {}
+    exact = 0
+    for key, one in found["layers"].items():
+        if "raised" in one:
+            raised.append(f"{key}: {one['raised']}")
+        elif "refused" in one:
+            refused[key] = one["refused"]
+        elif "unchecked" in one:
+            bad.append(f"{key}: not refused, but {found.get('no_stack') or found.get('no_oracle')}")
+        else:
+            wrong = [
+                f"{name} {one[name]:.1e}"
+                for name in ("alone", "tokens", "padded", "one pass")
+                if not one.get(name, 0.0) < TOLERANCE
+            ]
+            export = found.get("exported", {}).get(key)
+            if isinstance(export, str):
+                raised.append(f"{key} exported: {export}")
+            elif export is not None and not export < TOLERANCE:
+                wrong.append(f"exported {export:.1e}")
+            if wrong:
+                bad.append(f"{key}: {', '.join(wrong)}")
+            else:
+                exact += 1
+    both = found.get("bidirectional") or {}
+    if "raised" in both:
+        raised.append(f"bidirectional: {both['raised']}")
+    if both.get("blind"):
+        bad.append(f"bidirectional: blocks {both['blind']} stay causal")
+    if both.get("padded", 0) > TOLERANCE:
+        bad.append(f"bidirectional: padded {both['padded']:.1e}")
+    if "no_oracle" in found and not refused and not raised:
+        return "not built", f"does not run here: {found['no_oracle']}"
+    if bad:
+        return "wrong", "; ".join(bad)
+    if raised:
+        return "raised", "; ".join(raised)
+    if not exact:
+        return "refused", next(iter(refused.values()))
+    if refused:
+        return "some layers", f"not {', '.join(refused)}: {next(iter(refused.values()))}"
+    return "exact", ""
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+def _stage(target: Any, args: tuple[Any, ...], path: str) -> None:
+    warnings.simplefilter("ignore")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    import logging
+
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    made = target(*args)
+    Path(path).write_text(json.dumps(made))
+
+
+def in_process(
+    target: Any, args: tuple[Any, ...], path: Path, limit: float = LONGEST
+) -> Iterator[dict[str, Any] | None]:
+    """Run a function in a process of its own: yield None until it is done, then what it returned or why it did not."""
+    process = multiprocessing.get_context("fork").Process(target=_stage, args=(target, args, str(path)))
+    process.start()
+    start = time.monotonic()
+    while process.is_alive():
+        if time.monotonic() - start > limit:
+            process.kill()
+            process.join()
+            yield {"failed": f"took over {limit:.0f} s"}
+            return
+        yield None
+    process.join()
+    yield json.loads(path.read_text()) if path.exists() else {"failed": f"the process ended with {process.exitcode}"}
+
+
+def steps(model_type: str) -> Iterator[dict[str, Any] | None]:
+    """Examine a type and its exports: yield None until it is done, then what was found."""
+    folder = Path(tempfile.mkdtemp(prefix="census-"))
+    start = time.monotonic()
+    try:
+        found: dict[str, Any] = {}
+        for one in in_process(examine, (model_type, folder), folder / "found.json"):
+            if one is None:
+                yield None
+            else:
+                found = {"type": model_type, "layers": {}, **one}
+        if found.get("exports"):
+            for one in in_process(examine_exports, (found.pop("exports"),), folder / "exported.json"):
+                if one is None:
+                    yield None
+                elif "failed" in one:
+                    found["failed"] = f"exports: {one['failed']}"
+                else:
+                    found["exported"] = one
+        found.pop("exports", None)
+        found["seconds"] = round(time.monotonic() - start, 1)
+        found["verdict"], found["why"] = verdict(found)
+        yield found
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def census(types: Sequence[str], workers: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """Yield what is found of each type, several at a time, until the time is up."""
+    import sentence_transformers  # noqa: F401  (before the processes fork: they share it)
+
+    import midlayer_encoders.encoder.sentence_transformers_encoder  # noqa: F401
+
+    with torch.device("meta"):
+        nn.Linear(2, 2)  # imports what makes random weights there: seconds, in every process otherwise
+    from transformers import AutoModel, AutoProcessor, AutoTokenizer  # noqa: F401
+
+    tokenizer()
+    end = time.monotonic() + seconds
+    waiting = list(types)[::-1]
+    running: list[Iterator[dict[str, Any] | None]] = []
+    while waiting or running:
+        while waiting and len(running) < workers and time.monotonic() < end:
+            running.append(steps(waiting.pop()))
+        if not running:
+            return
+        for one in list(running):
+            found = next(one)
+            if found is not None:
+                running.remove(one)
+                one.close()  # type: ignore[attr-defined]
+                yield found
+        time.sleep(0.02)
+
+
+def registered() -> list[str]:
+    """Return every model type for which transformers has a base model."""
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    return sorted(MODEL_MAPPING_NAMES)
+
+
+TITLES = {
+    "exact": "Exact",
+    "some layers": "Exact for some layers",
+    "refused": "Refused",
+    "not built": "Not built here",
+    "wrong": "Wrong",
+    "raised": "Raised an error that is not this package's",
+}
+
+
+def page(lines: Sequence[Mapping[str, Any]], missing: int) -> str:
+    """Return the page of all families."""
+    import sentence_transformers
+    import transformers
+
+    groups = {name: [one for one in lines if one["verdict"] == name] for name in TITLES}
+    counts = ", ".join(f"{len(found)} {name}" for name, found in groups.items() if found or name in ("wrong", "raised"))
+    text = [
+        "# Model families",
+        "",
+        f"{len(lines)} of the {len(lines) + missing} model types that transformers {transformers.__version__} registers "
+        f"(sentence-transformers {sentence_transformers.__version__}, torch {torch.__version__}): {counts}.",
+        "",
+        "A tiny random model of each type was compared with the uncut model, whose blocks were watched without this package: every layer "
+        "and both norms, an input alone, a padded batch, all layers from one pass, the exported folder where this package cannot be "
+        "imported, and `bidirectional=True` where the model is causal. Made by `python -m benchmarks.census`; the findings are in "
+        "[`census.jsonl`](../benchmarks/results/census.jsonl). Composite models are read by their language model, joint ones by both towers.",
+    ]
+    for name, title in TITLES.items():
+        if not groups[name]:
+            continue
+        text += ["", f"## {title} ({len(groups[name])})", ""]
+        if name == "exact":
+            text += ["| type | class | medium | exported folder | `bidirectional` |", "|---|---|---|---|---|"]
+            text += [
+                f"| {one['type']} | {one['class']} | {one['medium']} | {exported(one)} | {both_ways(one)} |"
+                for one in groups[name]
+            ]
+        else:
+            text += ["| type | why |", "|---|---|", *(f"| {one['type']} | {reason(one)} |" for one in groups[name])]
+    return "\n".join(text) + "\n"
+
+
+def reason(found: Mapping[str, Any]) -> str:
+    """Return why a type is not exact, in one cell of a table, without the folder it was made in."""
+    return re.sub(r"'[^']*census-[^']*'", "the model", found["why"]).replace("|", "\\|").replace("\n", " ")[:400]
+
+
+def exported(found: Mapping[str, Any]) -> str:
+    """Return whether the folders of a type are exact too."""
+    refused = [one["export_refused"] for one in found["layers"].values() if "export_refused" in one]
+    return "exact" if not refused else "refused" if len(refused) == len(found["layers"]) else "some layers"
+
+
+def both_ways(found: Mapping[str, Any]) -> str:
+    """Return what `bidirectional=True` does to a type."""
+    both = found.get("bidirectional")
+    return "" if both is None else "refused" if "refused" in both else "unknown" if "unknown" in both else "yes"
+
+
+def main() -> None:
+    """Run the census."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--types", nargs="*", help="model types; all by default")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--resume", action="store_true", help="leave out types that have a line already")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no type after this time")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--print", action="store_true", help="print each finding, write nothing")
+    given = parser.parse_args()
+    old = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    types = given.types or registered()
+    if given.resume:
+        done = {one["type"] for one in old}
+        types = [name for name in types if name not in done]
+    lines = {one["type"]: one for one in old} if given.resume or given.types else {}
+    for found in census(types, given.workers, given.seconds):
+        print(f"{found['verdict']:12} {found['type']:28} {found['seconds']:5.1f} s  {found['why'][:300]}", flush=True)
+        if given.print:
+            print(json.dumps(found, indent=1))
+            continue
+        lines[found["type"]] = found
+        with given.out.open("a") as out:
+            out.write(json.dumps(found) + "\n")
+    if not given.print:
+        given.out.write_text("".join(json.dumps(lines[name]) + "\n" for name in sorted(lines)))
+        if given.out == RESULTS:
+            PAGE.write_text(page([lines[name] for name in sorted(lines)], len(registered()) - len(lines)))
+
+
+if __name__ == "__main__":
+    main()

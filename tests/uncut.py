@@ -1,0 +1,166 @@
+"""The layers of an uncut model, read without this package: what each block of its stack is called with, and returns.
+
+A layer with the final norm is the model's own output when every block after that layer hands on what it receives.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.families import DEPTH
+
+
+class NoStackError(Exception):
+    """A model without one list of blocks that its states pass through one after another, at one width."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One pass through a block: its place in the list, and its states before and after."""
+
+    place: int
+    before: Tensor
+    after: Tensor
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """Return the first tensor of floats in a tuple, list or mapping."""
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return next((found for found in map(first_tensor, inner) if found is not None), None)
+
+
+def entering(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """Return the states that a block is called with."""
+    found = first_tensor(list(args))
+    if found is None:
+        found = first_tensor(kwargs.get("hidden_states")) if "hidden_states" in kwargs else first_tensor(kwargs)
+    return found
+
+
+def replaced(value: Any, old: Tensor, new: Tensor) -> Any:
+    """Return a block's output with one tensor in it replaced."""
+    if value is old:
+        return new
+    if isinstance(value, Mapping):
+        for key in list(value):
+            value[key] = replaced(value[key], old, new)  # type: ignore[index]
+        return value
+    if isinstance(value, list | tuple):
+        return type(value)(replaced(item, old, new) for item in value)
+    return value
+
+
+@contextmanager
+def watched(
+    model: nn.Module, paths: list[str], call: Callable[[str, int, Any, Tensor | None, Any], Any]
+) -> Iterator[None]:
+    """Wrap the forward of each block in some lists, which also sees calls that hooks do not (``block.forward(…)``)."""
+    wrapped: list[nn.Module] = []
+    for path in paths:
+        for place, block in enumerate(model.get_submodule(path)):  # type: ignore[arg-type]
+
+            def forward(
+                *args: Any, _made: Any = block.forward, _path: str = path, _place: int = place, **kwargs: Any
+            ) -> Any:
+                before = entering(args, kwargs)
+                return call(_path, _place, _made(*args, **kwargs), before, None)
+
+            block.forward = forward
+            wrapped.append(block)
+    try:
+        yield
+    finally:
+        for block in wrapped:
+            block.__dict__.pop("forward", None)
+
+
+@dataclass(frozen=True)
+class Uncut:
+    """A model and the path of its stack of blocks."""
+
+    model: nn.Module
+    blocks: str
+    num_layers: int
+
+    def _run(self, inputs: Mapping[str, Any], bypass: int | None = None) -> tuple[list[Call], Tensor]:
+        calls: list[Call] = []
+
+        def call(_: str, place: int, output: Any, before: Tensor | None, __: Any) -> Any:
+            after = first_tensor(output)
+            assert before is not None
+            assert after is not None
+            calls.append(Call(place, before.clone(), after.clone()))
+            return replaced(output, after, before) if bypass is not None and len(calls) > bypass else output
+
+        with watched(self.model, [self.blocks], call):
+            output = self.model(**inputs)
+        final = first_tensor([output[0]] if not hasattr(output, "last_hidden_state") else [output.last_hidden_state])
+        assert final is not None
+        return calls, final
+
+    @torch.no_grad()
+    def layers(self, inputs: Mapping[str, Any]) -> dict[str, list[Tensor]]:
+        """Return the states ``(B, T, D)`` of every layer, raw and with what follows the last block."""
+        calls, last = self._run(inputs)
+        rows = len(next(value for value in inputs.values() if isinstance(value, Tensor)))
+        raw = [calls[0].before, *(after.before for after in calls[1:]), calls[-1].after]
+        final = [self._run(inputs, bypass=k)[1] for k in range(len(calls))] + [last]
+        return {
+            "none": [as_tokens(states, rows, last) for states in raw],
+            "final": [as_tokens(states, rows, last) for states in final],
+        }
+
+
+def as_tokens(states: Tensor, rows: int, like: Tensor) -> Tensor:
+    """Return states as ``(B, T, D)``, whatever order or grid a family keeps its axes in."""
+    if states.ndim == 3 and states.shape[-1] == like.shape[-1] and states.shape[1] > like.shape[1]:
+        return states[:, : like.shape[1]]  # padded to whole windows inside
+    if states.ndim == 3 and states.shape != like.shape:
+        for order in itertools.permutations(range(3)):
+            if states.permute(order).shape == like.shape:
+                return states.permute(order).contiguous()
+    if states.ndim == 2 and rows == 1:
+        return states[None]
+    if states.ndim == 4 and states.shape[0] == rows:
+        return states.flatten(1, 2) if states.shape[-1] == like.shape[-1] else states.flatten(2).transpose(1, 2)
+    return states
+
+
+def find_stack(model: nn.Module, inputs: Mapping[str, Any]) -> Uncut:
+    """Return the outermost list of blocks that the states of these inputs pass through, the largest of several."""
+    seen: dict[str, list[Call]] = {}
+
+    def call(path: str, place: int, output: Any, before: Tensor | None, _: Any) -> Any:
+        after = first_tensor(output)
+        if before is not None and after is not None:
+            seen.setdefault(path, []).append(Call(place, before[:0], after[:0]))
+            shapes.setdefault(path, []).append((tuple(before.shape), tuple(after.shape)))
+        return output
+
+    shapes: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
+    lists = [p for p, m in model.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
+    with torch.no_grad(), watched(model, lists, call):
+        model(**inputs)
+    good = [
+        path
+        for path, calls in seen.items()
+        if len(calls) >= 2
+        and len({shape for pair in shapes[path] for shape in pair}) == 1
+        and [c.place for c in calls] == sorted(c.place for c in calls)
+    ]
+    outer = [path for path in good if not any(path.startswith(f"{other}.") for other in good)]
+    if not outer:
+        raise NoStackError(f"lists called: { ({p: s[0] for p, s in shapes.items()}) }"[:300])
+    # Tiny models are made with this depth: other lists stand before or after the stack.
+    deep = [path for path in outer if len(seen[path]) == DEPTH]
+    best = max(deep or outer, key=lambda path: sum(p.numel() for p in model.get_submodule(path).parameters()))
+    return Uncut(model, best, len(seen[best]))
