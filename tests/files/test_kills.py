@@ -27,14 +27,14 @@ def check(found: dict[str, Any], points: int) -> None:
 
 
 def test_some_points() -> None:
-    check(killed("store:12", "sweep:70"), 38)
+    check(killed("store:10", "sweep:70"), 38)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "points"),
     [
-        ("store", 350),
+        ("store", 330),
         ("sweep", 350),
         ("metrics", 18),
         ("progression", 70),
