@@ -130,7 +130,9 @@ def shrunk(fields: Mapping[str, Any], depth: int = DEPTH) -> dict[str, Any]:
         made |= {name: 4 for name in ("num_key_value_heads",) if name in made}
         made |= {name: 16 for name in ("qk_head_dim",) if name in made}
     rope = made.get("rope_parameters")
-    sections = re.match(r"glm.*(4v|ocr|image).*text", str(made.get("model_type")))  # a default that only their code knows
+    sections = re.match(
+        r"glm.*(4v|ocr|image).*text", str(made.get("model_type"))
+    )  # a default that only their code knows
     if isinstance(rope, Mapping) and (sections or "mrope_section" in rope):
         made["rope_parameters"] = {**rope, "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0}
         made["head_dim"] = 8
