@@ -221,11 +221,22 @@ def _examine_part(
     from midlayer_encoders.errors import MidlayerError
 
     part, items = uncut_of(model, tower), INPUTS[medium]()
-    given = [prepared(processor, medium, item) for item in items]
+    always = medium == "text" and model.config.model_type in PADDED
+    padded = part.config.max_position_embeddings if always else 0  # type: ignore[union-attr]
+    given = [prepared(processor, medium, item, padded) for item in items]
+    if hasattr(model.config, "mask_ratio"):  # even with nothing masked it shuffles its patches by noise
+        patches = (model.config.image_size // model.config.patch_size) ** 2
+        given = [{**one, "noise": torch.arange(float(patches))[None]} for one in given]
     expected: dict[str, list[list[Tensor]]] | None = None
     try:
         uncut = find_stack(part, given[0])
         states = [uncut.layers(one) for one in given]
+        if padded:  # of the real tokens
+            sizes = [int(one["attention_mask"].sum()) for one in given]
+            states = [
+                {norm: [layer[:, :size] for layer in layers] for norm, layers in one.items()}
+                for one, size in zip(states, sizes, strict=True)
+            ]
         expected = {norm: [[one[norm][k] for one in states] for k in range(uncut.num_layers + 1)] for norm in NORMS}
         if not all(bool(s.isfinite().all()) for norm in NORMS for layer in expected[norm] for s in layer):
             expected, found["no_oracle"] = None, "its states are not finite with random weights"
@@ -283,7 +294,8 @@ def _one(
     vectors = [states[0].mean(dim=0) if pooling == "mean" else states[0, 0] for states in expected]
     features = encoder.preprocess([items[0]])
     with torch.no_grad():
-        tokens = error(encoder[0](dict(features))["token_embeddings"], expected[0])
+        made = encoder[0](dict(features))["token_embeddings"]
+        tokens = error(made[:, : expected[0].shape[1]], expected[0])
     longest = 2  # of the texts; other media have three inputs too
     alone = error(encoder.encode(items[longest], show_progress_bar=False), vectors[longest])
     together = encoder.encode(items, show_progress_bar=False)

@@ -96,6 +96,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16, "mamba_d_state": 8, "n_mamba_heads": 2, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
     "xmod": {"default_language": "en_XX", "languages": ["en_XX", "de_DE"], "adapter_reduction_factor": 2},
     "zamba2": {"mamba_d_state": 8, "n_mamba_heads": 8, "mamba_headdim": 8, "mamba_ngroups": 1, "attention_hidden_size": 64, "attention_head_dim": 16, "num_mem_blocks": 2, "layers_block_type": ["mamba", "hybrid", "hybrid", "mamba"], "hybrid_layer_ids": [1, 2], "chunk_size": 8, "add_bias_linear": True, "adapter_rank": 8},
+    "vit_mae": {"mask_ratio": 0.0},  # an encoder shows it every patch
     "vits": {"upsample_initial_channel": 32},
     "xlnet": {"d_head": 8, "n_head": 4, "d_model": 32, "d_inner": 64},
 }  # fmt: skip
@@ -129,7 +130,10 @@ def shrunk(fields: Mapping[str, Any], depth: int = DEPTH) -> dict[str, Any]:
         made |= {name: 4 for name in ("num_key_value_heads",) if name in made}
         made |= {name: 16 for name in ("qk_head_dim",) if name in made}
     rope = made.get("rope_parameters")
-    if isinstance(rope, Mapping) and "mrope_section" in rope:
+    sections = re.match(
+        r"glm.*(4v|ocr|image).*text", str(made.get("model_type"))
+    )  # a default that only their code knows
+    if isinstance(rope, Mapping) and (sections or "mrope_section" in rope):
         made["rope_parameters"] = {**rope, "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0}
         made["head_dim"] = 8
     return made

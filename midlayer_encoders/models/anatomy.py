@@ -176,7 +176,7 @@ def _block_list(model: nn.Module) -> str:
             f"{type(model).__name__} is a plain module, and which of {', '.join(repr(path) for path, _ in outer)} are "
             "its blocks cannot be told. Pass the path as `blocks`."
         )
-    counts = {getattr(getattr(model, "config", None), name, None) for name in compat.COUNTS}
+    counts = [getattr(getattr(model, "config", None), name, None) for name in compat.COUNTS]
     counted = [found for found in outer if len(found[1]) in counts]  # not the convolutions before the blocks
     return max(named or counted or outer, key=lambda found: sum(p.numel() for p in found[1].parameters()))[0]
 

@@ -292,7 +292,7 @@ def _empty(config: Any, trust_remote_code: bool = False) -> Any:
         if encoder is not None:
             try:
                 return encoder(copy.deepcopy(config))
-            except TypeError as reason:
+            except (TypeError, AttributeError, ValueError) as reason:
                 raise CutError(f"The encoder of {type(config).__name__} cannot be made by itself: {reason}") from reason
         if getattr(config, "is_encoder_decoder", False):
             raise CutError(
