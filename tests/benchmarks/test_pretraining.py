@@ -144,7 +144,9 @@ def test_looks_stages_rate_and_dip() -> None:
     assert dip([3.0, 1.0, 2.0]) == (1, 1.0)
 
 
-@pytest.mark.filterwarnings("ignore")  # Lightning's, about loaders without workers
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The '[a-z]+_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:GPU available but not used")
 def test_a_run_records_every_layer_and_trains_as_it_would_without_the_callback(tmp_path: Path) -> None:
     from benchmarks.pretraining.run import main
 

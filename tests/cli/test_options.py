@@ -167,7 +167,7 @@ REFUSED = {
     "--revision step7": "`revision` must be None for a folder, but got 'step7'",
     "--gguf-file no.gguf": "there is no 'no.gguf'",
     "--dtype float77": "float77",
-    "--device warp": "device string: warp",
+    "--device warp": "on this machine, but got 'warp'",
     "--tower image": "`tower` must be None for",
 }
 ABSENT = {("export", "--device"), ("select", "--tower"), ("probe", "--tower")}

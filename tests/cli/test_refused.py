@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import compare, progression
 from midlayer_encoders.cli import app
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import DeviceError, OptionError
 from tests.cli.calls import run
 from tests.tiny_folders import TEXTS
 
@@ -74,10 +74,10 @@ def test_the_old_flag_for_audio_still_works_and_says_so(tiny_folder: Folder, tmp
         ("cache . --keep-gb nan", "`--keep-gb` must be a finite number, 0 or more, but got nan"),
         ("cache . --dry-run", "`--dry-run` must be left out where nothing is to be removed"),
         ("sweep no/model --tasks ,", "`tasks` must be names or paths, but one of them is empty"),
-        ("export no/model --layer 1 --device gpu", "`device` must be one of 'cpu', 'cuda'"),
+        ("export no/model --layer 1 --device gpu", "`device` must be one of cpu"),
         ("export no/model --layer 1 --device cuda:99", "`device` must be one of cpu"),
         ("reproduce fig1 --swept broken.parquet", "broken.parquet must be a frame of results, but cannot be read"),
-        ("report swept", "sweep.json: must be one JSON object, but cannot be read"),
+        ("report swept", "swept holds no frame.parquet and sweep.json that can be read"),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_refused_before_the_model_is_loaded(
@@ -91,6 +91,6 @@ def test_a_value_that_cannot_be_meant_is_refused_before_the_model_is_loaded(
     Path("swept/frame.parquet").write_bytes(b"PAR1")
     command = words.split()
     out = [] if command[0] in ("cache", "report") else ["--out", "out"]
-    with pytest.raises(OptionError) as error:
+    with pytest.raises((OptionError, DeviceError)) as error:
         run(*command, *out)
     assert message in str(error.value)

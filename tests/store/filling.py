@@ -54,7 +54,7 @@ CHILD = """
 import os, signal, sys
 sys.path.insert(0, {root_of_tests!r})
 from pathlib import Path
-from midlayer_encoders import files
+from midlayer_encoders.files import kept as files
 from midlayer_encoders.store import embeddings, shard
 from tests.store.filling import fill, opened
 
