@@ -26,8 +26,11 @@ from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLay
 from midlayer_encoders.views.media import augment_media
 from tests.families import DEPTH
 from tests.made_media import IMAGES, WAVEFORMS, image, waveform
+from tests.others_warnings import MTEB
 from tests.test_measuring import values
 from tests.tiny_folders import save_joint
+
+pytestmark = MTEB
 
 Folder = Callable[[str], str]
 LONG = [waveform(n, 6000 + 900 * n) for n in range(6)]  # a state of the tiny Whisper is 800 samples
@@ -128,7 +131,6 @@ def image_task() -> Any:
     return TinyImages()
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_sweep_over_images_scores_as_mteb_scores_each_layer(tiny_folder: Folder, tmp_path: Path) -> None:
     import mteb
 
@@ -163,7 +165,6 @@ def test_a_stored_layer_reads_audio_by_its_samples(tiny_folder: Folder, tmp_path
     assert len(store) == 6
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "least"), [("ViT", 8), ("CLIP", 15)])
 def test_mteb_mock_suite_of_image_tasks_passes(name: str, least: int, tiny_folder: Folder, tmp_path: Path) -> None:
     import mteb
@@ -179,7 +180,6 @@ def test_mteb_mock_suite_of_image_tasks_passes(name: str, least: int, tiny_folde
     assert len(results.task_results) == len(tasks) >= least
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_audio_tasks_say_what_they_need_where_their_decoder_is_not_installed(tiny_folder: Folder) -> None:
     import importlib.util
 

@@ -15,12 +15,13 @@ import pytest
 from midlayer_encoders import LayerEncoder, measure, select_layer, sweep
 from midlayer_encoders.reading.batches import count_tokens
 from tests.families import tiny
+from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
 from tests.tiny_folders import tokenizer
 
 Folder = Callable[[str], str]
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's and datasets' own
+pytestmark = MTEB
 
 # Of many lengths, most longer than the 64 tokens that the models take: what a tokenizer truncates and pads to is a state
 # of it, and a text that another call left whole would show.

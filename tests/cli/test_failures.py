@@ -14,11 +14,12 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import main
 from midlayer_encoders.errors import DeviceError
 from midlayer_encoders.files import folder_lock
+from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS
 from tests.tiny_folders import TEXTS
 
 Folder = Callable[[str], str]
-pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's, sklearn's and datasets' own
+pytestmark = MTEB
 
 
 @pytest.fixture

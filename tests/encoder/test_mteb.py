@@ -14,11 +14,12 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
+from tests.others_warnings import MTEB
 from tests.tiny_folders import TEXTS
 
 Folder = Callable[[str], str]
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's and datasets' own
+pytestmark = MTEB
 
 
 def sts_task() -> Any:

@@ -13,6 +13,9 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import Norm
 from midlayer_encoders.errors import ModelNotFoundError
 from midlayer_encoders.models.hub import built_in_model
+from tests.others_warnings import MTEB
+
+pytestmark = MTEB
 
 # STSBenchmark test, Spearman of the cosine x 100, float32, mean pooling, 128 tokens: measured with hooks on the whole model.
 EXPECTED: dict[Norm, dict[int, float]] = {
@@ -49,7 +52,6 @@ def test_sts_benchmark_by_layer(norm: Norm, smollm2: str, shared_data: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
 def test_a_sweep_scores_every_type_as_mteb_scores_each_cut_encoder(tmp_path: Path) -> None:
     import importlib.util
 

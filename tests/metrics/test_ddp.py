@@ -50,7 +50,6 @@ def process(rank: int, folder: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
 def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
     mp.spawn(process, args=(str(tmp_path),), nprocs=2)
     alone = values(list(torch.arange(1500).split(500)), list(METRICS))

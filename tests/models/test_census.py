@@ -14,8 +14,6 @@ from midlayer_encoders._types import Norm
 from midlayer_encoders.errors import MidlayerError, OptionError
 from tests.uncut import find_stack
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of models, at sizes that they were not made for
-
 EXACT: list[tuple[str, int, Norm]] = [
     # What follows the last block is found by what it does.
     ("nemotron", 0, "none"), ("bloom", 2, "final"), ("mlcd_vision_model", 2, "final"), ("unispeech", 2, "final"),

@@ -19,10 +19,11 @@ from midlayer_encoders.paper.experiments import EXPERIMENTS
 from midlayer_encoders.paper.reproduce import reproduce
 from midlayer_encoders.paper.setting import Setting
 from tests.families import tiny
+from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, write
 from tests.tiny_folders import save_tiny
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's, sklearn's and datasets' own
+pytestmark = MTEB
 
 
 @pytest.fixture

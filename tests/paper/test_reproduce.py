@@ -18,10 +18,11 @@ from midlayer_encoders.paper.experiments import EXPERIMENTS
 from midlayer_encoders.paper.reproduce import reproduce, resolve_experiments, write_experiments
 from midlayer_encoders.paper.setting import Setting
 from tests.families import DEPTH
+from tests.others_warnings import MTEB
 from tests.sweeping.test_sweep import sentence, write_rows
 
 Folder = Callable[[str], str]
-pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's, sklearn's and datasets' own
+pytestmark = MTEB
 
 TEXTS = tuple(f"{sentence(n)} and {sentence(50 + n)}" for n in range(16))
 

@@ -17,10 +17,11 @@ from transformers import AutoConfig
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.sweeping import SweepResult, sweep
 from midlayer_encoders.tasks import resolve_tasks, tfidf_scores
+from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, near, ranks, scores
 
 Folder = Callable[[str], str]
-pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's, sklearn's and datasets' own
+pytestmark = MTEB
 
 HERE = {key: value for key, value in QUICK.items() if key != "device"}  # for an encoder in memory
 

@@ -13,11 +13,12 @@ from sentence_transformers import SentenceTransformer
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.store import EmbeddingStore, list_stores, text_key
 from midlayer_encoders.sweeping import sweep
+from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, near, ranks, scores
 from tests.tasks.rows import ROWS, SENTENCES
 
 Folder = Callable[[str], str]
-pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's, sklearn's and datasets' own
+pytestmark = MTEB
 
 PROMPTS = {"query": "find: ", "document": "a text: ", "plain": "say "}
 

@@ -17,11 +17,12 @@ import pytest
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, OptionError
 from midlayer_encoders.sweeping import SweepResult, jobs, sweep
+from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, near
 from tests.tasks.rows import ROWS, write
 
 Folder = Callable[[str], str]
-pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's, sklearn's and datasets' own
+pytestmark = MTEB
 
 HERE: dict[str, Any] = {key: value for key, value in QUICK.items() if key != "device"} | {"layers": [3]}
 

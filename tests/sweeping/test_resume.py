@@ -12,11 +12,12 @@ import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.sweeping import sweep
+from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, mteb_score, near, scores
 from tests.tasks.rows import ROWS, SENTENCES, write
 
 Folder = Callable[[str], str]
-pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's, sklearn's and datasets' own
+pytestmark = MTEB
 
 HERE: dict[str, Any] = {key: value for key, value in QUICK.items() if key != "device"} | {"layers": [1, 3]}
 

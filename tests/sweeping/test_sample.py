@@ -16,11 +16,12 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.store import text_key
 from midlayer_encoders.sweeping import sweep
+from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK
 from tests.tasks.rows import SENTENCES, write
 
 Folder = Callable[[str], str]
-pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's, sklearn's and datasets' own
+pytestmark = MTEB
 
 METRICS = ["prompt_entropy", "dataset_entropy", "lidar"]
 COUNT = 9

@@ -13,10 +13,11 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.sweeping import sweep
 from tests.families import DEPTH
+from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, mteb_score, near, ranks, scores
 
 Folder = Callable[[str], str]
-pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's, sklearn's and datasets' own
+pytestmark = MTEB
 
 LAYERS = [0, 1, DEPTH]
 

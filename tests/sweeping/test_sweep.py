@@ -20,9 +20,10 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.sweeping import SweepResult, sweep
 from midlayer_encoders.tasks import isolated_random, task_sources
 from tests.families import DEPTH
+from tests.others_warnings import MTEB
 
 Folder = Callable[[str], str]
-pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's, sklearn's and datasets' own
+pytestmark = MTEB
 
 WORDS = ["apple", "bread", "chair", "door", "engine", "forest", "glass", "house", "island", "jungle", "kettle", "lamp"]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import mteb
-import pytest
 
 from midlayer_encoders.tasks import isolated_random, resolve_tasks
+from tests.others_warnings import MTEB
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's own
+pytestmark = MTEB
 
 
 def test_splits_and_subsets_are_those_of_the_benchmark() -> None:

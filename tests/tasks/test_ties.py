@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from midlayer_encoders.tasks import TfidfEncoder, resolve_tasks, task_texts
+from tests.others_warnings import MTEB
 from tests.tasks.rows import write
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's and datasets' own
+pytestmark = MTEB
 
 
 class Same(TfidfEncoder):
