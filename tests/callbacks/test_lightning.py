@@ -29,10 +29,10 @@ def callback(**options: Any) -> LayerMetricsCallback:
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         {"precision": "bf16-mixed"},
         {"accumulate_grad_batches": 2, "num_sanity_val_steps": 1},
-        {"gradient_clip_val": 0.1},
+        pytest.param({"gradient_clip_val": 0.1}, marks=pytest.mark.slow),
     ],
     ids=["plain", "bf16", "accumulation and sanity check", "clipping"],
 )

@@ -119,7 +119,11 @@ def in_transformers(folder: Path) -> Any:
     return resumed, whole, warned, folder / "run"
 
 
-@pytest.fixture(scope="module", params=[in_lightning, in_transformers], ids=["lightning", "transformers"])
+@pytest.fixture(
+    scope="module",
+    params=[in_lightning, pytest.param(in_transformers, marks=pytest.mark.slow)],
+    ids=["lightning", "transformers"],
+)
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     resumed, whole, warned, folder = request.param(tmp_path_factory.mktemp("resume"))
     return {a.name: (a.frame, b.frame) for a, b in zip(resumed, whole, strict=True)}, warned, folder

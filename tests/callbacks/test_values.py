@@ -31,7 +31,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["lightning", "transformers"])
+@pytest.fixture(scope="module", params=["lightning", pytest.param("transformers", marks=pytest.mark.slow)])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return one run under a callback for each of the settings: those, what was logged, files and an encoder a step."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -11,6 +11,7 @@ from midlayer_encoders.tasks import builtin_tasks
 from tests.cli.calls import run
 
 
+@pytest.mark.slow
 def test_the_demo_names_the_versions_that_its_scores_belong_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """The five tasks come from installed packages; the sweep itself takes minutes and is left out."""
     asked: list[Any] = []

@@ -199,6 +199,7 @@ def _spec(**changes: Any) -> Any:
     return EncoderSpec(**(fields | changes))
 
 
+@pytest.mark.slow
 def test_mteb_mock_suite_of_text_tasks_passes(tiny_folder: Folder, tmp_path: Path) -> None:
     import mteb
     from mteb.models import SentenceTransformerEncoderWrapper

@@ -68,6 +68,9 @@ def test_every_layer_of_every_family_is_exact_before_and_after_save_and_reload(
         model, cut = load_cut(str(tmp_path / "whole"), layer, norm=norm)
         assert cut.layer == layer
         torch.testing.assert_close(read(model, cut.output, name), expected, msg=lambda m: f"layer {layer}: {m}")
+        # Not each layer is saved: what is written differs at the first, the last and between, and without the norm.
+        if layer % 2 or (norm == "none" and layer < DEPTH):
+            continue
         model.save_pretrained(tmp_path / "cut")  # type: ignore[operator]
         again = type(model).from_pretrained(tmp_path / "cut").eval()  # type: ignore[attr-defined]
         torch.testing.assert_close(read(again, cut.output, name), expected, msg=lambda m: f"reloaded {layer}: {m}")
