@@ -96,9 +96,19 @@ def build_from_files(model: str, layer: Layer | Mapping[str, Layer], options: En
             anatomy = check_states(first, cut, *probes(first)) if isinstance(cut, Cut) else None
         except NoPlanError:
             assert refused is not None
-            raise refused from None
+            raise refused from refused.__cause__
         except CutError as reason:
             refused = refused or reason
+        except (MidlayerError, OSError, torch.OutOfMemoryError):
+            raise
+        except Exception as reason:  # a model that is made or run by itself, or shallower, fails in its own way
+            if refused is None:
+                refused = CutError(
+                    f"{base_name(folder, gguf_file)} cannot be made, or run, with the blocks up to layer {layer} alone "
+                    f"({type(reason).__name__}: {reason}). Try another layer, or read its last states with a plain "
+                    "SentenceTransformer."
+                )
+                refused.__cause__ = reason
         else:
             return Built(model, base_name(folder, gguf_file), first, cut, gguf_file, anatomy)
     raise AssertionError

@@ -84,7 +84,9 @@ def by_hand(run: Path, **options: Any) -> pl.DataFrame:
     return pl.concat(frames)
 
 
-@pytest.mark.parametrize("changed", CHANGES)
+@pytest.mark.parametrize(
+    "changed", [pytest.param(name, marks=[pytest.mark.slow] if place % 2 else []) for place, name in enumerate(CHANGES)]
+)
 def test_what_was_kept_is_not_mixed_with_what_is_measured_another_way(
     changed: str, run: Path, out: Path, before: pl.DataFrame, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import polars
+import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -46,6 +47,7 @@ def train(processes: int, folder: Path) -> None:
     trainer.fit(Same(neox(dropout=0.0)), DataLoader(rows, 4))
 
 
+@pytest.mark.slow
 def test_two_processes_log_what_one_logs(tmp_path: Path) -> None:
     # In a process of their own: what ran before in this one must not differ.
     root = Path(__file__).parents[2]

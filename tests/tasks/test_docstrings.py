@@ -65,6 +65,7 @@ def test_the_description_is_what_follows_the_first_sentence() -> None:
     )
 
 
+@pytest.mark.slow
 def test_entries_are_plain_and_give_no_library_away() -> None:
     texts = [text for entry in entries() for text in (entry.summary, entry.description)]
     assert [text for text in texts if MARKUP.search(text)] == []
