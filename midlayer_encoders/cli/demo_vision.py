@@ -49,7 +49,8 @@ def demo_vision(
     for kind in ("attentive", "linear", "knn"):
         with stage_bars(PROBE_STAGES) as progress:
             given: dict[str, Any] = {"test_inputs": asked.images, "test_labels": asked.labels, "kind": kind}
-            given |= {"batch_size": 64, "dataset": "digits 5 to 9", "progress": progress}
+            given |= {"dataset": "digits 5 to 9", "progress": progress}
+            given |= {} if kind == "knn" else {"batch_size": 64}  # the neighbors are not trained
             results.append(probe(encoder, new.images, new.labels, **given))
         print_probe(results[-1])
     with stage_bars({"measuring": "images measured"}) as progress:
