@@ -126,12 +126,8 @@ def _load_single(
     """Read a model of one tower, or a part of the model whose files these are, cut at a layer."""
     if isinstance(layer, Mapping):
         raise LayerIndexError(f"`layer` must be one number for {model}, which has one tower, but got {dict(layer)}.")
-    anatomy = find_anatomy(whole)
-    resolved = resolve_layer(layer, anatomy.num_layers, name=model)
-    cuts = plan_cuts(anatomy, resolved, norm, model_type=getattr(whole.config, "model_type", ""))
-    if plan >= len(cuts):
-        raise NoPlanError
-    cut = cuts[plan]
+    cut = _planned(whole, model, layer, norm, plan)
+    anatomy = cut.anatomy
     names = weight_names(model, source["revision"], local=source["local_files_only"]) if part else []
     prefix = _prefix_in_files(names, whole, part or "")
     if renamed := _shared_embeddings(names, whole, prefix):
@@ -158,6 +154,16 @@ def _load_single(
     return loaded.eval(), cut
 
 
+def _planned(whole: Any, model: str, layer: Layer, norm: Norm, plan: int) -> Cut:
+    """Return the ``plan``-th way to have a layer, or raise where there is none."""
+    anatomy = find_anatomy(whole)
+    resolved = resolve_layer(layer, anatomy.num_layers, name=model)
+    cuts = plan_cuts(anatomy, resolved, norm, model_type=getattr(whole.config, "model_type", ""))
+    if plan >= len(cuts):
+        raise NoPlanError
+    return cuts[plan]
+
+
 def _load_part(
     model: str, kind: Any, layer: Layer | Mapping[str, Layer], norm: Norm, part: str, source: dict[str, Any], *,
     plan: int, spare: bool,
@@ -171,12 +177,8 @@ def _load_part(
         raise CutError(
             f"The language model of {type(composite).__name__} is not a {kind.__name__}, which would read it."
         )
-    anatomy = find_anatomy(loaded)
-    resolved = resolve_layer(layer, anatomy.num_layers, name=model)
-    cuts = plan_cuts(anatomy, resolved, norm, model_type=getattr(loaded.config, "model_type", ""))
-    if plan >= len(cuts):
-        raise NoPlanError
-    cut = cuts[plan]
+    cut = _planned(loaded, model, layer, norm, plan)
+    anatomy = cut.anatomy
     keep = min(max(cut.keep, 1), anatomy.num_layers)
     _check(loaded, cut_config(loaded.config, anatomy.num_layers, keep), [(anatomy, keep)], False)
     cut_model(loaded, replace(cut, keep=keep, silent=False))
