@@ -27,6 +27,9 @@ _PER_LAYER = re.compile(r"layer|block|window|pattern")
 _OUTPUTS_RECORDED = {"mamba", "mamba2", "falcon_mamba"}
 # Families that cannot be made, or run, without any block.
 _NEVER_EMPTY = {"deberta", "deberta-v2", "modernbert"}
+# Families that cannot be made with one block of a kind whose weights all blocks of that kind share, while anything is
+# tied: transformers looks for the others.
+_TIED_BLOCKS = {"zamba"}
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,8 @@ def cut_config(config: Any, num_layers: int, keep: int) -> Any:
         raise CutError(
             f"{type(config).__name__} cannot be made with {keep} of {num_layers} blocks: {reason}"
         ) from reason
+    if made.model_type in _TIED_BLOCKS and made.layers_block_type.count("hybrid") == 1:
+        made.tie_word_embeddings = False
     made.name_or_path = config.name_or_path
     made.dtype = getattr(config, "dtype", None)  # the dictionary holds its name only
     return made
@@ -170,7 +175,8 @@ def _blank(block: nn.Module, like: nn.Module) -> nn.Module:
 def change_depth(config: Any, num_layers: int, keep: int) -> None:
     """Give a config another depth in place: every module of the model may hold it."""
     made = cut_config(config, num_layers, keep)
-    for name in (*_COUNTS, *(key for key in made.to_dict() if _PER_LAYER.search(key)), *compat.BACKBONE_STAGES):
+    per_layer = [key for key in made.to_dict() if _PER_LAYER.search(key)]
+    for name in (*_COUNTS, *per_layer, *compat.BACKBONE_STAGES, "tie_word_embeddings"):
         if name in config.__dict__ and name in made.__dict__:
             config.__dict__[name] = made.__dict__[name]
 

@@ -100,7 +100,7 @@ def load_cut(
         try:
             loaded, cut = _load_single(model, whole, layer, norm, part, adapters, source, plan=plan, spare=spare)
         except ModelNotFoundError:
-            if part in (None, "encoder") or adapters or tower is not None:
+            if part in (None, "encoder") or adapters:
                 raise
             # transformers converts some names and weights for the whole model only: it is read whole.
             loaded, cut = _load_part(model, type(whole), layer, norm, part, source, plan=plan, spare=spare)
@@ -168,14 +168,14 @@ def _load_part(
     model: str, kind: Any, layer: Layer | Mapping[str, Layer], norm: Norm, part: str, source: dict[str, Any], *,
     plan: int, spare: bool,
 ) -> tuple[nn.Module, Cut]:  # fmt: skip
-    """Read a whole model and keep its language model, cut at a layer."""
+    """Read a whole model and keep its language model, or a tower, cut at a layer."""
     config = load_config(model, source["revision"], local=source["local_files_only"])
     composite = _empty(config)
     read = _read(type(composite), model, config, source).get_submodule(part)
     loaded = read if isinstance(read, kind) else read.base_model
     if not isinstance(loaded, kind) or isinstance(layer, Mapping):
         raise CutError(
-            f"The language model of {type(composite).__name__} is not a {kind.__name__}, which would read it."
+            f"The part {part!r} of {type(composite).__name__} is not a {kind.__name__}, which would read it."
         )
     cut = _planned(loaded, model, layer, norm, plan)
     anatomy = cut.anatomy

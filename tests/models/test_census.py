@@ -25,7 +25,7 @@ EXACT: list[tuple[str, int, Norm]] = [
     # Blocks of several kinds in one list; the block after the last one is of another kind.
     ("jamba", 4, "none"), ("zamba2", 2, "final"), ("nemotron_h", 2, "none"),
     # Lists of one thing for each block under unusual names; weights that come and go with the depth and make no state.
-    ("longformer", 2, "none"), ("gpt_neo", 3, "final"), ("esm", 2, "final"),
+    ("zamba", 2, "final"), ("longformer", 2, "none"), ("gpt_neo", 3, "final"), ("esm", 2, "final"),
     # An input alone has other states than in a padded batch.
     ("convbert", 1, "final"), ("fnet", 2, "final"), ("nystromformer", 2, "none"), ("data2vec-audio", 2, "final"),
     # Blocks that return lists; that are called past hooks; whose states have their axes in another order.
@@ -45,6 +45,19 @@ def worst(encoder: LayerEncoder, model: Any, medium: str, processor: Any, layer:
     expected = torch.stack([uncut.layers(one)[norm][layer][0].mean(dim=0) for one in given])
     alone = census.error(encoder.encode(items[2], show_progress_bar=False), expected[2])
     return max(alone, census.error(encoder.encode(items, show_progress_bar=False), expected))
+
+
+@pytest.mark.parametrize("tower", ["text", "image"])
+def test_a_tower_whose_weights_have_other_names_by_themselves(tower: str, tmp_path: Path) -> None:
+    model, _, processor = census.build("altclip", tmp_path)
+    encoder = LayerEncoder(str(tmp_path), 2, tower=tower, device="cpu")
+    part, items = census.uncut_of(model, tower), census.INPUTS[tower]()
+    if tower == "image":
+        processor = census.processor_of("altclip", tower, "", model.config.vision_config)
+    given = [census.prepared(processor, tower, item) for item in items]
+    uncut = find_stack(part, given[0])
+    expected = torch.stack([uncut.layers(one)["final"][2][0].mean(dim=0) for one in given])
+    assert census.error(encoder.encode(items), expected) < census.TOLERANCE
 
 
 @pytest.mark.parametrize(("model_type", "layer", "norm"), EXACT)
