@@ -42,6 +42,8 @@ def check_states(module: nn.Module, cut: Cut, alone: Mapping[str, Any], padded: 
     compat.drop_recording_hooks(model)  # installed by the first pass, on the blocks that there were then
     anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=final)
     cut_model(model, replace(cut, anatomy=anatomy))
+    if cut.unnormed:
+        anatomy = replace(anatomy, final=tuple(path.replace(".norm", ".fc_norm") for path in final))
     return anatomy if anatomy.shared else replace(anatomy, num_layers=cut.keep, num_blocks=cut.keep)
 
 

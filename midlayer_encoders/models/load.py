@@ -135,6 +135,8 @@ def _load_single(
     # The files hold the other tower, or the decoder, too.
     dropped = [rf"^(?!{re.escape(prefix)}\.)"] if prefix else []
     config = whole.config
+    if getattr(config, "model_type", "") == compat.TIMM:
+        dropped.append(r"^timm_model\.head\.")  # the classifier of a model that is read without one
     keep = min(max(cut.keep, int(spare)), anatomy.num_layers)
     if cut.keep != keep:  # the depth of the folder that an export writes
         config_of_export = cut_config(config, anatomy.num_layers, cut.keep)
@@ -158,7 +160,7 @@ def _planned(whole: Any, model: str, layer: Layer, norm: Norm, plan: int) -> Cut
     """Return the ``plan``-th way to have a layer, or raise where there is none."""
     anatomy = find_anatomy(whole)
     resolved = resolve_layer(layer, anatomy.num_layers, name=model)
-    cuts = plan_cuts(anatomy, resolved, norm, model_type=getattr(whole.config, "model_type", ""))
+    cuts = plan_cuts(anatomy, resolved, norm, config=whole.config)
     if plan >= len(cuts):
         raise NoPlanError
     return cuts[plan]
