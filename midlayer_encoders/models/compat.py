@@ -56,6 +56,8 @@ ENCODERS = {
     "t5": "T5EncoderModel",
     "mt5": "MT5EncoderModel",
     "umt5": "UMT5EncoderModel",
+    "longt5": "LongT5EncoderModel",
+    "switch_transformers": "SwitchTransformersEncoderModel",
     "whisper": "models.whisper.modeling_whisper.WhisperEncoder",  # not exported at the top of transformers
 }
 """By model type, the class that holds the encoder alone of a model that also has a decoder."""
@@ -175,9 +177,10 @@ def _timm_model(config: Any, settings: dict[str, Any]) -> nn.Module | None:
     with without_weights():
         try:
             arguments = {**(config.model_args or {}), **settings}
-            return timm.create_model(config.architecture, pretrained=False, num_classes=0, **arguments)
+            made: nn.Module = timm.create_model(config.architecture, pretrained=False, num_classes=0, **arguments)
         except TypeError:
             return None
+    return made
 
 
 def unsplit_classes(model: nn.Module) -> set[str]:

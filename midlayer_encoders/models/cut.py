@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from midlayer_encoders._types import Norm
@@ -18,7 +19,17 @@ from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.sites import block_sites
 
-__all__ = ["Cut", "JointCut", "at_depth", "change_depth", "cut_config", "cut_model", "plan_cut", "plan_cuts"]
+__all__ = [
+    "Cut",
+    "JointCut",
+    "at_depth",
+    "change_depth",
+    "cut_config",
+    "cut_model",
+    "plan_cut",
+    "plan_cuts",
+    "whole_around",
+]
 
 # Names by which configs count blocks, and by which they list something for each block.
 _COUNTS = compat.COUNTS
@@ -241,6 +252,36 @@ def at_depth(model: nn.Module, cut: Cut) -> Iterator[None]:
     finally:
         for name in counts:
             config.__dict__[name] = fields[name]
+
+
+@torch.no_grad()
+def whole_around(encoder: Any) -> nn.Module | None:
+    """Return the model of which this is the encoder, with a decoder of no blocks, or ``None`` if it asks for two texts.
+
+    transformers has no class that loads such an encoder by itself. What its decoder makes of the text is not read.
+    """
+    from transformers import MODEL_MAPPING
+    from transformers.modeling_outputs import BaseModelOutput
+
+    config = copy.deepcopy(encoder.config)
+    if not hasattr(config, "decoder_layers") or not hasattr(encoder, "embed_tokens"):
+        return None
+    config.decoder_layers, config.tie_word_embeddings = 0, True
+    if hasattr(config, "max_decoder_position_embeddings"):  # it is given the text too, as long as it is
+        config.max_decoder_position_embeddings = config.max_encoder_position_embeddings
+    if getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = 0
+    with compat.without_weights():
+        whole: Any = MODEL_MAPPING[type(config)](config)
+    _blank(whole, encoder)
+    whole.encoder, whole.shared, whole.decoder.embed_tokens = encoder, encoder.embed_tokens, encoder.embed_tokens
+    ids = torch.tensor([[5, 6, 7]], device=encoder.device)
+    states = BaseModelOutput(encoder.embed_tokens(ids))  # the encoder may be in training: its dropout draws numbers
+    try:
+        made = whole(input_ids=ids, attention_mask=torch.ones_like(ids), encoder_outputs=states)
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return whole if getattr(made, "encoder_last_hidden_state", None) is not None else None
 
 
 def _copied(block: nn.Module, position: int) -> nn.Module:
