@@ -38,8 +38,8 @@ _PER_LAYER = re.compile(r"layer|block|window|pattern")
 _OUTPUTS_RECORDED = {"mamba", "mamba2", "falcon_mamba"}
 # Families that cannot be made, or run, without any block.
 _NEVER_EMPTY = {"deberta", "deberta-v2", "modernbert"}
-# Families that cannot be made with one block of a kind whose weights all blocks of that kind share, while anything is
-# tied: transformers looks for the others.
+# Families whose hybrid blocks share weights: transformers cannot make them with one such block while anything is tied,
+# since it looks for the others, nor run them with none while a cache is kept (5.17).
 _TIED_BLOCKS = {"zamba"}
 
 
@@ -129,8 +129,10 @@ def cut_config(config: Any, num_layers: int, keep: int) -> Any:
         raise CutError(
             f"{type(config).__name__} cannot be made with {keep} of {num_layers} blocks: {reason}"
         ) from reason
-    if made.model_type in _TIED_BLOCKS and made.layers_block_type.count("hybrid") == 1:
-        made.tie_word_embeddings = False
+    if made.model_type in _TIED_BLOCKS:
+        shared = made.layers_block_type.count("hybrid")
+        made.tie_word_embeddings = made.tie_word_embeddings and shared != 1
+        made.use_cache = made.use_cache and shared > 0
     made.name_or_path = config.name_or_path
     made.dtype = getattr(config, "dtype", None)  # the dictionary holds its name only
     return made
@@ -182,6 +184,9 @@ def cut_model(model: nn.Module, cut: Cut) -> nn.Module:
         del blocks[cut.keep :]
     if small is not None:
         _fit_parts(model, small, cut.anatomy.blocks)
+        # Some count their blocks again when they are made: LongCat-Flash has two key-value caches for each.
+        made = vars(small.config)  # type: ignore[arg-type]
+        vars(config).update({name: made[name] for name in _COUNTS if name in made and name in vars(config)})
     if cut.silent:
         _silence(blocks[0], config)
     if cut.unnormed:
