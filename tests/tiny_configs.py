@@ -94,6 +94,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "nemotron": {"num_key_value_heads": 2, "head_dim": 8},
     "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "lsh", "local", "lsh"], "attention_head_size": 8, "is_decoder": False},
     "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16, "mamba_d_state": 8, "n_mamba_heads": 2, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
+    "timm_wrapper": {"architecture": "vit_tiny_patch16_224", "model_args": {"embed_dim": WIDTH, "depth": DEPTH, "num_heads": 4, "img_size": IMAGE, "patch_size": PATCH}},
     "xmod": {"default_language": "en_XX", "languages": ["en_XX", "de_DE"], "adapter_reduction_factor": 2},
     "zamba2": {"mamba_d_state": 8, "n_mamba_heads": 8, "mamba_headdim": 8, "mamba_ngroups": 1, "attention_hidden_size": 64, "attention_head_dim": 16, "num_mem_blocks": 2, "layers_block_type": ["mamba", "hybrid", "hybrid", "mamba"], "hybrid_layer_ids": [1, 2], "chunk_size": 8, "add_bias_linear": True, "adapter_rank": 8},
     "vit_mae": {"mask_ratio": 0.0},  # an encoder shows it every patch

@@ -185,7 +185,7 @@ def cut_model(model: nn.Module, cut: Cut) -> nn.Module:
     if small is not None:
         _fit_parts(model, small, cut.anatomy.blocks)
         # Some count their blocks again when they are made: LongCat-Flash has two key-value caches for each.
-        made = vars(small.config)  # type: ignore[arg-type]
+        made = vars(small.config)
         vars(config).update({name: made[name] for name in _COUNTS if name in made and name in vars(config)})
     if cut.silent:
         _silence(blocks[0], config)
