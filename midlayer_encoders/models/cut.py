@@ -18,7 +18,17 @@ from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.sites import block_sites
 
-__all__ = ["Cut", "JointCut", "at_depth", "change_depth", "cut_config", "cut_model", "plan_cut", "plan_cuts"]
+__all__ = [
+    "MOST_PLANS",
+    "Cut",
+    "JointCut",
+    "at_depth",
+    "change_depth",
+    "cut_config",
+    "cut_model",
+    "plan_cut",
+    "plan_cuts",
+]
 
 # Names by which configs count blocks, and by which they list something for each block.
 _COUNTS = compat.COUNTS
@@ -27,6 +37,7 @@ _PER_LAYER = re.compile(r"layer|block|window|pattern")
 _OUTPUTS_RECORDED = {"mamba", "mamba2", "falcon_mamba"}
 # Families that cannot be made, or run, without any block.
 _NEVER_EMPTY = {"deberta", "deberta-v2", "modernbert"}
+MOST_PLANS = 3  # ways to have a layer
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, p
 from midlayer_encoders.models.hub import load_config, local_only, weight_names
 from midlayer_encoders.models.towers import TOWERS, check_tower, find_towers, tower_layers
 
-__all__ = ["NoPlanError", "has_automatic_class", "load_cut", "merge_adapters"]
+__all__ = ["NoPlanError", "has_automatic_class", "load_cut", "merge_adapters", "without_cache"]
 
 # What makes no state of a layer, so files may lack it: those of a masked language model have no pooler. A joint model's
 # vectors pass through its poolers and heads.
@@ -80,7 +80,7 @@ def load_cut(
     extra: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if gguf_file is not None:
         extra["gguf_file"] = gguf_file
-    config = load_config(model, revision, local=local, **extra)
+    config = without_cache(load_config(model, revision, local=local, **extra))
     source = {"revision": revision, "local_files_only": local, "device_map": device_map, **extra}
     source["dtype"] = dtype if dtype is not None else "auto"
     with compat.LOADING:
@@ -92,23 +92,35 @@ def load_cut(
             return _load_joint(model, whole, layer, norm, towers, adapters, source)
         if tower is not None:
             check_tower(tower, towers, model)
-        part = towers[tower] if tower is not None else text_stack(whole)
+        encoder = compat.encoder_part(config) if tower is None else None
+        part = towers[tower] if tower is not None else None if encoder is not None else text_stack(whole)
         if part is not None:
             whole = _tower(whole, part)
-        elif compat.encoder_class(config) is not None:
-            part = "encoder"
+        path = encoder.path if encoder is not None else part
         try:
-            loaded, cut = _load_single(model, whole, layer, norm, part, adapters, source, plan=plan, spare=spare)
+            loaded, cut = _load_single(model, whole, layer, norm, path, adapters, source, plan=plan, spare=spare)
         except ModelNotFoundError:
-            if part in (None, "encoder") or adapters or tower is not None:
+            if part is None or adapters or tower is not None:
                 raise
             # transformers converts some names and weights for the whole model only: it is read whole.
             loaded, cut = _load_part(model, type(whole), layer, norm, part, source, plan=plan, spare=spare)
-        return loaded, replace(cut, language=tower is None and part not in (None, "encoder"))
+        return loaded, replace(cut, language=tower is None and part is not None)
 
 
 class NoPlanError(Exception):
     """No way is left in which a layer could be had."""
+
+
+def without_cache(config: Any) -> Any:
+    """Have a config, and those inside it, keep no keys and values of a pass, and return it.
+
+    No vector is made of them; and a hybrid that is cut before its first attention block cannot ask its cache how long
+    the text is.
+    """
+    for one in (config, *vars(config).values()):
+        if getattr(one, "use_cache", None) is True:
+            one.use_cache = False
+    return config
 
 
 def _load_single(
@@ -169,7 +181,7 @@ def _load_part(
     plan: int, spare: bool,
 ) -> tuple[nn.Module, Cut]:  # fmt: skip
     """Read a whole model and keep its language model, cut at a layer."""
-    config = load_config(model, source["revision"], local=source["local_files_only"])
+    config = without_cache(load_config(model, source["revision"], local=source["local_files_only"]))
     composite = _empty(config)
     read = _read(type(composite), model, config, source).get_submodule(part)
     loaded = read if isinstance(read, kind) else read.base_model
@@ -190,7 +202,8 @@ def _load_part(
 def _prefix_in_files(names: Sequence[str], part: Any, path: str) -> str | None:
     """Return what precedes the names of a part's weights in the files of the whole model: most of them fit it.
 
-    A decoder has weights of the same names as an encoder: a prefix that holds the part's own name comes first.
+    Another part may have weights of the same names, as a decoder has those of an encoder: a prefix that ends as the
+    part's path does, or holds its own name, comes first.
     """
     if not names:
         return None
@@ -200,7 +213,11 @@ def _prefix_in_files(names: Sequence[str], part: Any, path: str) -> str | None:
         steps = name.split(".")
         found.update(".".join(steps[:n]) for n in range(len(steps)) if ".".join(steps[n:]) in wanted)
     own = path.rpartition(".")[2]
-    return max(found, key=lambda prefix: (own in prefix.split("."), found[prefix])) if found else None
+    return max(
+        found,
+        key=lambda prefix: (f".{prefix}".endswith(f".{path}"), own in prefix.split("."), found[prefix]),
+        default=None,
+    )
 
 
 def _shared_embeddings(names: Sequence[str], part: Any, prefix: str | None) -> dict[str, str]:
@@ -289,11 +306,11 @@ def _empty(config: Any, trust_remote_code: bool = False) -> Any:
     """Return the model of ``config`` on the meta device: its modules without weights."""
     import transformers
 
-    encoder = compat.encoder_class(config)
+    encoder = compat.encoder_part(config)
     with compat.without_weights():
         if encoder is not None:
             try:
-                return encoder(copy.deepcopy(config))
+                return encoder.kind(copy.deepcopy(encoder.config))
             except (TypeError, AttributeError, ValueError) as reason:
                 raise CutError(f"The encoder of {type(config).__name__} cannot be made by itself: {reason}") from reason
         if getattr(config, "is_encoder_decoder", False):
