@@ -52,7 +52,7 @@ def unchecked() -> Iterator[None]:
         anatomy = find_anatomy(module.model, blocks=cut.anatomy.blocks, final=cut.anatomy.final)
         cut_model(module.model, replace(cut, anatomy=anatomy))
 
-    with mock.patch.object(build, "check_states", finish), mock.patch.object(load, "_check", return_value=None):
+    with mock.patch.object(build, "check_states", finish), mock.patch.object(load, "_compare", return_value=None):
         yield
 
 

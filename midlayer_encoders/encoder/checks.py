@@ -44,7 +44,7 @@ def check_states(module: nn.Module, cut: Cut, alone: Mapping[str, Any], padded: 
     return anatomy if anatomy.shared else replace(anatomy, num_layers=cut.keep, num_blocks=cut.keep)
 
 
-_FEW = 3  # like blocks that are looked at: one, the next, and one to add after them
+_FEW = 2  # like blocks that are looked at: one, and the next
 
 
 @contextlib.contextmanager

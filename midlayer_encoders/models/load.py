@@ -1,7 +1,7 @@
 """A model read from disk or the hub with the blocks up to a layer; the weights after it are never read.
 
-The cut is planned and checked on the meta device, from the config alone: the kept blocks must be the same modules, of
-the same shapes and settings, as in the whole model. A family in which they are not is refused.
+The cut is planned on the meta device, from the config alone. The kept blocks must be the same modules, of the same
+shapes and settings, as in the whole model; a family in which they are not is refused.
 """
 
 from __future__ import annotations
@@ -151,12 +151,17 @@ def _load_single(
     if cut.keep != keep:  # the depth of the folder that an export writes
         config_of_export = cut_config(config, anatomy.num_layers, cut.keep)
         _check(whole, config_of_export, [(anatomy, cut.keep)], source["trust_remote_code"])
-    if not adapters:
-        if keep < anatomy.num_layers:
-            config = cut_config(config, anatomy.num_layers, keep)
-            _check(whole, config, [(anatomy, keep)], source["trust_remote_code"])
-        dropped += _dropped(anatomy, keep)
-    read = _read(type(whole), model, config, source, final=anatomy.final, dropped=dropped, prefix=prefix)
+    kept = anatomy.num_layers if adapters else keep
+    if kept < anatomy.num_layers:
+        config = cut_config(config, anatomy.num_layers, kept)
+    dropped += _dropped(anatomy, kept)
+    try:
+        read = _read(type(whole), model, config, source, final=anatomy.final, dropped=dropped, prefix=prefix)
+    except MidlayerError:  # is it the depth that the model cannot have?
+        _check(whole, config, [(anatomy, kept)], source["trust_remote_code"])
+        raise
+    if kept < anatomy.num_layers:
+        _compare(whole, read, [(anatomy, kept)])
     loaded = merge_adapters(read, adapters) if adapters else read
     # What is left of the cut after the load: blocks that adapters needed, one to add, one to silence.
     if adapters:
@@ -323,18 +328,22 @@ def _empty(config: Any, trust_remote_code: bool = False) -> Any:
 
 def _check(whole: Any, config: Any, kept: Sequence[tuple[Anatomy, int]], trust_remote_code: bool) -> None:
     """Raise unless the model of the cut ``config`` is the whole model without the blocks that are not kept."""
-    name = type(whole).__name__
-    told = " and ".join(f"{keep} of its {anatomy.num_layers}" for anatomy, keep in kept)
     try:
         small = _empty_like(whole, config, trust_remote_code)
     except MidlayerError:
         raise
     except Exception as reason:  # a config that fewer blocks make invalid fails in its own way
-        raise CutError(f"{name} cannot be made with {told} blocks: {reason}") from reason
-    dropped = [re.compile(pattern) for anatomy, keep in kept for pattern in _dropped(anatomy, keep)]
-    added = {pattern for anatomy, keep in kept for pattern in _added(anatomy, keep)}
-    wanted = {key: value.shape for key, value in whole.state_dict().items() if not any(p.match(key) for p in dropped)}
-    made = {key: value.shape for key, value in small.state_dict().items() if not any(re.match(p, key) for p in added)}
+        raise CutError(f"{type(whole).__name__} cannot be made with {_told(kept)} blocks: {reason}") from reason
+    _compare(whole, small, kept)
+
+
+def _compare(whole: Any, small: Any, kept: Sequence[tuple[Anatomy, int]]) -> None:
+    """Raise unless a cut model is the whole model without the blocks that are not kept."""
+    name = type(whole).__name__
+    told = _told(kept)
+    dropped = [pattern for anatomy, keep in kept for pattern in _dropped(anatomy, keep)]
+    added = [pattern for anatomy, keep in kept for pattern in _added(anatomy, keep)]
+    wanted, made = _shapes(whole, dropped), _shapes(small, added)
     if {key for key in {*wanted, *made} if wanted.get(key) != made.get(key) and not _UNREAD.search(key)}:
         raise CutError(
             f"{name} with {told} blocks is not {name} without the others: other parameters come or go with its depth. "
@@ -342,6 +351,16 @@ def _check(whole: Any, config: Any, kept: Sequence[tuple[Anatomy, int]], trust_r
         )
     for anatomy, keep in kept:
         _check_blocks(whole, small, anatomy, keep)
+
+
+def _shapes(model: nn.Module, left_out: Sequence[str]) -> dict[str, torch.Size]:
+    """Return the shape of every weight of a model, but those whose names fit a pattern."""
+    pattern = re.compile("|".join(left_out) or r"(?!)")
+    return {name: value.shape for name, value in model.state_dict().items() if not pattern.match(name)}
+
+
+def _told(kept: Sequence[tuple[Anatomy, int]]) -> str:
+    return " and ".join(f"{keep} of its {anatomy.num_layers}" for anatomy, keep in kept)
 
 
 def _check_blocks(whole: Any, small: Any, anatomy: Anatomy, keep: int) -> None:
