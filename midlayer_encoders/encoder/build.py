@@ -99,6 +99,9 @@ def build_from_files(model: str, layer: Layer | Mapping[str, Layer], options: En
             refused = refused or reason
         except (MidlayerError, OSError, torch.OutOfMemoryError):
             raise
+        except ImportError as reason:
+            told = " ".join(str(reason).split())
+            raise MidlayerError(f"{model!r} needs a library that is not installed: {told}") from reason
         except Exception as reason:  # a model that is made or run by itself, or shallower, fails in its own way
             if refused is None:
                 refused = CutError(

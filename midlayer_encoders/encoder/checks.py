@@ -17,6 +17,7 @@ from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, at_depth, change_depth, cut_model
 from midlayer_encoders.models.padding import mark_padding, mark_wants_padding, suffers_from_padding
+from midlayer_encoders.reading.capture import first_tensor, seen_by_hooks
 from midlayer_encoders.reading.norm import final_norm
 
 __all__ = ["check_padding", "check_states", "close", "turn_mask_off"]
@@ -41,6 +42,8 @@ def check_states(module: nn.Module, cut: Cut, alone: Mapping[str, Any], padded: 
     compat.drop_recording_hooks(model)  # installed by the first pass, on the blocks that there were then
     anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=final)
     cut_model(model, replace(cut, anatomy=anatomy))
+    if cut.unnormed:
+        anatomy = replace(anatomy, final=tuple(path.replace(".norm", ".fc_norm") for path in final))
     return anatomy if anatomy.shared else replace(anatomy, num_layers=cut.keep, num_blocks=cut.keep)
 
 
@@ -204,6 +207,8 @@ def _watched_pass(model: Any, features: Mapping[str, Any], anatomy: Anatomy, mod
     seen = _Pass()
     with contextlib.ExitStack() as stack:
         for block in model.get_submodule(anatomy.blocks):
+            if anatomy.past_hooks:
+                stack.enter_context(seen_by_hooks(block))
             stack.enter_context(watched_block(block, seen.before, seen.after))
         for path, part in model.named_modules():
             if path and not path.startswith(f"{anatomy.blocks}.") and path != anatomy.blocks:
@@ -219,15 +224,8 @@ def _watched_pass(model: Any, features: Mapping[str, Any], anatomy: Anatomy, mod
             f"{type(model).__name__} does not call its blocks ({anatomy.blocks!r}), or calls their `forward` past any "
             "hook, so its layers cannot be seen."
         )
+    seen.before, seen.after = (list(map(anatomy.tokens, states)) for states in (seen.before, seen.after))
     return seen
-
-
-def first_tensor(value: Any) -> Tensor | None:
-    """Return the states in what a block is given or returns: the first tensor of floats."""
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() else None
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return next((found for found in map(first_tensor, inner) if found is not None), None)
 
 
 def _last(output: Any) -> Tensor | None:
@@ -412,22 +410,26 @@ def _blind_blocks(module: nn.Module, cut: Cut) -> list[int]:
 
     with contextlib.ExitStack() as stack:
         for block in itertools.islice(model.get_submodule(cut.anatomy.blocks), cut.layer):
+            if cut.anatomy.past_hooks:
+                stack.enter_context(seen_by_hooks(block))
             stack.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
             stack.callback(block.register_forward_hook(leave).remove)
         with torch.enable_grad():
             module({"input_ids": ids, "attention_mask": (ids > 0).long()})
     last = ids.shape[1] - 1
+    depends = functools.partial(_depends, cut.anatomy)
     return [
         number
         for number, (given, made) in enumerate(seen, 1)
         # Padded, and as far ahead as it sees back: layers with a window keep it, on both sides.
-        if not _depends(made, given, 0, 0, 1)
-        or (_depends(made, given, 1, last, 0) and not _depends(made, given, 1, 0, last))
+        if not depends(made, given, 0, 0, 1)
+        or (depends(made, given, 1, last, 0) and not depends(made, given, 1, 0, last))
     ]
 
 
-def _depends(made: Tensor, given: Tensor, row: int, target: int, source: int) -> bool:
+def _depends(anatomy: Anatomy, made: Tensor, given: Tensor, row: int, target: int, source: int) -> bool:
     """Return whether a block's states at one token depend on what it received at another."""
-    weights = torch.linspace(-1, 1, made.shape[-1], device=made.device, dtype=made.dtype).cos()
-    (slope,) = torch.autograd.grad((made[row, target] * weights).sum(), given, allow_unused=True, retain_graph=True)
-    return slope is not None and bool(slope[row, source].abs().max() > 0)
+    states = anatomy.tokens(made)[row, target]
+    weights = torch.linspace(-1, 1, len(states), device=made.device, dtype=made.dtype).cos()
+    (slope,) = torch.autograd.grad((states * weights).sum(), given, allow_unused=True, retain_graph=True)
+    return slope is not None and bool(anatomy.tokens(slope)[row, source].abs().max() > 0)

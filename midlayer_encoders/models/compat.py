@@ -21,6 +21,7 @@ __all__ = [
     "COUNTS",
     "ENCODERS",
     "LOADING",
+    "TIMM",
     "EncoderPart",
     "drop_recording_hooks",
     "encoder_part",
@@ -32,6 +33,8 @@ __all__ = [
     "read_weights",
     "register_recordable_outputs",
     "text_config",
+    "timm_norm_settings",
+    "timm_takes_depth",
     "unsplit_classes",
     "without_weights",
 ]
@@ -63,6 +66,8 @@ ENCODERS = {
     "t5": "T5EncoderModel",
     "mt5": "MT5EncoderModel",
     "umt5": "UMT5EncoderModel",
+    "longt5": "LongT5EncoderModel",
+    "switch_transformers": "SwitchTransformersEncoderModel",
     "whisper": "models.whisper.modeling_whisper.WhisperEncoder",  # not exported at the top of transformers
 }
 """By model type, the class that holds the encoder alone of a model that also has a decoder."""
@@ -161,6 +166,40 @@ def text_config(config: Any) -> Any:
     except (ValueError, AttributeError):  # several, and none is the language model
         return None
     return inner if inner is not config and hasattr(inner, "model_type") else None
+
+
+TIMM = "timm_wrapper"
+"""Type of a model of timm inside one of transformers: timm's own settings are in ``config.model_args``."""
+
+
+def timm_takes_depth(config: Any) -> bool:
+    """Return whether an architecture of timm has a setting for the depth of its one stack of blocks."""
+    return _timm_model(config, {"depth": 1}) is not None
+
+
+def timm_norm_settings(config: Any) -> dict[str, bool]:
+    """Return the settings under which a model of timm norms its pooled vector instead of its states.
+
+    They make ``fc_norm`` of what was ``norm``; empty where the architecture has none.
+    """
+    for settings in ({"fc_norm": True}, {"use_fc_norm": True}):  # VisionTransformer, Eva
+        made: Any = _timm_model(config, settings)
+        if made is not None and isinstance(made.norm, nn.Identity) and not isinstance(made.fc_norm, nn.Identity):
+            return settings
+    return {}
+
+
+def _timm_model(config: Any, settings: dict[str, Any]) -> nn.Module | None:
+    """Return timm's model without weights, ``None`` where its architecture does not know a setting."""
+    import timm
+
+    with without_weights():
+        try:
+            arguments = {**(config.model_args or {}), **settings}
+            made: nn.Module = timm.create_model(config.architecture, pretrained=False, num_classes=0, **arguments)
+        except TypeError:
+            return None
+    return made
 
 
 def unsplit_classes(model: nn.Module) -> set[str]:

@@ -100,7 +100,7 @@ def load_cut(
         try:
             loaded, cut = _load_single(model, whole, layer, norm, path, adapters, source, plan=plan, spare=spare)
         except ModelNotFoundError:
-            if part is None or adapters or tower is not None:
+            if part is None or adapters:
                 raise
             # transformers converts some names and weights for the whole model only: it is read whole.
             loaded, cut = _load_part(model, type(whole), layer, norm, part, source, plan=plan, spare=spare)
@@ -147,6 +147,8 @@ def _load_single(
     # The files hold the other tower, or the decoder, too.
     dropped = [rf"^(?!{re.escape(prefix)}\.)"] if prefix else []
     config = whole.config
+    if getattr(config, "model_type", "") == compat.TIMM:
+        dropped.append(r"^timm_model\.head\.")  # the classifier of a model that is read without one
     keep = min(max(cut.keep, int(spare)), anatomy.num_layers)
     if cut.keep != keep:  # the depth of the folder that an export writes
         config_of_export = cut_config(config, anatomy.num_layers, cut.keep)
@@ -175,7 +177,7 @@ def _planned(whole: Any, model: str, layer: Layer, norm: Norm, plan: int) -> Cut
     """Return the ``plan``-th way to have a layer, or raise where there is none."""
     anatomy = find_anatomy(whole)
     resolved = resolve_layer(layer, anatomy.num_layers, name=model)
-    cuts = plan_cuts(anatomy, resolved, norm, model_type=getattr(whole.config, "model_type", ""))
+    cuts = plan_cuts(anatomy, resolved, norm, config=whole.config)
     if plan >= len(cuts):
         raise NoPlanError
     return cuts[plan]
@@ -185,14 +187,14 @@ def _load_part(
     model: str, kind: Any, layer: Layer | Mapping[str, Layer], norm: Norm, part: str, source: dict[str, Any], *,
     plan: int, spare: bool,
 ) -> tuple[nn.Module, Cut]:  # fmt: skip
-    """Read a whole model and keep its language model, cut at a layer."""
+    """Read a whole model and keep its language model, or a tower, cut at a layer."""
     config = without_cache(load_config(model, source["revision"], local=source["local_files_only"]))
     composite = _empty(config)
     read = _read(type(composite), model, config, source).get_submodule(part)
     loaded = read if isinstance(read, kind) else read.base_model
     if not isinstance(loaded, kind) or isinstance(layer, Mapping):
         raise CutError(
-            f"The language model of {type(composite).__name__} is not a {kind.__name__}, which would read it."
+            f"The part {part!r} of {type(composite).__name__} is not a {kind.__name__}, which would read it."
         )
     cut = _planned(loaded, model, layer, norm, plan)
     anatomy = cut.anatomy

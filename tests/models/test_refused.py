@@ -14,7 +14,7 @@ from transformers.models.llama import modeling_llama
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import Norm
-from midlayer_encoders.errors import CutError
+from midlayer_encoders.errors import CutError, MidlayerError
 from midlayer_encoders.models import load
 from tests.tiny_folders import TEXTS
 
@@ -218,3 +218,20 @@ def test_weights_that_come_and_go_with_the_depth_are_refused(
     monkeypatch.setattr(modeling_llama.LlamaModel, "__init__", init)
     with pytest.raises(CutError, match="other parameters come or go with its depth"):
         LayerEncoder(folder, 2, device="cpu")
+
+
+# --- a library that is not installed ---------------------------------------------------------------------------------
+
+
+def test_a_model_that_needs_another_library_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import TimmWrapperConfig
+
+    def missing(*_: Any, **__: Any) -> None:
+        raise ImportError("\nTimmWrapperConfig requires the timm library but it was not found.\n")
+
+    monkeypatch.setattr(TimmWrapperConfig, "from_dict", missing)
+    (tmp_path / "config.json").write_text('{"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {}}')
+    with pytest.raises(
+        MidlayerError, match="needs a library that is not installed: TimmWrapperConfig requires the timm"
+    ):
+        LayerEncoder(str(tmp_path), 1, device="cpu")
