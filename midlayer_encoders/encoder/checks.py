@@ -47,7 +47,7 @@ def check_states(module: nn.Module, cut: Cut, alone: Mapping[str, Any], padded: 
     return anatomy if anatomy.shared else replace(anatomy, num_layers=cut.keep, num_blocks=cut.keep)
 
 
-_FEW = 3  # like blocks that are looked at: one, the next, and one to add after them
+_FEW = 2  # like blocks that are looked at: one, and the next
 
 
 @contextlib.contextmanager
@@ -106,6 +106,7 @@ def _look(
             "receive: a model of several stages has no one stack of layers. Its last states are those of a plain "
             "SentenceTransformer."
         )
+    _check_between(seen, model)
     anatomy = _anatomy_of(model, cut, seen)
     expected = _expected(seen, cut, model, anatomy)
     if expected is not None and "input_ids" in alone and len(expected) == len(alone["input_ids"]):
@@ -132,10 +133,24 @@ def _look(
         raise CutError(
             f"{type(model).__name__} gives other states for layer {layer} with norm={cut.norm!r} than its "
             "block does, so something stands between them that is not known here. "
-            + ("Try norm='none'." if cut.norm == "final" else "Try norm='final'.")
+            f"norm={'none' if cut.norm == 'final' else 'final'!r} may have the layer; the last states are those of a "
+            "plain SentenceTransformer."
         )
     mark_padding(model)
     return anatomy.final
+
+
+def _check_between(seen: _Pass, model: Any) -> None:
+    """Raise where a block receives other states than the one before it returned: is that a layer's state or not?"""
+    if model.config.model_type in _CONVOLVED or len(seen.after) != len(seen.before):
+        return
+    for layer, (made, given) in enumerate(zip(seen.after, seen.before[1:], strict=False), 1):
+        if not close(made, given):
+            raise CutError(
+                f"{type(model).__name__} changes its states between blocks {layer} and {layer + 1}, so what its layers "
+                "are is not clear, and a cut one would not have them. Its last states are those of a plain "
+                "SentenceTransformer."
+            )
 
 
 @torch.no_grad()

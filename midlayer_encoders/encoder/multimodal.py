@@ -251,5 +251,5 @@ class MultimodalEncoder(PlainOnDisk):
         if not has_automatic_class(model.config):
             raise CutError(
                 f"{type(model).__name__} has no automatic class in transformers, by which a plain folder is loaded. "
-                "Export the joint model, without `tower`."
+                "Use this encoder itself, or export a joint model without `tower`."
             )

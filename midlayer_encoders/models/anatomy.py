@@ -134,6 +134,8 @@ def find_anatomy(model: nn.Module, *, blocks: str | None = None, final: tuple[st
         >>> find_anatomy(Stack(), blocks="steps").num_layers
         3
     """
+    if reason := _NO_LAYERS.get(getattr(getattr(model, "config", None), "model_type", "")):
+        raise AnatomyError(f"The layers of {type(model).__name__} cannot be read: {reason}.")
     path = _block_list(model) if blocks is None else _named_list(model, blocks)
     num_blocks = len(model.get_submodule(path))  # type: ignore[arg-type]
     owner, config = _owner(model, path)
@@ -151,6 +153,7 @@ def find_anatomy(model: nn.Module, *, blocks: str | None = None, final: tuple[st
 # --- the list of blocks ---------------------------------------------------------------------------------------------
 
 _SHARED = "albert_layer_groups"  # ALBERT passes through its groups several times
+_NO_LAYERS = {"reformer": "each of its blocks hands on two streams of states, which only meet after the last one"}
 # Where a block's states are not (batch, tokens, width), the places of these among their axes.
 _AXES = {"squeezebert": (0, 2, 1), "xlnet": (1, 0, 2)}
 _PAST_HOOKS = {"squeezebert"}  # calls `block.forward(…)`

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,9 @@ __all__ = [
     "ENCODERS",
     "LOADING",
     "TIMM",
+    "EncoderPart",
     "drop_recording_hooks",
-    "encoder_class",
+    "encoder_part",
     "has_mask_of_states",
     "is_pretrained",
     "lacks_folder",
@@ -49,7 +50,16 @@ leave each other's values behind for good.
 BACKBONE_STAGES = ("out_features", "out_indices", "stage_names", "_out_features", "_out_indices")
 """Settings of a backbone's outputs, one for each block: transformers makes them anew when they are absent."""
 
-COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "num_encoder_layers", "depth")
+COUNTS = (
+    "num_hidden_layers",
+    "num_layers",
+    "n_layer",
+    "n_layers",
+    "encoder_layers",
+    "num_encoder_layers",
+    "depth",
+    "num_blocks",
+)
 """Names by which configs count blocks."""
 
 ENCODERS = {
@@ -112,21 +122,30 @@ def read_weights(
     return loaded, told
 
 
-def encoder_class(config: Any) -> Any:
-    """Return the class that holds the encoder alone of a model that also has a decoder, ``None`` for any other model.
+class EncoderPart(NamedTuple):
+    """The encoder of a model that also has a decoder: the class that holds it alone, its config, its path there."""
 
-    Where :data:`ENCODERS` has none, it is the class of what the whole model hands out as its encoder.
+    kind: Any
+    config: Any
+    path: str
+
+
+def encoder_part(config: Any) -> EncoderPart | None:
+    """Return the encoder alone of a model that also has a decoder, ``None`` for any other model.
+
+    Where :data:`ENCODERS` has none, it is what the whole model hands out as its encoder.
     """
     import transformers
 
     if (name := ENCODERS.get(getattr(config, "model_type", ""))) is not None:
-        return attrgetter(name)(transformers)
+        return EncoderPart(attrgetter(name)(transformers), config, "encoder")
     if not getattr(config, "is_encoder_decoder", False) or type(config) not in transformers.MODEL_MAPPING:
         return None
     with without_weights():
         whole: Any = transformers.AutoModel.from_config(copy.deepcopy(config))
     encoder = whole.get_encoder()
-    return type(encoder) if is_pretrained(encoder) and encoder is not whole else None
+    path = next((path for path, module in whole.named_modules() if module is encoder), "")
+    return EncoderPart(type(encoder), encoder.config, path) if is_pretrained(encoder) and path else None
 
 
 def lacks_folder(model: nn.Module) -> bool:

@@ -20,6 +20,7 @@ from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.sites import block_sites
 
 __all__ = [
+    "MOST_PLANS",
     "Cut",
     "JointCut",
     "at_depth",
@@ -38,8 +39,9 @@ _PER_LAYER = re.compile(r"layer|block|window|pattern")
 _OUTPUTS_RECORDED = {"mamba", "mamba2", "falcon_mamba"}
 # Families that cannot be made, or run, without any block.
 _NEVER_EMPTY = {"deberta", "deberta-v2", "modernbert"}
-# Families whose hybrid blocks share weights: transformers cannot make them with one such block while anything is tied,
-# since it looks for the others, nor run them with none while a cache is kept (5.17).
+MOST_PLANS = 3  # ways to have a layer
+# Families that cannot be made with one block of a kind whose weights all blocks of that kind share, while anything is
+# tied: transformers looks for the others.
 _TIED_BLOCKS = {"zamba"}
 
 
@@ -129,10 +131,8 @@ def cut_config(config: Any, num_layers: int, keep: int) -> Any:
         raise CutError(
             f"{type(config).__name__} cannot be made with {keep} of {num_layers} blocks: {reason}"
         ) from reason
-    if made.model_type in _TIED_BLOCKS:
-        shared = made.layers_block_type.count("hybrid")
-        made.tie_word_embeddings = made.tie_word_embeddings and shared != 1
-        made.use_cache = made.use_cache and shared > 0
+    if made.model_type in _TIED_BLOCKS and made.layers_block_type.count("hybrid") == 1:
+        made.tie_word_embeddings = False
     made.name_or_path = config.name_or_path
     made.dtype = getattr(config, "dtype", None)  # the dictionary holds its name only
     return made
@@ -278,6 +278,8 @@ def whole_around(encoder: Any) -> nn.Module | None:
         config.decoder_start_token_id = 0
     with compat.without_weights():
         whole: Any = MODEL_MAPPING[type(config)](config)
+    if not all(hasattr(whole, name) for name in ("encoder", "decoder", "shared")):
+        return None
     _blank(whole, encoder)
     whole.encoder, whole.shared, whole.decoder.embed_tokens = encoder, encoder.embed_tokens, encoder.embed_tokens
     ids = torch.tensor([[5, 6, 7]], device=encoder.device)
