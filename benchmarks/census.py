@@ -204,7 +204,7 @@ def error(got: Any, expected: Tensor) -> float:
     value = torch.as_tensor(np.asarray(got)) if not isinstance(got, Tensor) else got
     if value.shape != expected.shape or not bool(value.isfinite().all()):
         return float("inf")
-    return float((value - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+    return float(f"{float((value - expected).abs().max() / expected.abs().max().clamp(min=1e-6)):.1e}")
 
 
 def examine(model_type: str, folder: Path) -> dict[str, Any]:
@@ -658,7 +658,8 @@ def page(lines: Sequence[Mapping[str, Any]], missing: int) -> str:
 
 def reason(found: Mapping[str, Any]) -> str:
     """Return why a type is not exact, in one cell of a table, without the folder it was made in."""
-    return re.sub(r"'[^']*census-[^']*'", "the model", found["why"]).replace("|", "\\|").replace("\n", " ")[:400]
+    why = re.sub(r"'[^']*census-[^']*'|\S*/census-\S*", "the model", found["why"])
+    return " ".join(why.split()).replace("|", "\\|")[:400]
 
 
 def exported(found: Mapping[str, Any]) -> str:

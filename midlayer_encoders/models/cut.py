@@ -232,15 +232,23 @@ def change_depth(config: Any, num_layers: int, keep: int) -> None:
 
 
 def _fit_parts(model: nn.Module, small: nn.Module, blocks: str) -> None:
-    """Give weights outside the blocks the size that the new depth asks for, as ESM's contact head: they make no state.
+    """Give what stands outside the blocks the size that the new depth asks for.
 
-    A model whose states are made of them was refused before its weights were read.
+    These are weights that make no state, as those of ESM's contact head (a model whose states are made of them was
+    refused before its weights were read), and lists with an entry for each block, as Molmo 2 keeps of its rotations.
     """
     held = dict(model.named_parameters())
     for name, wanted in small.named_parameters():
         if name in held and held[name].shape != wanted.shape and not name.startswith(f"{blocks}."):
             owner, _, last = name.rpartition(".")
             setattr(model.get_submodule(owner), last, nn.Parameter(held[name].new_zeros(wanted.shape)))
+    parts = dict(model.named_modules())
+    for path, part in small.named_modules():
+        if path in parts and not path.startswith(f"{blocks}."):
+            for name, value in vars(part).items():
+                mine = vars(parts[path]).get(name)
+                if isinstance(value, list) and isinstance(mine, list) and len(value) != len(mine):
+                    setattr(parts[path], name, value)
 
 
 @contextmanager

@@ -24,14 +24,16 @@ EXACT: list[tuple[str, int, Norm]] = [
     ("modernbert-decoder", 0, "final"), ("xmod", 0, "final"), ("led", 0, "final"),
     # Blocks of several kinds in one list; the block after the last one is of another kind.
     ("jamba", 4, "none"), ("zamba2", 2, "final"), ("nemotron_h", 2, "none"),
+    # Cut before the first block of attention, whose cache would say how long the text is.
+    ("qwen3_next", 1, "final"),
     # Lists of one thing for each block under unusual names; weights that come and go with the depth and make no state.
-    ("zamba", 2, "final"), ("longformer", 2, "none"), ("gpt_neo", 3, "final"), ("esm", 2, "final"),
+    ("molmo2_text", 4, "none"), ("xlstm", 2, "final"), ("zamba", 2, "final"), ("longformer", 2, "none"), ("gpt_neo", 3, "final"), ("esm", 2, "final"),
     # An input alone has other states than in a padded batch.
-    ("convbert", 1, "final"), ("fnet", 2, "final"), ("nystromformer", 2, "none"), ("data2vec-audio", 2, "final"),
+    ("convbert", 1, "final"), ("deepseek_v32", 4, "final"), ("fnet", 2, "final"), ("nystromformer", 2, "none"), ("data2vec-audio", 2, "final"),
     # Blocks that return lists; that are called past hooks; whose states have their axes in another order.
     ("openai-gpt", 2, "none"), ("squeezebert", 2, "none"), ("xlnet", 4, "final"),
     # The encoder of a model that has a decoder too, whose weights have the same names; embeddings that both share.
-    ("bart", 2, "none"), ("marian", 4, "final"),
+    ("bart", 2, "none"), ("marian", 4, "final"), ("t5gemma", 2, "final"),
     # The language model of one that also reads images.
     ("llava", 2, "final"), ("gemma3", 3, "none"), ("qwen3_vl_moe", 2, "final"),
 ]  # fmt: skip
@@ -62,6 +64,8 @@ def test_a_tower_whose_weights_have_other_names_by_themselves(tower: str, tmp_pa
 
 @pytest.mark.parametrize(("model_type", "layer", "norm"), EXACT)
 def test_a_layer_is_that_of_the_uncut_model(model_type: str, layer: int, norm: Norm, tmp_path: Path) -> None:
+    if model_type not in census.registered():
+        pytest.skip(f"this transformers has no {model_type}")
     model, medium, processor = census.build(model_type, tmp_path)
     encoder = LayerEncoder(str(tmp_path), layer, norm=norm, device="cpu")
     assert worst(encoder, model, medium, processor, layer, norm) < census.TOLERANCE
