@@ -251,7 +251,7 @@ class EmbeddingStore:
         self._index.forget({name} & self._index.shards.keys())
         set_aside(self.folder / name, f"{damage}")
 
-    def write(self, keys: Sequence[str], embeddings: npt.NDArray[Any]) -> None:
+    def write(self, keys: Sequence[str], embeddings: npt.NDArray[Any], *, finite: bool = False) -> None:
         """Store the embeddings of texts at all layers: all of the texts or, if the process is killed, none.
 
         Texts that are stored already are left as they are.
@@ -259,6 +259,7 @@ class EmbeddingStore:
         Args:
             keys: N keys.
             embeddings: shape ``(L, N, D)``, finite, and still so in the store's dtype.
+            finite: whether they are known to be finite as they are, so that what is not rounded is not looked at.
         """
         embeddings = np.asarray(embeddings)
         expected = (len(self.layers), len(keys), self.dim)
@@ -269,7 +270,9 @@ class EmbeddingStore:
         new = {key: row for row, key in enumerate(map(_key_bytes, keys)) if key not in self._index}
         if not new:
             return
-        rows = self._rounded(embeddings if len(new) == len(keys) else embeddings[:, list(new.values())])
+        rows = embeddings if len(new) == len(keys) else embeddings[:, list(new.values())]
+        if not finite or rows.dtype != self.dtype:
+            rows = self._rounded(rows)
         self._write_shard(list(new), ([of_layer] for of_layer in rows))
         if self._groups(_TIER):
             try:
