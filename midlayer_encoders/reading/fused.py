@@ -63,15 +63,16 @@ def _sums(states: Tensor, weights: Tensor, *, scale: bool, center: bool, eps: fl
     """Return what :func:`~midlayer_encoders.reading._triton.normed_sums` returns, by torch, on any device."""
     states = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
     weights = weights.to(states.dtype)
-    means = None
     if scale and center:
-        variance, means = torch.var_mean(states, dim=-1, correction=0)
-        weights = weights / (variance + eps).sqrt()
+        variance, means = torch.var_mean(states, dim=-1, correction=0, keepdim=True)
+        states, weights = (
+            states - means,
+            weights / (variance[..., 0] + eps).sqrt(),
+        )  # not after the sum: it would cancel
     elif scale:
         squares = torch.linalg.vector_norm(states, dim=-1).square() / states.shape[-1]
         weights = torch.where(weights == 0, weights, weights / (squares + eps).sqrt())
-    made = torch.einsum("btd,bt->bd", states, weights)
-    return made if means is None else made - (weights * means).sum(dim=1, keepdim=True)
+    return torch.einsum("btd,bt->bd", states, weights)
 
 
 def find_form(modules: Sequence[nn.Module], states: Tensor) -> NormForm | None:
