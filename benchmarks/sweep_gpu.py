@@ -205,10 +205,10 @@ class Bench:
             plain = SentenceTransformer(
                 str(self.folder / f"cut{layer}"), device=self.given.device, model_kwargs={"dtype": cut.dtype}
             )
-            size, best = self.best or 256, {"plain": float("inf"), "ours": float("inf")}
+            best = {"plain": float("inf"), "ours": float("inf")}
             for number in range(self.given.rounds + 2):
                 for name, encoder in (("plain", plain), ("ours", cut)):
-                    seconds = timed(lambda e=encoder: e.encode(some, batch_size=size, **QUIET))
+                    seconds = timed(lambda e=encoder: e.encode(some, batch_size=self.best or 256, **QUIET))
                     best[name] = min(best[name], seconds) if number else best[name]
             lines.append(
                 f"| {layer} | {best['plain']:.2f} | {best['ours']:.2f} | **{best['ours'] / best['plain']:.3f}** |"

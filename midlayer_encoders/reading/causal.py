@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from midlayer_encoders.reading.capture import capture
 __all__ = ["mask_is_needless", "padded_right"]
 
 _LONGEST = 64  # tokens of the text that is tried
+_ROUNDINGS = 32
+_needless: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()  # beside the models, as turns are
 
 
 def padded_right(inputs: Mapping[str, Any]) -> bool:
@@ -29,48 +32,51 @@ def padded_right(inputs: Mapping[str, Any]) -> bool:
     return bool((mask[:, :1] != 0).all() and (mask[:, 1:] <= mask[:, :-1]).all())
 
 
-@torch.inference_mode()
 def mask_is_needless(model: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Any]) -> bool:
     """Return whether the states of real tokens, at every layer, are the same without the mask and whatever is padded.
 
-    It is tried, not looked up: half of a text is padded with one token and with another, without a mask. The states of
-    the half must be equal to the last bit, since nothing after a token reaches it in a causal model, and those that the
-    mask gives, within rounding.
+    It is tried once for each model, not looked up: half of a text is padded with one token and with another, without a
+    mask. The states of the half must be the same, since nothing after a token reaches it in a causal model, and those
+    that the mask gives, within rounding.
 
     Args:
         model: in eval mode.
         anatomy: of it.
         inputs: of a batch, :func:`padded_right`.
     """
-    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    config = getattr(model, "config", None)
+    kind = getattr(config, "is_causal", None), getattr(config, "_attn_implementation", None)
+    known = _needless.setdefault(model, {})
+    if kind not in known:
+        known[kind] = _tried(model, anatomy, inputs["input_ids"], inputs["attention_mask"])
+    return known[kind]
+
+
+@torch.inference_mode()
+def _tried(model: nn.Module, anatomy: Anatomy, ids: Tensor, mask: Tensor) -> bool:
     length = min(int(mask[0].sum()), _LONGEST)
     kept = length // 2
-    others = ids[0, :length][ids[0, :length] != ids[0, 0]]
+    text = ids[:1, :length]
+    others = text[0][text[0] != text[0, 0]]
     if kept < 1 or not len(others):
         return False
-    text = ids[:1, :length]
     one, other = text.clone(), text.clone()
-    one[:, kept:], other[:, kept:] = ids[0, 0], others[0]
-    shown = torch.ones_like(one)
+    one[:, kept:], other[:, kept:] = text[0, 0], others[0]
+    shown = torch.ones_like(text)
     shown[:, kept:] = 0
-    masked, first, second = (
-        _states(model, anatomy, given, kept)
-        for given in (
-            {"input_ids": torch.cat([text, one]), "attention_mask": torch.cat([torch.ones_like(shown), shown])},
-            {"input_ids": torch.cat([text, one])},
-            {"input_ids": torch.cat([text, other])},
-        )
-    )
-    rounding = 32 * torch.finfo(masked[0].dtype).eps
-    return all(
-        torch.equal(a, b) and bool(((a - m).norm() <= rounding * m.norm()).all())
-        for m, a, b in zip(masked, first, second, strict=True)
-    )
+    masks = torch.cat([torch.ones_like(shown), shown])
+    (masked,) = _states(model, anatomy, {"input_ids": torch.cat([text, one]), "attention_mask": masks}, kept)
+    first, second = _states(model, anatomy, {"input_ids": torch.cat([text, one, other])}, kept)
+    most = _ROUNDINGS * torch.finfo(masked.dtype).eps * masked.float().norm(dim=(1, 2))
+    off = torch.stack([(states.float() - masked.float()).norm(dim=(1, 2)) for states in (first, second)])
+    return bool((off <= most).all())
 
 
 def _states(model: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Tensor], kept: int) -> list[Tensor]:
-    """Return the states of the second text's first tokens, at every layer."""
+    """Return the states of the first tokens of each text but the first, at every layer, ``(L, T, D)`` each."""
     found: list[Tensor] = []
     layers = range(anatomy.num_layers + 1)
-    capture(model, inputs, lambda _, __, states: found.append(states[1, :kept].clone()), anatomy=anatomy, layers=layers)
-    return found
+    capture(
+        model, inputs, lambda _, __, states: found.append(states[1:, :kept].clone()), anatomy=anatomy, layers=layers
+    )
+    return list(torch.stack([states.to(found[0].device) for states in found], dim=1))

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from midlayer_encoders._types import Norm, Pooling
 from midlayer_encoders.errors import NotFiniteError
 from midlayer_encoders.models.anatomy import Anatomy
+from midlayer_encoders.models.compat import without_cache
 from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.reading.causal import mask_is_needless, padded_right
@@ -195,6 +196,7 @@ class _Flow:
             features = {key: value for key, value in features.items() if key != "attention_mask"}
         masks: dict[Any, Tensor] = {}
         made: list[Tensor] = []
+        order: list[int] = []
 
         def receive(layer: int, _: str, states: Tensor) -> None:
             key = states.shape[:2], states.device
@@ -206,9 +208,13 @@ class _Flow:
             if not made:  # of all layers, so that one copy brings them to the host; other devices' layers come here
                 made.append(torch.empty(len(places), *vectors.shape, device=vectors.device))
             made[0][places[layer]].copy_(vectors, non_blocking=True)
+            order.append(places[layer])
 
+        features = without_cache(reader.model, features)
+        self.pooled.begin()
         capture(reader.model, features, receive, anatomy=reader.anatomy, layers=reader.layers)
-        self.pooled.settle()
+        for place, vectors in zip(order, self.pooled.settle() or (), strict=False):
+            made[0][place].copy_(vectors[:, : reader.truncate_dim])
         inputs = [self.inputs[position] for position in batch]
         return Passed(batch, inputs, reader.layers, *self._to_host(made[0]))
 

@@ -101,7 +101,7 @@ def find_form(modules: Sequence[nn.Module], states: Tensor) -> NormForm | None:
             # Each row is a text of one token, so that its sum is the normed row itself.
             made = form.sums(rows.reshape(-1, 1, rows.shape[-1]), torch.ones(len(rows[0]), 1, device=rows.device))
             plain = expected[0].to(made.dtype)
-            if _agree(made, plain, plain.abs(), _ROUNDINGS * torch.finfo(states.dtype).eps):
+            if not _differ(made, plain, plain.abs(), _ROUNDINGS * torch.finfo(states.dtype).eps):
                 return form
     return None
 
@@ -114,16 +114,16 @@ def _drawn_rows(states: Tensor) -> Tensor:
     return rows.to(states.device, states.dtype)[None]
 
 
-def _agree(made: Tensor, plain: Tensor, size: Tensor, tolerance: float) -> bool:
-    """Return whether vectors differ by no more than a part of the size of the states that they are made of."""
-    return bool(((made - plain).abs() <= tolerance * (size + size.amax() / 4)).all())
+def _differ(made: Tensor, plain: Tensor, size: Tensor, tolerance: float) -> Tensor:
+    """Return whether vectors differ by more than a part of the size of the states they are made of; NaN does not."""
+    return ((made - plain).abs() > tolerance * (size + size.amax() / 4)).any()
 
 
 class FusedPooling:
     """Pools the states of each layer after the final norm, in one reading of them where that gives the same vectors.
 
     It is made for one run over many batches. In the first batch each layer's vectors are made in both ways and
-    compared, and :attr:`trusted` says what came of it; nothing waits for the device after that.
+    :meth:`settle` compares them; nothing waits for the device after that.
 
     Args:
         modules: what the states pass through after the last block.
@@ -134,6 +134,8 @@ class FusedPooling:
         self.modules, self.pooling = tuple(modules), pooling
         self.trusted: bool | None = None if pooling != "max" else False
         self._forms: dict[torch.dtype, NormForm | None] = {}
+        self._plainly: list[Tensor] = []  # the vectors of the first batch, by the plain way
+        self._differ: list[Tensor] = []
 
     def __call__(self, states: Tensor, mask: Tensor) -> Tensor:
         """Return the vectors of a layer, shape ``(B, D)``, in float32 or better.
@@ -149,10 +151,22 @@ class FusedPooling:
             return self._plain(states, mask) if made is None else made
         return self._compared(states, mask)
 
-    def settle(self) -> None:
-        """Trust the short way from now on, unless it was seen to differ: the first batch is done."""
-        if self.trusted is None:
-            self.trusted = True
+    def begin(self) -> None:
+        """Forget the batch before, which may have ended in the middle."""
+        self._plainly, self._differ = [], []
+
+    def settle(self) -> list[Tensor] | None:
+        """Trust one of the ways from now on: the first batch is done.
+
+        Returns:
+            The vectors of each call so far by the plain way, where those that were returned differ from them.
+        """
+        if self.trusted is not None:
+            return None
+        self.trusted = not any(bool(one) for one in self._differ)
+        plainly = self._plainly
+        self.begin()
+        return None if self.trusted else plainly
 
     def _normed(self, states: Tensor) -> Tensor:
         for module in self.modules:
@@ -177,16 +191,15 @@ class FusedPooling:
         return form.sums(states, weights) / weights.sum(dim=1, keepdim=True).clamp(min=1)
 
     def _compared(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Return the vectors of the first batch, of the short way if they are those of the plain one."""
+        """Return vectors of the first batch by the short way, and note whether they are those of the plain one."""
         made = self._short(states, mask)
-        if made is None:
-            self.trusted = False
-            return self._plain(states, mask)
         normed = self._normed(states)
         plain = pool(normed, mask, self.pooling)
-        size = pool(normed.abs(), mask, self.pooling)
-        tolerance = max(_ROUNDINGS * torch.finfo(normed.dtype).eps, _SUMMED)
-        if plain.isfinite().all() and not _agree(made.to(plain.dtype), plain, size, tolerance):
-            self.trusted = False
+        self._plainly.append(plain)
+        if made is None:
+            self._differ.append(torch.ones((), dtype=torch.bool))
             return plain
+        tolerance = max(_ROUNDINGS * torch.finfo(normed.dtype).eps, _SUMMED)
+        size = pool(normed.abs(), mask, self.pooling)
+        self._differ.append(_differ(made.to(plain.dtype), plain, size, tolerance))
         return made
