@@ -134,14 +134,14 @@ def interrupted(_: LayerEncoder, patch: pytest.MonkeyPatch) -> None:
         (model_raises, RuntimeError, "a broken kernel"),
         (gives_nan, NotFiniteError, r"Layer 2 gives NaN or infinity for 'text number"),
         (disk_fills, DiskFullError, "no room"),
-        (progress_raises, KeyboardInterrupt, ""),
-        (interrupted, KeyboardInterrupt, ""),
+        (progress_raises, KeyboardInterrupt, None),
+        (interrupted, KeyboardInterrupt, None),
     ],
 )
 def test_an_error_of_any_stage_is_raised_and_the_rest_is_embedded_later(
     fail: Callable[[LayerEncoder, pytest.MonkeyPatch], None],
     error: type[BaseException],
-    words: str,
+    words: str | None,
     encoder: LayerEncoder,
     tmp_path: Path,
 ) -> None:
