@@ -12,6 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Unpack, cast
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import EncoderSpec, Layer, Medium, Norm, Pooling
+from midlayer_encoders.encoder.batches_ahead import prepared, preparing_ahead
 from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, centering, probes
 from midlayer_encoders.encoder.checks import check_padding, turn_mask_off
 from midlayer_encoders.encoder.inputs import (
@@ -246,7 +248,8 @@ class LayerEncoder(MultimodalEncoder):
         try:
             for item in items if not self._is_tokenizers(items) else ():
                 named_medium(item, self.media, model=self.name)
-            embeddings = super().encode(inputs, *args, **kwargs)
+            with preparing_ahead(self, items) if self.device.type == "cuda" else nullcontext():
+                embeddings = super().encode(inputs, *args, **kwargs)
         except InputError as reason:  # batches are in another order: find where the caller has it
             place = next((n for n, item in enumerate(inputs) if item is reason.item), None) if not single else None
             raise InputError(f"Input {place}: {reason}" if place is not None else str(reason)) from reason
@@ -255,6 +258,9 @@ class LayerEncoder(MultimodalEncoder):
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
         """Return the features of a batch; images and audio are read, and truncation is warned once."""
+        return prepared(self, inputs, (prompt, kwargs), lambda batch: self._preprocess(batch, prompt, **kwargs))
+
+    def _preprocess(self, inputs: Sequence[Any], prompt: str | None, **kwargs: Any) -> dict[str, Any]:
         if not self._is_tokenizers(inputs):
             read = read_inputs(
                 inputs, self.media, model=self.name, rate=self.sampling_rate, max_pixels=self.max_pixels
