@@ -12,7 +12,6 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, Unpack, cast
 
 import numpy as np
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import EncoderSpec, Layer, Medium, Norm, Pooling
-from midlayer_encoders.encoder.batches_ahead import prepared, preparing_ahead
+from midlayer_encoders.encoder.batches_ahead import prepared, preparing
 from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, centering, probes
 from midlayer_encoders.encoder.checks import check_padding, turn_mask_off
 from midlayer_encoders.encoder.inputs import (
@@ -246,9 +245,10 @@ class LayerEncoder(MultimodalEncoder):
             kwargs["batch_size"] = check_count("batch_size", kwargs["batch_size"], "inputs")
         items = [inputs] if single else inputs
         try:
+            media, name = self.media, self.name
             for item in items if not self._is_tokenizers(items) else ():
-                named_medium(item, self.media, model=self.name)
-            with preparing_ahead(self, items) if self.device.type == "cuda" else nullcontext():
+                named_medium(item, media, model=name)
+            with preparing(self, items, beside=self.device.type == "cuda"):
                 embeddings = super().encode(inputs, *args, **kwargs)
         except InputError as reason:  # batches are in another order: find where the caller has it
             place = next((n for n, item in enumerate(inputs) if item is reason.item), None) if not single else None
@@ -258,7 +258,7 @@ class LayerEncoder(MultimodalEncoder):
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
         """Return the features of a batch; images and audio are read, and truncation is warned once."""
-        return prepared(self, inputs, (prompt, kwargs), lambda batch: self._preprocess(batch, prompt, **kwargs))
+        return prepared(self, inputs, prompt, kwargs, lambda batch: self._preprocess(batch, prompt, **kwargs))
 
     def _preprocess(self, inputs: Sequence[Any], prompt: str | None, **kwargs: Any) -> dict[str, Any]:
         if not self._is_tokenizers(inputs):

@@ -171,8 +171,18 @@ def layer_reader(
         )
     wanted = resolve_layers(layers, source.layer, name=source.name)  # a raw encoder keeps a block that is not a layer
 
+    def plain(inputs: list[Any]) -> dict[str, Any]:
+        return source.host_inputs(inputs, prompt=prompt or None)
+
     source.eval()
     return LayerReader(
-        source.transformer, TextInputs(source, prompt), anatomy, wanted, norm or source.norm, pooling or source.pooling,
-        source.truncate_dim, source.device, source.device.type == "cuda",
-    )  # fmt: skip
+        source.transformer,
+        TextInputs(source.tokenizer, plain, prompt),
+        anatomy,
+        wanted,
+        norm or source.norm,
+        pooling or source.pooling,
+        source.truncate_dim,
+        device=source.device,
+        unmasked=source.device.type == "cuda",
+    )

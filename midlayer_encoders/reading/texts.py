@@ -6,7 +6,7 @@ dictionaries of each text, which the passes of other threads wait for. Here the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.reading.turns import turn
 
 __all__ = ["TextInputs", "encoded"]
@@ -31,54 +30,66 @@ def encoded(tokenizer: Any, texts: Sequence[str]) -> Sequence[Any] | None:
 
 
 class TextInputs:
-    """Makes a model's inputs of batches of texts: what its source makes of them, and sooner.
+    """Makes the inputs of batches of texts: those that are made of them otherwise, and sooner.
 
-    The first batch is made both ways; unless all is equal, the source makes all others too.
+    The first batch is made both ways; unless all is equal, the others are made the plain way too. Whatever is no text,
+    or blank, is left to the plain way always, and so is the first text that may be truncated, which is warned there.
 
     Args:
-        source: whose inputs they are.
-        prompt: put before each text.
+        tokenizer: of the texts.
+        plain: makes the inputs of a batch; its way must stay the same from batch to batch.
+        prompt: that ``plain`` puts before each text.
     """
 
-    def __init__(self, source: LayerSource, prompt: str) -> None:
-        self.source, self.prompt = source, prompt
+    def __init__(self, tokenizer: Any, plain: Callable[[list[Any]], dict[str, Any]], prompt: str = "") -> None:
+        self.tokenizer, self.plain, self.prompt = tokenizer, plain, prompt
         self.trusted: bool | None = None
-        self._zeros: list[str] = []  # names of what is zero everywhere, as the types of BERT's tokens
+        self._alike: dict[str, Any] = {}  # what is the same in every batch; zeros where the types of BERT's tokens are
+        self._truncated = False
 
-    def __call__(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
+    def __call__(self, inputs: list[Any]) -> dict[str, Any]:
         """Return the inputs of a batch, on the host."""
         if self.trusted is False or not all(isinstance(text, str) and text.strip() for text in inputs):
-            return self._plain(inputs)
+            return self.plain(inputs)
         if self.trusted is None:
-            plain = self._plain(inputs)
-            self._zeros = [name for name in plain if name not in ("input_ids", "attention_mask")]
-            self.trusted = _equal(plain, self._quick(inputs))
+            plain = self.plain(inputs)
+            self._alike = {key: value for key, value in plain.items() if key not in ("input_ids", "attention_mask")}
+            self.trusted = _equal(plain, self._quick(inputs, plain))
             return plain
-        return self._quick(inputs) or self._plain(inputs)
+        made = self._quick(inputs, {})
+        return self.plain(inputs) if made is None else made
 
-    def _plain(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
-        return self.source.host_inputs(inputs, prompt=self.prompt or None)
-
-    def _quick(self, texts: Sequence[str]) -> dict[str, Tensor] | None:
-        tokenizer = self.source.tokenizer
+    def _quick(self, texts: Sequence[str], plain: dict[str, Any]) -> dict[str, Any] | None:
+        tokenizer = self.tokenizer
         whole = [self.prompt + text for text in texts]
+        if not hasattr(tokenizer, "backend_tokenizer"):
+            return None
         with turn(tokenizer):
             tokenizer(whole[:1], truncation=True, verbose=False)  # sets how the backend truncates, as it is set now
             found = encoded(tokenizer, whole)
         if found is None:
             return None
         lengths = np.array([len(one) for one in found])
+        if not plain and not self._truncated and lengths.max() >= tokenizer.model_max_length:
+            self._truncated = True
+            return None
         real = np.arange(lengths.max()) < lengths[:, None]
         if tokenizer.padding_side == "left":
             real = real[:, ::-1]
         ids = np.full(real.shape, tokenizer.pad_token_id, dtype=np.int64)
         ids[real] = np.fromiter(chain.from_iterable(one.ids for one in found), np.int64, int(lengths.sum()))
         made = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(real.astype(np.int64))}
-        return made | {name: torch.zeros_like(made["input_ids"]) for name in self._zeros}
+        return made | {
+            name: torch.zeros_like(made["input_ids"]) if isinstance(value, Tensor) else value
+            for name, value in self._alike.items()
+        }
 
 
-def _equal(plain: dict[str, Tensor], quick: dict[str, Tensor] | None) -> bool:
+def _equal(plain: dict[str, Any], quick: dict[str, Any] | None) -> bool:
+    """Return whether all that the plain way made was made, in the same types and order."""
     return quick is not None and all(
-        name in quick and value.dtype == quick[name].dtype and torch.equal(value, quick[name])
+        value.dtype == quick[name].dtype and torch.equal(value, quick[name])
+        if isinstance(value, Tensor) and isinstance(quick.get(name), Tensor)
+        else name in quick and quick[name] is value
         for name, value in plain.items()
     )

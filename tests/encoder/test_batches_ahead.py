@@ -12,7 +12,8 @@ from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder import batches_ahead
-from midlayer_encoders.encoder.batches_ahead import preparing_ahead
+from midlayer_encoders.encoder.batches_ahead import preparing
+from midlayer_encoders.reading.texts import TextInputs
 
 Folder = Callable[[str], str]
 TEXTS = ["a text" + " longer" * (number % 5) + f" {number}" for number in range(23)]
@@ -34,14 +35,14 @@ def test_every_batch_is_made_ahead_and_vectors_stay_the_same(
     given = {"batch_size": 4, **options}
     expected = SentenceTransformer.encode(encoder, TEXTS, **given)
     threads: list[str] = []
-    plain = LayerEncoder._preprocess
+    plain = TextInputs.__call__
 
-    def noted(self: LayerEncoder, *args: Any, **kwargs: Any) -> Any:
+    def noted(self: TextInputs, inputs: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return plain(self, *args, **kwargs)
+        return plain(self, inputs)
 
-    monkeypatch.setattr(LayerEncoder, "_preprocess", noted)
-    with preparing_ahead(encoder, TEXTS):
+    monkeypatch.setattr(TextInputs, "__call__", noted)
+    with preparing(encoder, TEXTS, beside=True):
         found = SentenceTransformer.encode(encoder, TEXTS, **given)
     if options.get("output_value", "") is None:
         found, expected = ([one["sentence_embedding"] for one in rows] for rows in (found, expected))
@@ -57,7 +58,7 @@ def test_an_order_that_is_not_known_or_another_changes_nothing(
 ) -> None:
     expected = encoder.encode(TEXTS, batch_size=4)
     monkeypatch.setattr(batches_ahead, "encoding_order", lambda *_: order)
-    with preparing_ahead(encoder, TEXTS):
+    with preparing(encoder, TEXTS, beside=True):
         assert np.array_equal(SentenceTransformer.encode(encoder, TEXTS, batch_size=4), expected)
     assert not ours()
 
@@ -67,7 +68,7 @@ def test_an_error_is_raised_and_leaves_no_thread(encoder: LayerEncoder, monkeypa
         raise LookupError("an odd text")
 
     monkeypatch.setattr(LayerEncoder, "_preprocess_texts", failing)
-    with pytest.raises(LookupError, match="an odd text"), preparing_ahead(encoder, TEXTS):
+    with pytest.raises(LookupError, match="an odd text"), preparing(encoder, TEXTS, beside=True):
         SentenceTransformer.encode(encoder, TEXTS, batch_size=4)
     assert not ours()
 
@@ -75,7 +76,7 @@ def test_an_error_is_raised_and_leaves_no_thread(encoder: LayerEncoder, monkeypa
 def test_another_encoder_inside_the_call_is_not_mixed_up_with_it(encoder: LayerEncoder, tiny_folder: Folder) -> None:
     other = LayerEncoder(tiny_folder("BERT"), 1, device="cpu")
     expected = other.encode(TEXTS[:5], batch_size=1)
-    with preparing_ahead(encoder, TEXTS):
+    with preparing(encoder, TEXTS, beside=True):
         assert np.array_equal(other.encode(TEXTS[:5], batch_size=1), expected)
         features = encoder.preprocess(TEXTS[:2], prompt="another ")
     assert features["input_ids"].shape[0] == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ def test_vectors_are_the_same_without_a_needless_mask(name: str, pooling: Any, t
 def test_quick_inputs_are_those_of_the_encoder(name: str, prompt: str, side: str, tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder(name), -1, device="cpu")
     encoder.tokenizer.padding_side = side
-    quick = TextInputs(encoder, prompt)
+    quick = TextInputs(encoder.tokenizer, partial(encoder.host_inputs, prompt=prompt or None), prompt)
     for batch in ([LONG[6], LONG[0]], LONG, LONG[:1], ["", "  ", "a"], ["", ""]):
         plain = encoder.host_inputs(batch, prompt=prompt or None)
         made = quick(batch)
@@ -113,7 +114,7 @@ def test_a_tokenizer_that_does_more_is_asked_itself(tiny_folder: Folder) -> None
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     before = count_tokens(encoder, LONG)
     encoder.tokenizer.__class__ = Reversing
-    quick = TextInputs(encoder, "")
+    quick = TextInputs(encoder.tokenizer, encoder.host_inputs)
     for batch in (LONG[:2], LONG[2:4]):
         assert torch.equal(quick(batch)["input_ids"], encoder.host_inputs(batch)["input_ids"])
     assert quick.trusted is False
