@@ -24,7 +24,7 @@ def compiled_blocks(model: nn.Module, anatomy: Anatomy) -> Iterator[None]:
     try:
         for block in blocks.values():
             # Its forward and not the module itself, whose hooks are made anew for each pass.
-            block.forward = torch.compile(block.forward, dynamic=True)  # type: ignore[method-assign]
+            block.forward = torch.compile(block.forward, dynamic=True)
         yield
     finally:
         for block in blocks.values():

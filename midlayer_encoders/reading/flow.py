@@ -226,7 +226,7 @@ class _Flow:
     def _streams_of(self, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
         """Return the streams on which inputs come to a device and vectors leave it."""
         if device not in self._streams:
-            self._streams[device] = (torch.cuda.Stream(device), torch.cuda.Stream(device))
+            self._streams[device] = (torch.cuda.Stream(device), torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         return self._streams[device]
 
     def _moved(self, features: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,7 +261,7 @@ class _Flow:
             flag = torch.empty((), dtype=torch.bool, pin_memory=True)
             host.copy_(vectors, non_blocking=True)
             flag.copy_(finite, non_blocking=True)
-            copied = torch.cuda.Event()
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(leaving)
         vectors.record_stream(leaving)
         finite.record_stream(leaving)

@@ -26,7 +26,7 @@ def encoded(tokenizer: Any, texts: Sequence[str]) -> Sequence[Any] | None:
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     encode = getattr(backend, "encode_batch_fast", None) or getattr(backend, "encode_batch", None)
-    return None if encode is None else encode(list(texts))  # type: ignore[no-any-return]
+    return None if encode is None else encode(list(texts))
 
 
 class TextInputs:
