@@ -96,6 +96,11 @@ def processor_of(model_type: str, medium: str, main: str, config: Any) -> Any:
     mels = next((getattr(config, name) for name in _MELS if isinstance(getattr(config, name, None), int)), 8)
     if model_type == "audio-spectrogram-transformer":
         return tf.ASTFeatureExtractor(num_mel_bins=mels, max_length=config.max_length)
+    if model_type.startswith(("parakeet", "nemotron", "canary", "cohere_asr")):
+        try:
+            return tf.ParakeetFeatureExtractor(feature_size=mels)
+        except ImportError as reason:
+            raise NotBuiltError("its feature extractor needs librosa, which is not installed") from reason
     if model_type in _SEAMLESS:
         return tf.SeamlessM4TFeatureExtractor(
             feature_size=config.feature_projection_input_dim // 2,
@@ -148,12 +153,16 @@ def build(model_type: str, folder: Path) -> tuple[nn.Module, str, Any]:
     if size > MOST_PARAMETERS:
         raise NotBuiltError(f"its config does not shrink: {size / 1e6:.0f}M parameters")
     torch.manual_seed(0)
-    model = randomized(tf.AutoModel.from_config(config))
+    try:
+        model = randomized(tf.AutoModel.from_config(config))
+    except ArithmeticError as reason:
+        raise NotBuiltError(f"random weights: {type(reason).__name__}: {first_line(reason)}") from reason
     medium = MEDIA.get(str(model.main_input_name))
     if medium is None:
         raise NotBuiltError(f"takes `{model.main_input_name}`, neither text nor an image nor audio")
     processor = processor_of(model_type, medium, str(model.main_input_name), model.config)
     model.save_pretrained(folder)
+    model.config.use_cache = False  # type: ignore[assignment]  # a cache of tiny sizes is a matter of its own
     if joint(model):
         images = processor_of(model_type, "image", "", model.config.vision_config)
         tf.CLIPProcessor(images, long_tokenizer()).save_pretrained(folder)
@@ -180,6 +189,8 @@ def uncut_of(model: Any, tower: str | None) -> nn.Module:
         return getattr(model, {"text": "text_model", "image": "vision_model"}[tower])  # type: ignore[no-any-return]
     if getattr(model.config, "is_encoder_decoder", False):
         return model.get_encoder()  # type: ignore[no-any-return]
+    if hasattr(getattr(model, "language_model", None), "lm_head"):  # of Llama 4, whose output are logits
+        return model.language_model.model  # type: ignore[no-any-return]
     return model
 
 
@@ -224,7 +235,7 @@ def _examine_part(
     always = medium == "text" and model.config.model_type in PADDED
     padded = part.config.max_position_embeddings if always else 0  # type: ignore[union-attr]
     given = [prepared(processor, medium, item, padded) for item in items]
-    if hasattr(model.config, "mask_ratio"):  # even with nothing masked it shuffles its patches by noise
+    if model.config.model_type == "vit_mae":  # even with nothing masked it shuffles its patches by noise
         patches = (model.config.image_size // model.config.patch_size) ** 2
         given = [{**one, "noise": torch.arange(float(patches))[None]} for one in given]
     expected: dict[str, list[list[Tensor]]] | None = None
@@ -445,6 +456,9 @@ class Blocked:
 # --- the verdict ------------------------------------------------------------------------------------------------------
 
 
+_UNPREPARED = "must hold a tokenizer or processor"
+
+
 def verdict(found: Mapping[str, Any]) -> tuple[str, str]:
     """Return what a type is, in a word, and why."""
     if "not_built" in found:
@@ -491,7 +505,12 @@ def verdict(found: Mapping[str, Any]) -> tuple[str, str]:
     if raised:
         return "raised", "; ".join(raised)
     if not exact:
-        return "refused", next(iter(refused.values()))
+        why = next(iter(refused.values()))
+        return (
+            ("not built", f"its folder lacks what prepares its inputs: {why}")
+            if _UNPREPARED in why
+            else ("refused", why)
+        )
     if refused:
         return "some layers", f"not {', '.join(refused)}: {next(iter(refused.values()))}"
     return "exact", ""

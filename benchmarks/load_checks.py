@@ -2,7 +2,7 @@
 
     python -m benchmarks.load_checks            # benchmarks/results/load_checks.md
 
-The model has the shape of SmolLM2-135M and random weights. With: plans, the look at the model without weights, and the two
+The model has the shape and the tokenizer of SmolLM2-135M and random weights. With: plans, the look at the model without weights, and the two
 passes that watch the layer. Without: the same load, and nothing looked at.
 """
 
@@ -27,21 +27,23 @@ from midlayer_encoders.encoder import build
 from midlayer_encoders.models import load
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.models.cut import cut_model
-from tests.tiny_folders import tokenizer
+from midlayer_encoders.models.hub import built_in_model
 
 RESULTS = Path(__file__).parent / "results" / "load_checks.md"
 
 
 def save_model(folder: Path) -> None:
-    """Write a Llama of 30 blocks of 576, 135M parameters, and a tokenizer."""
+    """Write a Llama of 30 blocks of 576, 135M parameters, and SmolLM2's tokenizer."""
     import transformers as tf
+
+    source, gguf_file = built_in_model()
 
     config = tf.LlamaConfig(
         vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
         num_key_value_heads=3, max_position_embeddings=2048, tie_word_embeddings=True,
     )  # fmt: skip
     tf.LlamaModel(config).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
+    tf.AutoTokenizer.from_pretrained(source, gguf_file=gguf_file).save_pretrained(folder)
 
 
 @contextmanager
@@ -52,7 +54,7 @@ def unchecked() -> Iterator[None]:
         anatomy = find_anatomy(module.model, blocks=cut.anatomy.blocks, final=cut.anatomy.final)
         cut_model(module.model, replace(cut, anatomy=anatomy))
 
-    with mock.patch.object(build, "check_states", finish), mock.patch.object(load, "_check", return_value=None):
+    with mock.patch.object(build, "check_states", finish), mock.patch.object(load, "_compare", return_value=None):
         yield
 
 
@@ -86,7 +88,7 @@ def main() -> None:
                 f"layer {layer}: without {medians[0]:.3f} s, with {medians[2]:.3f} s; processor {medians[1]:.3f}, {medians[3]:.3f}"
             )
     lines = [
-        f"Construction of a `LayerEncoder` of a 135M Llama (30 blocks of 576, float32, random weights), CPU, "
+        f"Construction of a `LayerEncoder` of a 135M Llama (30 blocks of 576, float32, random weights, SmolLM2's tokenizer), CPU, "
         f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, median of {given.repeats}, in turn within one run:",
         "",
         "| layer | without checks, s | with, s | ratio | processor s without | with | ratio |",

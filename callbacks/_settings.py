@@ -11,7 +11,15 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
 from midlayer_encoders.callbacks._cadence import EveryNSteps, make_cadence
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.errors import (
+    OptionError,
+    check_choice,
+    check_count,
+    check_flag,
+    check_path,
+    check_seed,
+    check_text,
+)
 from midlayer_encoders.measuring import make_for_views
 from midlayer_encoders.metrics import LayerMetric
 
@@ -75,6 +83,16 @@ class Settings:
             raise OptionError("`texts_or_dataloader` must be a list of texts, but got one text: write `[text]`.")
         check_choice("norm", self.norm, NORMS)
         check_choice("pooling", self.pooling, POOLINGS)
+        for count in ("max_length", "max_inputs", "token_budget"):
+            check_count(count, getattr(self, count))
+        if not isinstance(self.views, Sequence) or isinstance(self.views, str):
+            check_count("views", self.views, least=0)
+        check_seed(self.seed)
+        check_flag("figures", self.figures)
+        check_flag("strict", self.strict)
+        check_path("dirpath", self.dirpath)
+        for word in ("module", "name"):
+            check_text(word, getattr(self, word))
         make_cadence(self.every_n_steps)
         self.make_metrics([0])  # a wrong name is refused now
 

@@ -61,6 +61,9 @@ _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2, "mamba_n_gro
 _SWIN = {"embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4], "window_size": 2, "patch_size": 2}
 SETTINGS: dict[str, dict[str, Any]] = {
     "bamba": {**_MAMBA, "attn_layer_indices": [1, 3]},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "kimi_linear": {"num_experts_per_token": 2},
+    **{kind: {"image_size": 64} for kind in ("convnext", "convnextv2", "dinov3_convnext", "efficientnet", "glpn", "pvt", "segformer", "levit", "mobilevit", "mobilevitv2")},
     "cosmos3_edge": {"text_config.rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
     "cosmos3_edge_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
@@ -94,6 +97,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "nemotron": {"num_key_value_heads": 2, "head_dim": 8},
     "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "lsh", "local", "lsh"], "attention_head_size": 8, "is_decoder": False},
     "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16, "mamba_d_state": 8, "n_mamba_heads": 2, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
+    "timm_wrapper": {"architecture": "vit_tiny_patch16_224", "model_args": {"embed_dim": WIDTH, "depth": DEPTH, "num_heads": 4, "img_size": IMAGE, "patch_size": PATCH}},
     "xmod": {"default_language": "en_XX", "languages": ["en_XX", "de_DE"], "adapter_reduction_factor": 2},
     "zamba2": {"mamba_d_state": 8, "n_mamba_heads": 8, "mamba_headdim": 8, "mamba_ngroups": 1, "attention_hidden_size": 64, "attention_head_dim": 16, "num_mem_blocks": 2, "layers_block_type": ["mamba", "hybrid", "hybrid", "mamba"], "hybrid_layer_ids": [1, 2], "chunk_size": 8, "add_bias_linear": True, "adapter_rank": 8},
     "vit_mae": {"mask_ratio": 0.0},  # an encoder shows it every patch
@@ -118,6 +122,8 @@ def shrunk(fields: Mapping[str, Any], depth: int = DEPTH) -> dict[str, Any]:
             made[name] = _TOKENS[name]
         elif isinstance(value, int) and not isinstance(value, bool):
             made[name] = _small(name, value, depth)
+        elif name in ("image_size", "input_size") and isinstance(value, list | tuple):
+            made[name] = [IMAGE] * len(value)
         elif name in ("conv_dim", "tdnn_dim"):
             made[name] = [16] * len(value)
         elif isinstance(value, list | tuple) and len(value) == old and old > 1:
@@ -131,7 +137,7 @@ def shrunk(fields: Mapping[str, Any], depth: int = DEPTH) -> dict[str, Any]:
         made |= {name: 16 for name in ("qk_head_dim",) if name in made}
     rope = made.get("rope_parameters")
     sections = re.match(
-        r"glm.*(4v|ocr|image).*text", str(made.get("model_type"))
+        r"glm.*(4v|ocr|image).*text|qwen2(_5)?_vl_text|paddleocr_vl_text", str(made.get("model_type"))
     )  # a default that only their code knows
     if isinstance(rope, Mapping) and (sections or "mrope_section" in rope):
         made["rope_parameters"] = {**rope, "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0}

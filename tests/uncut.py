@@ -55,7 +55,8 @@ def replaced(value: Any, old: Tensor, new: Tensor) -> Any:
             value[key] = replaced(value[key], old, new)  # type: ignore[index]
         return value
     if isinstance(value, list | tuple):
-        return type(value)(replaced(item, old, new) for item in value)
+        items = [replaced(item, old, new) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 

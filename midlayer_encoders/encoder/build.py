@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +28,7 @@ from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.encoder.transformer_module import transformer_module
 from midlayer_encoders.errors import CutError, MidlayerError, OptionError, check_choice, shown
 from midlayer_encoders.models.anatomy import Anatomy
-from midlayer_encoders.models.cut import Cut, JointCut
+from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
 from midlayer_encoders.models.hub import BUILT_IN, built_in_model
 from midlayer_encoders.models.load import NoPlanError, load_cut
 
@@ -83,7 +82,7 @@ def build_from_files(model: str, layer: Layer | Mapping[str, Layer], options: En
     }
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
     refused: MidlayerError | None = None
-    for plan in itertools.count():  # ways to have the layer, until the states of one are the layer's
+    for plan in range(MOST_PLANS):  # ways to have the layer, until the states of one are the layer's
         try:
             loaded, cut = load_cut(
                 folder, layer, norm=options.norm, tower=options.tower, dtype=dtype, adapters=options.adapters,
@@ -95,12 +94,14 @@ def build_from_files(model: str, layer: Layer | Mapping[str, Layer], options: En
             first.to(options.device or get_device_name()) if options.device_map is None else None
             anatomy = check_states(first, cut, *probes(first)) if isinstance(cut, Cut) else None
         except NoPlanError:
-            assert refused is not None
-            raise refused from refused.__cause__
+            break
         except CutError as reason:
             refused = refused or reason
         except (MidlayerError, OSError, torch.OutOfMemoryError):
             raise
+        except ImportError as reason:
+            told = " ".join(str(reason).split())
+            raise MidlayerError(f"{model!r} needs a library that is not installed: {told}") from reason
         except Exception as reason:  # a model that is made or run by itself, or shallower, fails in its own way
             if refused is None:
                 refused = CutError(
@@ -111,7 +112,8 @@ def build_from_files(model: str, layer: Layer | Mapping[str, Layer], options: En
                 refused.__cause__ = reason
         else:
             return Built(model, base_name(folder, gguf_file), first, cut, gguf_file, anatomy)
-    raise AssertionError
+    assert refused is not None
+    raise refused from refused.__cause__
 
 
 def probes(first: Any) -> tuple[dict[str, Any], dict[str, Any] | None]:

@@ -1,10 +1,9 @@
-"""Looks at an encoder that was just made: are its states those of the layer, does its mask do what was asked."""
+"""Looks at an encoder that was just made: are the states that it pools those of the layer."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,17 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from midlayer_encoders.errors import CutError, OptionError
+from midlayer_encoders.errors import CutError
 from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, at_depth, change_depth, cut_model
-from midlayer_encoders.models.padding import mark_padding, mark_wants_padding, suffers_from_padding
+from midlayer_encoders.models.padding import mark_padding, suffers_from_padding
+from midlayer_encoders.reading.capture import first_tensor, seen_by_hooks
 from midlayer_encoders.reading.norm import final_norm
 
-__all__ = ["check_padding", "check_states", "close", "turn_mask_off"]
-
-
-# --- the states of the layer ------------------------------------------------------------------------------------------
+__all__ = ["check_padding", "check_states", "close"]
 
 
 @torch.no_grad()
@@ -41,10 +38,12 @@ def check_states(module: nn.Module, cut: Cut, alone: Mapping[str, Any], padded: 
     compat.drop_recording_hooks(model)  # installed by the first pass, on the blocks that there were then
     anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=final)
     cut_model(model, replace(cut, anatomy=anatomy))
+    if cut.unnormed:
+        anatomy = replace(anatomy, final=tuple(path.replace(".norm", ".fc_norm") for path in final))
     return anatomy if anatomy.shared else replace(anatomy, num_layers=cut.keep, num_blocks=cut.keep)
 
 
-_FEW = 3  # like blocks that are looked at: one, the next, and one to add after them
+_FEW = 2  # like blocks that are looked at: one, and the next
 
 
 @contextlib.contextmanager
@@ -103,6 +102,7 @@ def _look(
             "receive: a model of several stages has no one stack of layers. Its last states are those of a plain "
             "SentenceTransformer."
         )
+    _check_between(seen, model)
     anatomy = _anatomy_of(model, cut, seen)
     expected = _expected(seen, cut, model, anatomy)
     if expected is not None and "input_ids" in alone and len(expected) == len(alone["input_ids"]):
@@ -129,10 +129,24 @@ def _look(
         raise CutError(
             f"{type(model).__name__} gives other states for layer {layer} with norm={cut.norm!r} than its "
             "block does, so something stands between them that is not known here. "
-            + ("Try norm='none'." if cut.norm == "final" else "Try norm='final'.")
+            f"norm={'none' if cut.norm == 'final' else 'final'!r} may have the layer; the last states are those of a "
+            "plain SentenceTransformer."
         )
     mark_padding(model)
     return anatomy.final
+
+
+def _check_between(seen: _Pass, model: Any) -> None:
+    """Raise where a block receives other states than the one before it returned: is that a layer's state or not?"""
+    if model.config.model_type in _CONVOLVED or len(seen.after) != len(seen.before):
+        return
+    for layer, (made, given) in enumerate(zip(seen.after, seen.before[1:], strict=False), 1):
+        if not close(made, given):
+            raise CutError(
+                f"{type(model).__name__} changes its states between blocks {layer} and {layer + 1}, so what its layers "
+                "are is not clear, and a cut one would not have them. Its last states are those of a plain "
+                "SentenceTransformer."
+            )
 
 
 @torch.no_grad()
@@ -189,6 +203,8 @@ def _watched_pass(model: Any, features: Mapping[str, Any], anatomy: Anatomy, mod
     seen = _Pass()
     with contextlib.ExitStack() as stack:
         for block in model.get_submodule(anatomy.blocks):
+            if anatomy.past_hooks:
+                stack.enter_context(seen_by_hooks(block))
             stack.enter_context(watched_block(block, seen.before, seen.after))
         for path, part in model.named_modules():
             if path and not path.startswith(f"{anatomy.blocks}.") and path != anatomy.blocks:
@@ -204,15 +220,8 @@ def _watched_pass(model: Any, features: Mapping[str, Any], anatomy: Anatomy, mod
             f"{type(model).__name__} does not call its blocks ({anatomy.blocks!r}), or calls their `forward` past any "
             "hook, so its layers cannot be seen."
         )
+    seen.before, seen.after = (list(map(anatomy.tokens, states)) for states in (seen.before, seen.after))
     return seen
-
-
-def first_tensor(value: Any) -> Tensor | None:
-    """Return the states in what a block is given or returns: the first tensor of floats."""
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() else None
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return next((found for found in map(first_tensor, inner) if found is not None), None)
 
 
 def _last(output: Any) -> Tensor | None:
@@ -340,79 +349,3 @@ def _unchanged(model: Any) -> Iterator[None]:
             f"A forward pass changes {type(model).__name__} itself (`{changed[0]}`), so its vectors would depend on "
             "what was embedded before. " + _STEADY.get(model.config.model_type, "It cannot be an encoder.")
         )
-
-
-# --- the causal mask --------------------------------------------------------------------------------------------------
-
-
-def turn_mask_off(module: nn.Module, cut: Cut, name: str) -> None:
-    """Turn the causal mask off, and make sure by looking that in every block a token now sees the next one."""
-    model: Any = module.model
-    if cut.layer > 0 and not _blind_blocks(module, cut):
-        raise OptionError(f"`bidirectional` must be False for {name}: it has no causal mask to turn off.")
-    model.config.is_causal = False
-    for part in model.modules():
-        if getattr(part, "is_causal", None) is True:
-            part.is_causal = False
-    _pad_where_needed(module)
-    if cut.layer > 0 and (blind := _blind_blocks(module, cut)):
-        which = f"those of blocks {', '.join(map(str, blind))}" if len(blind) < cut.layer else "its tokens"
-        raise OptionError(
-            f"`bidirectional` must be False for {name}: {which} see only those before them, "
-            "whatever its config says (a state-space model, or attention with a mask of its own)."
-        )
-
-
-@torch.no_grad()
-def _pad_where_needed(module: nn.Module) -> None:
-    """Note it where a model without its causal mask runs only when something is padded: MPT asks for a mask then."""
-    ids = torch.tensor([[5, 6, 7]], device=next(module.parameters()).device)
-    try:
-        module({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-    except AttributeError:
-        mark_wants_padding(module.model)  # type: ignore[arg-type]
-
-
-def _blind_blocks(module: nn.Module, cut: Cut) -> list[int]:
-    """Return the blocks, from 1, in which a token of a padded batch does not see ahead as it sees back."""
-    model: Any = module.model
-    device = next(module.parameters()).device
-    ids = torch.tensor([[5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0], [5, 6, 7, 9, 5, 6, 7, 8, 5, 6, 7, 8]], device=device)
-    seen: list[tuple[Tensor, Tensor]] = []
-    entered: list[Tensor] = []
-
-    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        states = first_tensor(args)
-        states = states if states is not None else kwargs["hidden_states"]
-        leaf = states.detach().requires_grad_(True)
-        entered.append(leaf)
-        return tuple(leaf if v is states else v for v in args), {
-            k: leaf if v is states else v for k, v in kwargs.items()
-        }
-
-    def leave(_: nn.Module, __: Any, output: Any) -> None:
-        states = first_tensor(output)
-        if states is not None:
-            seen.append((entered[-1], states))
-
-    with contextlib.ExitStack() as stack:
-        for block in itertools.islice(model.get_submodule(cut.anatomy.blocks), cut.layer):
-            stack.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
-            stack.callback(block.register_forward_hook(leave).remove)
-        with torch.enable_grad():
-            module({"input_ids": ids, "attention_mask": (ids > 0).long()})
-    last = ids.shape[1] - 1
-    return [
-        number
-        for number, (given, made) in enumerate(seen, 1)
-        # Padded, and as far ahead as it sees back: layers with a window keep it, on both sides.
-        if not _depends(made, given, 0, 0, 1)
-        or (_depends(made, given, 1, last, 0) and not _depends(made, given, 1, 0, last))
-    ]
-
-
-def _depends(made: Tensor, given: Tensor, row: int, target: int, source: int) -> bool:
-    """Return whether a block's states at one token depend on what it received at another."""
-    weights = torch.linspace(-1, 1, made.shape[-1], device=made.device, dtype=made.dtype).cos()
-    (slope,) = torch.autograd.grad((made[row, target] * weights).sum(), given, allow_unused=True, retain_graph=True)
-    return slope is not None and bool(slope[row, source].abs().max() > 0)

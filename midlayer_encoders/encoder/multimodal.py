@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from midlayer_encoders.encoder.inputs import (
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.models import compat
+from midlayer_encoders.models.cut import whole_around
 from midlayer_encoders.models.load import has_automatic_class
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.reading.turns import turn
@@ -39,6 +41,12 @@ logger = logging.getLogger(__name__)
 
 # What sentence-transformers keeps among a batch's features for itself.
 _BOOKKEEPING = {"modality", "task", "prompt_length", "token_embeddings", "sentence_embedding"}
+
+
+def _of_whole(entry: dict[str, Any]) -> Any:
+    """Return where a model with a decoder has what its encoder alone returns."""
+    name = entry["method_output_name"]
+    return f"encoder_{name}" if isinstance(name, str) else [f"encoder_{name[0]}", name[1]]
 
 
 class MultimodalEncoder(PlainOnDisk):
@@ -167,8 +175,41 @@ class MultimodalEncoder(PlainOnDisk):
             CutError: naming the reason.
         """
         self._check_export()
-        super().save(path, *args, **kwargs)
+        with self._whole_on_disk():
+            super().save(path, *args, **kwargs)
         self._check_folder(path)
+
+    @contextmanager
+    def _whole_on_disk(self) -> Iterator[None]:
+        """Have the first module write an encoder inside the model that it is of, as which alone it can be loaded."""
+        first: Any = self[0]
+        model, entries, save = first.model, first.modality_config, first.save
+        if not compat.lacks_folder(model):
+            yield
+            return
+        whole: Any = whole_around(model)
+        if whole is None:
+            raise CutError(
+                f"{type(model).__name__} is the encoder of a model that also has a decoder, and a plain folder is "
+                "loaded as the whole of it, which asks for a second text (`decoder_input_ids`). Use this encoder "
+                "itself."
+            )
+        renamed = {key: {**entry, "method_output_name": _of_whole(entry)} for key, entry in entries.items()}
+        whole.config.output_hidden_states = any(isinstance(one["method_output_name"], list) for one in renamed.values())
+
+        def save_whole(*args: Any, **kwargs: Any) -> None:
+            first.model, first.modality_config = whole, renamed
+            try:
+                save(*args, **kwargs)
+            finally:
+                first.model, first.modality_config = model, entries
+
+        first.save = save_whole  # for this module alone: the card is of the encoder
+        try:
+            with turn(model):
+                yield
+        finally:
+            del first.save
 
     def _check_folder(self, path: str) -> None:
         """Raise unless the folder, loaded as anyone loads it, gives the vectors that this encoder gives."""
@@ -211,13 +252,8 @@ class MultimodalEncoder(PlainOnDisk):
             logger.warning(
                 "A plain folder pools the padding of shorter waveforms in a batch: encode with batch_size=1 there."
             )
-        if compat.lacks_folder(model):
-            raise CutError(
-                f"{type(model).__name__} is the encoder of a model that also has a decoder, and a plain folder is "
-                "loaded as the whole of it, which asks for a second text. Use this encoder itself."
-            )
         if not has_automatic_class(model.config):
             raise CutError(
                 f"{type(model).__name__} has no automatic class in transformers, by which a plain folder is loaded. "
-                "Export the joint model, without `tower`."
+                "Use this encoder itself, or export a joint model without `tower`."
             )

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from midlayer_encoders._types import EncoderSpec, Layer, Medium, Norm, Pooling
 from midlayer_encoders.encoder.batches_ahead import prepared, preparing
 from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, centering, probes
-from midlayer_encoders.encoder.checks import check_padding, turn_mask_off
+from midlayer_encoders.encoder.causal_mask import turn_mask_off
+from midlayer_encoders.encoder.checks import check_padding
 from midlayer_encoders.encoder.inputs import (
     both_media,
     is_conversation,

@@ -11,6 +11,7 @@ from torch import nn
 
 from midlayer_encoders.encoder.compat import tokenizer_alone, transformer_around
 from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError
+from midlayer_encoders.models import compat
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.models.padding import suffers_from_padding
 
@@ -41,7 +42,7 @@ def transformer_module(
             options.pop("model_input_names", None)  # its processor knows whether its model wants a mask
         with tokenizer_alone(model, options) if alone else nullcontext(model) as folder:
             module = transformer_around(loaded, folder, options)
-    except MidlayerError:
+    except (MidlayerError, ImportError):
         raise
     except Exception as reason:  # transformers raises whatever its parsers do
         raise ModelNotFoundError(
@@ -53,6 +54,8 @@ def transformer_module(
         loaded.hf_quantizer = None  # type: ignore[assignment]
         if hasattr(config, "quantization_config"):
             del config.quantization_config
+    if config.model_type == compat.TIMM and not hasattr(config, "num_features"):
+        config.num_features = loaded.timm_model.num_features  # type: ignore[union-attr]  # timm's own files have it
     if hasattr(config, "mask_ratio"):
         config.mask_ratio = 0.0  # a masked autoencoder shows its encoder every patch
     if isinstance(cut, Cut):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import AnatomyError, LayerIndexError, check_list, shown
@@ -33,6 +33,8 @@ class Anatomy:
         embeddings: path of the input embeddings, ``None`` where the model names none.
         num_blocks: number of distinct blocks. Fewer than ``num_layers`` where blocks are shared (ALBERT): layer ``k``
             is then the state after the ``k``-th pass through a block.
+        axes: order in which the axes of a block's states are those of batch, tokens and width.
+        past_hooks: whether the model calls its blocks' ``forward`` itself, which no hook sees.
     """
 
     blocks: str
@@ -40,6 +42,8 @@ class Anatomy:
     final: tuple[str, ...]
     embeddings: str | None
     num_blocks: int
+    axes: tuple[int, ...] = (0, 1, 2)
+    past_hooks: bool = False
 
     @property
     def shared(self) -> bool:
@@ -51,6 +55,10 @@ class Anatomy:
         final = tuple(f"{path}.{name}" for name in self.final)
         embeddings = None if self.embeddings is None else f"{path}.{self.embeddings}"
         return replace(self, blocks=f"{path}.{self.blocks}", final=final, embeddings=embeddings)
+
+    def tokens(self, states: Tensor) -> Tensor:
+        """Return the states of a block as ``(B, T, D)``; those that have other axes, such as a grid, as they are."""
+        return states if self.axes == (0, 1, 2) or states.ndim != len(self.axes) else states.permute(self.axes)
 
     def block(self, model: nn.Module, layer: int) -> nn.Module:
         """Return the block whose output is ``layer``, from ``1`` to ``num_layers``."""
@@ -126,21 +134,29 @@ def find_anatomy(model: nn.Module, *, blocks: str | None = None, final: tuple[st
         >>> find_anatomy(Stack(), blocks="steps").num_layers
         3
     """
+    if reason := _NO_LAYERS.get(getattr(getattr(model, "config", None), "model_type", "")):
+        raise AnatomyError(f"The layers of {type(model).__name__} cannot be read: {reason}.")
     path = _block_list(model) if blocks is None else _named_list(model, blocks)
     num_blocks = len(model.get_submodule(path))  # type: ignore[arg-type]
     owner, config = _owner(model, path)
     passes = getattr(config, "num_hidden_layers", num_blocks) if path.endswith(_SHARED) else num_blocks
+    kind = getattr(config, "model_type", "")
     if final is None:
         prefix = f"{owner}." if owner else ""
-        rule = _FINAL.get(getattr(config, "model_type", ""))
+        rule = _FINAL.get(kind)
         found = _final_norm(model, path) if rule is None else rule(config)
         final = found if found is None or rule is None else tuple(prefix + name for name in found)
-    return Anatomy(path, passes, final or (), _embeddings(model), num_blocks)
+    axes = _AXES.get(kind, (0, 1, 2))
+    return Anatomy(path, passes, final or (), _embeddings(model), num_blocks, axes, kind in _PAST_HOOKS)
 
 
 # --- the list of blocks ---------------------------------------------------------------------------------------------
 
 _SHARED = "albert_layer_groups"  # ALBERT passes through its groups several times
+_NO_LAYERS = {"reformer": "each of its blocks hands on two streams of states, which only meet after the last one"}
+# Where a block's states are not (batch, tokens, width), the places of these among their axes.
+_AXES = {"squeezebert": (0, 2, 1), "xlnet": (1, 0, 2)}
+_PAST_HOOKS = {"squeezebert"}  # calls `block.forward(…)`
 
 
 def _block_list(model: nn.Module) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,10 @@ __all__ = [
     "COUNTS",
     "ENCODERS",
     "LOADING",
+    "TIMM",
+    "EncoderPart",
     "drop_recording_hooks",
-    "encoder_class",
+    "encoder_part",
     "has_mask_of_states",
     "is_pretrained",
     "lacks_folder",
@@ -33,6 +35,8 @@ __all__ = [
     "read_weights",
     "register_recordable_outputs",
     "text_config",
+    "timm_norm_settings",
+    "timm_takes_depth",
     "unsplit_classes",
     "without_cache",
     "without_weights",
@@ -49,13 +53,24 @@ leave each other's values behind for good.
 BACKBONE_STAGES = ("out_features", "out_indices", "stage_names", "_out_features", "_out_indices")
 """Settings of a backbone's outputs, one for each block: transformers makes them anew when they are absent."""
 
-COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "num_encoder_layers", "depth")
+COUNTS = (
+    "num_hidden_layers",
+    "num_layers",
+    "n_layer",
+    "n_layers",
+    "encoder_layers",
+    "num_encoder_layers",
+    "depth",
+    "num_blocks",
+)
 """Names by which configs count blocks."""
 
 ENCODERS = {
     "t5": "T5EncoderModel",
     "mt5": "MT5EncoderModel",
     "umt5": "UMT5EncoderModel",
+    "longt5": "LongT5EncoderModel",
+    "switch_transformers": "SwitchTransformersEncoderModel",
     "whisper": "models.whisper.modeling_whisper.WhisperEncoder",  # not exported at the top of transformers
 }
 """By model type, the class that holds the encoder alone of a model that also has a decoder."""
@@ -110,21 +125,30 @@ def read_weights(
     return loaded, told
 
 
-def encoder_class(config: Any) -> Any:
-    """Return the class that holds the encoder alone of a model that also has a decoder, ``None`` for any other model.
+class EncoderPart(NamedTuple):
+    """The encoder of a model that also has a decoder: the class that holds it alone, its config, its path there."""
 
-    Where :data:`ENCODERS` has none, it is the class of what the whole model hands out as its encoder.
+    kind: Any
+    config: Any
+    path: str
+
+
+def encoder_part(config: Any) -> EncoderPart | None:
+    """Return the encoder alone of a model that also has a decoder, ``None`` for any other model.
+
+    Where :data:`ENCODERS` has none, it is what the whole model hands out as its encoder.
     """
     import transformers
 
     if (name := ENCODERS.get(getattr(config, "model_type", ""))) is not None:
-        return attrgetter(name)(transformers)
+        return EncoderPart(attrgetter(name)(transformers), config, "encoder")
     if not getattr(config, "is_encoder_decoder", False) or type(config) not in transformers.MODEL_MAPPING:
         return None
     with without_weights():
         whole: Any = transformers.AutoModel.from_config(copy.deepcopy(config))
     encoder = whole.get_encoder()
-    return type(encoder) if is_pretrained(encoder) and encoder is not whole else None
+    path = next((path for path, module in whole.named_modules() if module is encoder), "")
+    return EncoderPart(type(encoder), encoder.config, path) if is_pretrained(encoder) and path else None
 
 
 def lacks_folder(model: nn.Module) -> bool:
@@ -145,6 +169,40 @@ def text_config(config: Any) -> Any:
     except (ValueError, AttributeError):  # several, and none is the language model
         return None
     return inner if inner is not config and hasattr(inner, "model_type") else None
+
+
+TIMM = "timm_wrapper"
+"""Type of a model of timm inside one of transformers: timm's own settings are in ``config.model_args``."""
+
+
+def timm_takes_depth(config: Any) -> bool:
+    """Return whether an architecture of timm has a setting for the depth of its one stack of blocks."""
+    return _timm_model(config, {"depth": 1}) is not None
+
+
+def timm_norm_settings(config: Any) -> dict[str, bool]:
+    """Return the settings under which a model of timm norms its pooled vector instead of its states.
+
+    They make ``fc_norm`` of what was ``norm``; empty where the architecture has none.
+    """
+    for settings in ({"fc_norm": True}, {"use_fc_norm": True}):  # VisionTransformer, Eva
+        made: Any = _timm_model(config, settings)
+        if made is not None and isinstance(made.norm, nn.Identity) and not isinstance(made.fc_norm, nn.Identity):
+            return settings
+    return {}
+
+
+def _timm_model(config: Any, settings: dict[str, Any]) -> nn.Module | None:
+    """Return timm's model without weights, ``None`` where its architecture does not know a setting."""
+    import timm
+
+    with without_weights():
+        try:
+            arguments = {**(config.model_args or {}), **settings}
+            made: nn.Module = timm.create_model(config.architecture, pretrained=False, num_classes=0, **arguments)
+        except TypeError:
+            return None
+    return made
 
 
 def unsplit_classes(model: nn.Module) -> set[str]:

@@ -7,9 +7,10 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from midlayer_encoders._types import Norm
@@ -18,7 +19,18 @@ from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.sites import block_sites
 
-__all__ = ["Cut", "JointCut", "at_depth", "change_depth", "cut_config", "cut_model", "plan_cut", "plan_cuts"]
+__all__ = [
+    "MOST_PLANS",
+    "Cut",
+    "JointCut",
+    "at_depth",
+    "change_depth",
+    "cut_config",
+    "cut_model",
+    "plan_cut",
+    "plan_cuts",
+    "whole_around",
+]
 
 # Names by which configs count blocks, and by which they list something for each block.
 _COUNTS = compat.COUNTS
@@ -27,6 +39,10 @@ _PER_LAYER = re.compile(r"layer|block|window|pattern")
 _OUTPUTS_RECORDED = {"mamba", "mamba2", "falcon_mamba"}
 # Families that cannot be made, or run, without any block.
 _NEVER_EMPTY = {"deberta", "deberta-v2", "modernbert"}
+MOST_PLANS = 3  # ways to have a layer
+# Families that cannot be made with one block of a kind whose weights all blocks of that kind share, while anything is
+# tied: transformers looks for the others.
+_TIED_BLOCKS = {"zamba"}
 
 
 @dataclass(frozen=True)
@@ -41,6 +57,7 @@ class Cut:
         output: field of the model's output that holds the states, or the field and an index into it.
         silent: whether the one kept block is made to hand on what it receives.
         language: whether the model is the language model of one that also reads images or audio.
+        unnormed: settings of timm under which the norm after the blocks is applied to the pooled vector instead.
     """
 
     anatomy: Anatomy
@@ -50,6 +67,7 @@ class Cut:
     output: str | tuple[str, int]
     silent: bool = False
     language: bool = False
+    unnormed: tuple[tuple[str, bool], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,12 +81,12 @@ class JointCut:
     towers: Mapping[str, Cut]
 
 
-def plan_cut(anatomy: Anatomy, layer: int, norm: Norm, *, model_type: str = "") -> Cut:
+def plan_cut(anatomy: Anatomy, layer: int, norm: Norm, *, config: Any = None) -> Cut:
     """Return how ``layer`` is had from a model of this anatomy, as far as its family is known: the first plan."""
-    return plan_cuts(anatomy, layer, norm, model_type=model_type)[0]
+    return plan_cuts(anatomy, layer, norm, config=config)[0]
 
 
-def plan_cuts(anatomy: Anatomy, layer: int, norm: Norm, *, model_type: str = "") -> list[Cut]:
+def plan_cuts(anatomy: Anatomy, layer: int, norm: Norm, *, config: Any = None) -> list[Cut]:
     """Return the ways in which ``layer`` may be had from a model of this anatomy, the likeliest first.
 
     With the final norm the model simply ends after ``layer`` blocks. Without it the states are read where the next
@@ -76,7 +94,11 @@ def plan_cuts(anatomy: Anatomy, layer: int, norm: Norm, *, model_type: str = "")
     transformers records them there. Some families record each block's output instead, some cannot be made, or run,
     without any block: whether a plan gives the layer's states is seen when it is tried.
     """
+    model_type = getattr(config, "model_type", "")
     ends = Cut(anatomy, layer, norm, layer, "last_hidden_state")
+    if model_type == compat.TIMM:  # whose hidden states are grids of patches, without their class token
+        settings = compat.timm_norm_settings(config) if norm == "none" and anatomy.final else {}
+        return [replace(ends, unnormed=tuple(settings.items()))]
     received = Cut(anatomy, layer, norm, layer + 1, ("hidden_states", layer))
     returned = Cut(anatomy, layer, norm, max(layer, 1), ("hidden_states", max(layer, 1) - 1), silent=layer == 0)
     silent = Cut(anatomy, 0, norm, 1, "last_hidden_state", silent=True)
@@ -99,33 +121,53 @@ def cut_config(config: Any, num_layers: int, keep: int) -> Any:
         CutError: when no setting of the config counts its blocks.
     """
     fields = config.to_dict()
-    counts = [name for name in _COUNTS if fields.get(name) == num_layers]
-    lists = [name for name, value in fields.items() if isinstance(value, list | str) and len(value) == num_layers]
-    if not counts and not any(_PER_LAYER.search(name) for name in lists):
-        raise CutError(
-            f"{type(config).__name__} does not say that the model has {num_layers} blocks ({', '.join(_COUNTS)}), so a "
-            "cut one could not be loaded again: a model of several stages has no one stack of layers. If the blocks of "
-            "this one are of one width, pass the module and the path of its blocks to `LayerEncoder.from_module`."
-        )
-    for name in counts:
-        fields[name] = keep
-    for name, value in fields.items():
-        if isinstance(value, list | str) and len(value) == num_layers and _PER_LAYER.search(name):
-            kept = [value[min(position, num_layers - 1)] for position in range(keep)]
-            fields[name] = "".join(kept) if isinstance(value, str) else kept
-        elif isinstance(value, dict) and name.startswith("per_layer"):  # the settings of some blocks, by their place
-            fields[name] = {place: one for place, one in value.items() if int(place) < keep}
-    for name in compat.BACKBONE_STAGES:
-        fields.pop(name, None)
+    if getattr(config, "model_type", "") == compat.TIMM:
+        fields["model_args"] = _timm_arguments(config, num_layers, keep)
+    else:
+        _shorten(fields, num_layers, keep, name=type(config).__name__)
     try:
         made = type(config).from_dict(fields)
     except Exception as reason:  # each config checks its settings in its own way
         raise CutError(
             f"{type(config).__name__} cannot be made with {keep} of {num_layers} blocks: {reason}"
         ) from reason
+    if made.model_type in _TIED_BLOCKS and made.layers_block_type.count("hybrid") == 1:
+        made.tie_word_embeddings = False
     made.name_or_path = config.name_or_path
     made.dtype = getattr(config, "dtype", None)  # the dictionary holds its name only
     return made
+
+
+def _timm_arguments(config: Any, num_layers: int, keep: int) -> dict[str, Any]:
+    """Return what timm makes the model of, for ``keep`` blocks."""
+    if not compat.timm_takes_depth(config):
+        raise CutError(
+            f"timm makes {config.architecture} of {num_layers} blocks and of no other number: it takes no `depth`, as "
+            "models of several stages do not. Its last states are those of a plain SentenceTransformer."
+        )
+    return {**(config.model_args or {}), "depth": keep}
+
+
+def _shorten(fields: dict[str, Any], num_layers: int, keep: int, *, name: str) -> None:
+    """Give the settings of a config another depth in place."""
+    counts = [key for key in _COUNTS if fields.get(key) == num_layers]
+    lists = [key for key, value in fields.items() if isinstance(value, list | str) and len(value) == num_layers]
+    if not counts and not any(map(_PER_LAYER.search, lists)):
+        raise CutError(
+            f"{name} does not say that the model has {num_layers} blocks ({', '.join(_COUNTS)}), so a "
+            "cut one could not be loaded again: a model of several stages has no one stack of layers. If the blocks of "
+            "this one are of one width, pass the module and the path of its blocks to `LayerEncoder.from_module`."
+        )
+    for key in counts:
+        fields[key] = keep
+    for key, value in fields.items():
+        if isinstance(value, list | str) and len(value) == num_layers and _PER_LAYER.search(key):
+            kept = [value[min(position, num_layers - 1)] for position in range(keep)]
+            fields[key] = "".join(kept) if isinstance(value, str) else kept
+        elif isinstance(value, dict) and key.startswith("per_layer"):  # the settings of some blocks, by their place
+            fields[key] = {place: one for place, one in value.items() if int(place) < keep}
+    for stages in compat.BACKBONE_STAGES:
+        fields.pop(stages, None)
 
 
 def cut_model(model: nn.Module, cut: Cut) -> nn.Module:
@@ -142,9 +184,22 @@ def cut_model(model: nn.Module, cut: Cut) -> nn.Module:
         del blocks[cut.keep :]
     if small is not None:
         _fit_parts(model, small, cut.anatomy.blocks)
+        # Some count their blocks again when they are made: LongCat-Flash has two key-value caches for each.
+        made = vars(small.config)
+        vars(config).update({name: made[name] for name in _COUNTS if name in made and name in vars(config)})
     if cut.silent:
         _silence(blocks[0], config)
+    if cut.unnormed:
+        _move_norm(model, dict(cut.unnormed))
     return model
+
+
+def _move_norm(model: Any, settings: dict[str, bool]) -> None:
+    """Apply the norm of a timm model to its pooled vector instead of its states, as its settings then say."""
+    inner = model.timm_model
+    model.config.model_args = {**(model.config.model_args or {}), **settings}
+    if isinstance(inner.fc_norm, nn.Identity):
+        inner.norm, inner.fc_norm = inner.fc_norm, inner.norm
 
 
 def _empty_like(model: Any) -> nn.Module | None:
@@ -170,7 +225,8 @@ def _blank(block: nn.Module, like: nn.Module) -> nn.Module:
 def change_depth(config: Any, num_layers: int, keep: int) -> None:
     """Give a config another depth in place: every module of the model may hold it."""
     made = cut_config(config, num_layers, keep)
-    for name in (*_COUNTS, *(key for key in made.to_dict() if _PER_LAYER.search(key)), *compat.BACKBONE_STAGES):
+    per_layer = [key for key in made.to_dict() if _PER_LAYER.search(key)]
+    for name in (*_COUNTS, *per_layer, *compat.BACKBONE_STAGES, "tie_word_embeddings", "model_args"):
         if name in config.__dict__ and name in made.__dict__:
             config.__dict__[name] = made.__dict__[name]
 
@@ -201,6 +257,38 @@ def at_depth(model: nn.Module, cut: Cut) -> Iterator[None]:
     finally:
         for name in counts:
             config.__dict__[name] = fields[name]
+
+
+@torch.no_grad()
+def whole_around(encoder: Any) -> nn.Module | None:
+    """Return the model of which this is the encoder, with a decoder of no blocks, or ``None`` if it asks for two texts.
+
+    transformers has no class that loads such an encoder by itself. What its decoder makes of the text is not read.
+    """
+    from transformers import MODEL_MAPPING
+    from transformers.modeling_outputs import BaseModelOutput
+
+    config = copy.deepcopy(encoder.config)
+    if not hasattr(config, "decoder_layers") or not hasattr(encoder, "embed_tokens"):
+        return None
+    config.decoder_layers, config.tie_word_embeddings = 0, True
+    if hasattr(config, "max_decoder_position_embeddings"):  # it is given the text too, as long as it is
+        config.max_decoder_position_embeddings = config.max_encoder_position_embeddings
+    if getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = 0
+    with compat.without_weights():
+        whole: Any = MODEL_MAPPING[type(config)](config)
+    if not all(hasattr(whole, name) for name in ("encoder", "decoder", "shared")):
+        return None
+    _blank(whole, encoder)
+    whole.encoder, whole.shared, whole.decoder.embed_tokens = encoder, encoder.embed_tokens, encoder.embed_tokens
+    ids = torch.tensor([[5, 6, 7]], device=encoder.device)
+    states = BaseModelOutput(encoder.embed_tokens(ids))  # the encoder may be in training: its dropout draws numbers
+    try:
+        made = whole(input_ids=ids, attention_mask=torch.ones_like(ids), encoder_outputs=states)
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return whole if getattr(made, "encoder_last_hidden_state", None) is not None else None
 
 
 def _copied(block: nn.Module, position: int) -> nn.Module:

@@ -1,7 +1,7 @@
 """A model read from disk or the hub with the blocks up to a layer; the weights after it are never read.
 
-The cut is planned and checked on the meta device, from the config alone: the kept blocks must be the same modules, of
-the same shapes and settings, as in the whole model. A family in which they are not is refused.
+The cut is planned on the meta device, from the config alone. The kept blocks must be the same modules, of the same
+shapes and settings, as in the whole model; a family in which they are not is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, p
 from midlayer_encoders.models.hub import load_config, local_only, weight_names
 from midlayer_encoders.models.towers import TOWERS, check_tower, find_towers, tower_layers
 
-__all__ = ["NoPlanError", "has_automatic_class", "load_cut", "merge_adapters"]
+__all__ = ["NoPlanError", "has_automatic_class", "load_cut", "merge_adapters", "without_cache"]
 
 # What makes no state of a layer, so files may lack it: those of a masked language model have no pooler. A joint model's
 # vectors pass through its poolers and heads.
@@ -80,7 +80,7 @@ def load_cut(
     extra: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if gguf_file is not None:
         extra["gguf_file"] = gguf_file
-    config = load_config(model, revision, local=local, **extra)
+    config = without_cache(load_config(model, revision, local=local, **extra))
     source = {"revision": revision, "local_files_only": local, "device_map": device_map, **extra}
     source["dtype"] = dtype if dtype is not None else "auto"
     with compat.LOADING:
@@ -92,23 +92,35 @@ def load_cut(
             return _load_joint(model, whole, layer, norm, towers, adapters, source)
         if tower is not None:
             check_tower(tower, towers, model)
-        part = towers[tower] if tower is not None else text_stack(whole)
+        encoder = compat.encoder_part(config) if tower is None else None
+        part = towers[tower] if tower is not None else None if encoder is not None else text_stack(whole)
         if part is not None:
             whole = _tower(whole, part)
-        elif compat.encoder_class(config) is not None:
-            part = "encoder"
+        path = encoder.path if encoder is not None else part
         try:
-            loaded, cut = _load_single(model, whole, layer, norm, part, adapters, source, plan=plan, spare=spare)
+            loaded, cut = _load_single(model, whole, layer, norm, path, adapters, source, plan=plan, spare=spare)
         except ModelNotFoundError:
-            if part in (None, "encoder") or adapters or tower is not None:
+            if part is None or adapters:
                 raise
             # transformers converts some names and weights for the whole model only: it is read whole.
             loaded, cut = _load_part(model, type(whole), layer, norm, part, source, plan=plan, spare=spare)
-        return loaded, replace(cut, language=tower is None and part not in (None, "encoder"))
+        return loaded, replace(cut, language=tower is None and part is not None)
 
 
 class NoPlanError(Exception):
     """No way is left in which a layer could be had."""
+
+
+def without_cache(config: Any) -> Any:
+    """Have a config, and those inside it, keep no keys and values of a pass, and return it.
+
+    No vector is made of them; and a hybrid that is cut before its first attention block cannot ask its cache how long
+    the text is.
+    """
+    for one in (config, *vars(config).values()):
+        if getattr(one, "use_cache", None) is True:
+            one.use_cache = False
+    return config
 
 
 def _load_single(
@@ -135,16 +147,23 @@ def _load_single(
     # The files hold the other tower, or the decoder, too.
     dropped = [rf"^(?!{re.escape(prefix)}\.)"] if prefix else []
     config = whole.config
+    if getattr(config, "model_type", "") == compat.TIMM:
+        dropped.append(r"^timm_model\.head\.")  # the classifier of a model that is read without one
     keep = min(max(cut.keep, int(spare)), anatomy.num_layers)
     if cut.keep != keep:  # the depth of the folder that an export writes
         config_of_export = cut_config(config, anatomy.num_layers, cut.keep)
         _check(whole, config_of_export, [(anatomy, cut.keep)], source["trust_remote_code"])
-    if not adapters:
-        if keep < anatomy.num_layers:
-            config = cut_config(config, anatomy.num_layers, keep)
-            _check(whole, config, [(anatomy, keep)], source["trust_remote_code"])
-        dropped += _dropped(anatomy, keep)
-    read = _read(type(whole), model, config, source, final=anatomy.final, dropped=dropped, prefix=prefix)
+    kept = anatomy.num_layers if adapters else keep
+    if kept < anatomy.num_layers:
+        config = cut_config(config, anatomy.num_layers, kept)
+    dropped += _dropped(anatomy, kept)
+    try:
+        read = _read(type(whole), model, config, source, final=anatomy.final, dropped=dropped, prefix=prefix)
+    except MidlayerError:  # is it the depth that the model cannot have?
+        _check(whole, config, [(anatomy, kept)], source["trust_remote_code"])
+        raise
+    if kept < anatomy.num_layers:
+        _compare(whole, read, [(anatomy, kept)])
     loaded = merge_adapters(read, adapters) if adapters else read
     # What is left of the cut after the load: blocks that adapters needed, one to add, one to silence.
     if adapters:
@@ -158,7 +177,7 @@ def _planned(whole: Any, model: str, layer: Layer, norm: Norm, plan: int) -> Cut
     """Return the ``plan``-th way to have a layer, or raise where there is none."""
     anatomy = find_anatomy(whole)
     resolved = resolve_layer(layer, anatomy.num_layers, name=model)
-    cuts = plan_cuts(anatomy, resolved, norm, model_type=getattr(whole.config, "model_type", ""))
+    cuts = plan_cuts(anatomy, resolved, norm, config=whole.config)
     if plan >= len(cuts):
         raise NoPlanError
     return cuts[plan]
@@ -168,14 +187,14 @@ def _load_part(
     model: str, kind: Any, layer: Layer | Mapping[str, Layer], norm: Norm, part: str, source: dict[str, Any], *,
     plan: int, spare: bool,
 ) -> tuple[nn.Module, Cut]:  # fmt: skip
-    """Read a whole model and keep its language model, cut at a layer."""
-    config = load_config(model, source["revision"], local=source["local_files_only"])
+    """Read a whole model and keep its language model, or a tower, cut at a layer."""
+    config = without_cache(load_config(model, source["revision"], local=source["local_files_only"]))
     composite = _empty(config)
     read = _read(type(composite), model, config, source).get_submodule(part)
     loaded = read if isinstance(read, kind) else read.base_model
     if not isinstance(loaded, kind) or isinstance(layer, Mapping):
         raise CutError(
-            f"The language model of {type(composite).__name__} is not a {kind.__name__}, which would read it."
+            f"The part {part!r} of {type(composite).__name__} is not a {kind.__name__}, which would read it."
         )
     cut = _planned(loaded, model, layer, norm, plan)
     anatomy = cut.anatomy
@@ -190,7 +209,8 @@ def _load_part(
 def _prefix_in_files(names: Sequence[str], part: Any, path: str) -> str | None:
     """Return what precedes the names of a part's weights in the files of the whole model: most of them fit it.
 
-    A decoder has weights of the same names as an encoder: a prefix that holds the part's own name comes first.
+    Another part may have weights of the same names, as a decoder has those of an encoder: a prefix that ends as the
+    part's path does, or holds its own name, comes first.
     """
     if not names:
         return None
@@ -200,7 +220,11 @@ def _prefix_in_files(names: Sequence[str], part: Any, path: str) -> str | None:
         steps = name.split(".")
         found.update(".".join(steps[:n]) for n in range(len(steps)) if ".".join(steps[n:]) in wanted)
     own = path.rpartition(".")[2]
-    return max(found, key=lambda prefix: (own in prefix.split("."), found[prefix])) if found else None
+    return max(
+        found,
+        key=lambda prefix: (f".{prefix}".endswith(f".{path}"), own in prefix.split("."), found[prefix]),
+        default=None,
+    )
 
 
 def _shared_embeddings(names: Sequence[str], part: Any, prefix: str | None) -> dict[str, str]:
@@ -289,11 +313,11 @@ def _empty(config: Any, trust_remote_code: bool = False) -> Any:
     """Return the model of ``config`` on the meta device: its modules without weights."""
     import transformers
 
-    encoder = compat.encoder_class(config)
+    encoder = compat.encoder_part(config)
     with compat.without_weights():
         if encoder is not None:
             try:
-                return encoder(copy.deepcopy(config))
+                return encoder.kind(copy.deepcopy(encoder.config))
             except (TypeError, AttributeError, ValueError) as reason:
                 raise CutError(f"The encoder of {type(config).__name__} cannot be made by itself: {reason}") from reason
         if getattr(config, "is_encoder_decoder", False):
@@ -306,18 +330,22 @@ def _empty(config: Any, trust_remote_code: bool = False) -> Any:
 
 def _check(whole: Any, config: Any, kept: Sequence[tuple[Anatomy, int]], trust_remote_code: bool) -> None:
     """Raise unless the model of the cut ``config`` is the whole model without the blocks that are not kept."""
-    name = type(whole).__name__
-    told = " and ".join(f"{keep} of its {anatomy.num_layers}" for anatomy, keep in kept)
     try:
         small = _empty_like(whole, config, trust_remote_code)
     except MidlayerError:
         raise
     except Exception as reason:  # a config that fewer blocks make invalid fails in its own way
-        raise CutError(f"{name} cannot be made with {told} blocks: {reason}") from reason
-    dropped = [re.compile(pattern) for anatomy, keep in kept for pattern in _dropped(anatomy, keep)]
-    added = {pattern for anatomy, keep in kept for pattern in _added(anatomy, keep)}
-    wanted = {key: value.shape for key, value in whole.state_dict().items() if not any(p.match(key) for p in dropped)}
-    made = {key: value.shape for key, value in small.state_dict().items() if not any(re.match(p, key) for p in added)}
+        raise CutError(f"{type(whole).__name__} cannot be made with {_told(kept)} blocks: {reason}") from reason
+    _compare(whole, small, kept)
+
+
+def _compare(whole: Any, small: Any, kept: Sequence[tuple[Anatomy, int]]) -> None:
+    """Raise unless a cut model is the whole model without the blocks that are not kept."""
+    name = type(whole).__name__
+    told = _told(kept)
+    dropped = [pattern for anatomy, keep in kept for pattern in _dropped(anatomy, keep)]
+    added = [pattern for anatomy, keep in kept for pattern in _added(anatomy, keep)]
+    wanted, made = _shapes(whole, dropped), _shapes(small, added)
     if {key for key in {*wanted, *made} if wanted.get(key) != made.get(key) and not _UNREAD.search(key)}:
         raise CutError(
             f"{name} with {told} blocks is not {name} without the others: other parameters come or go with its depth. "
@@ -325,6 +353,16 @@ def _check(whole: Any, config: Any, kept: Sequence[tuple[Anatomy, int]], trust_r
         )
     for anatomy, keep in kept:
         _check_blocks(whole, small, anatomy, keep)
+
+
+def _shapes(model: nn.Module, left_out: Sequence[str]) -> dict[str, torch.Size]:
+    """Return the shape of every weight of a model, but those whose names fit a pattern."""
+    pattern = re.compile("|".join(left_out) or r"(?!)")
+    return {name: value.shape for name, value in model.state_dict().items() if not pattern.match(name)}
+
+
+def _told(kept: Sequence[tuple[Anatomy, int]]) -> str:
+    return " and ".join(f"{keep} of its {anatomy.num_layers}" for anatomy, keep in kept)
 
 
 def _check_blocks(whole: Any, small: Any, anatomy: Anatomy, keep: int) -> None:

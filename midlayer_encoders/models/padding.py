@@ -16,14 +16,15 @@ def suffers_from_padding(model: nn.Module) -> bool:
     """Return whether padding changes the states of the input before it, whatever the mask says.
 
     The base models of Wav2Vec2, HuBERT and WavLM norm each channel over all of time, padding included, and were
-    trained without a mask; rotary embeddings that are scaled by the longest text of a batch change the others; FNet and
-    Nystromformer mix all tokens; and so on. Their inputs pass in batches of one length, unpadded. For most models it is
-    seen when an encoder is made (:func:`mark_padding`).
+    trained without a mask; rotary embeddings that are scaled by the longest text of a batch change the others;
+    attention that picks a few keys (DeepSeek V3.2) breaks ties by their number; FNet and Nystromformer mix all tokens;
+    and so on. Their inputs pass in batches of one length, unpadded. For most models it is seen when an encoder is made
+    (:func:`mark_padding`).
     """
     if getattr(model, _MARK, False):
         return True
     config: Any = getattr(model, "config", None)
-    if getattr(config, "feat_extract_norm", None) == "group":
+    if getattr(config, "feat_extract_norm", None) == "group" or getattr(config, "index_topk", None):
         return True
     rope = getattr(config, "rope_parameters", None)
     kinds = [rope, *rope.values()] if isinstance(rope, dict) else []

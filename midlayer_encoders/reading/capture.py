@@ -18,7 +18,7 @@ from midlayer_encoders.models.sites import Site, block_sites
 from midlayer_encoders.reading.norm import final_norm
 from midlayer_encoders.reading.turns import turn
 
-__all__ = ["STREAM", "Receive", "capture"]
+__all__ = ["STREAM", "Receive", "capture", "first_tensor", "seen_by_hooks"]
 
 STREAM = "residual_out"
 """The site of a layer itself: the residual stream after its block."""
@@ -81,6 +81,7 @@ def _hooked(
 
     def hand_on(layer: int, site: str, states: Tensor) -> None:
         if layer in layers and site in sites:
+            states = anatomy.tokens(states)
             receive(layer, site, normed(states) if site == STREAM else states)
         if layer == layers[-1] and site == STREAM:
             raise _EnoughError
@@ -99,6 +100,8 @@ def _hooked(
 
     with ExitStack() as hooks:
         for block in blocks.values():
+            if anatomy.past_hooks:
+                hooks.enter_context(seen_by_hooks(block))
             hooks.callback(_watch_input(block, enter, own))
             hooks.callback(_watch_output(block, leave, own))
             for name, site in _inner_sites(block, model, sites).items():
@@ -133,6 +136,37 @@ def _watch_output(module: nn.Module, receive: Callable[[Tensor], None], own: Cal
 
     def after(_: nn.Module, __: Any, output: Any) -> None:
         if own():
-            receive(output[0] if isinstance(output, tuple) else output)
+            states = first_tensor(output)
+            assert states is not None
+            receive(states)
 
     return module.register_forward_hook(after).remove
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """Return the states in what a block is given or returns: the first tensor of floats."""
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return next((found for found in map(first_tensor, inner) if found is not None), None)
+
+
+@contextmanager
+def seen_by_hooks(block: nn.Module) -> Iterator[None]:
+    """Have a model that calls a block's ``forward``, which no hook sees, call the block itself."""
+    made, own = block.forward, vars(block).get("forward")  # accelerate gives blocks a forward of their own
+    if hasattr(made, "_past_hooks"):  # in a pass inside of another
+        yield
+        return
+
+    def forward(*args: Any, _past_hooks: bool = True, **kwargs: Any) -> Any:
+        return block(*args, _past_hooks=False, **kwargs) if _past_hooks else made(*args, **kwargs)
+
+    forward._past_hooks = True  # type: ignore[attr-defined]
+    block.forward = forward
+    try:
+        yield
+    finally:
+        del block.forward
+        if own is not None:
+            block.forward = own

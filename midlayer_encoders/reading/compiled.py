@@ -21,11 +21,14 @@ def compiled_blocks(model: nn.Module, anatomy: Anatomy) -> Iterator[None]:
     between them is read as before. What they compute is rounded in another order.
     """
     blocks = {id(block): block for block in (anatomy.block(model, k) for k in range(1, anatomy.num_layers + 1))}
+    own = [(block, vars(block).get("forward")) for block in blocks.values()]  # accelerate gives blocks one of their own
     try:
         for block in blocks.values():
             # Its forward and not the module itself, whose hooks are made anew for each pass.
             block.forward = torch.compile(block.forward, dynamic=True)
         yield
     finally:
-        for block in blocks.values():
-            vars(block).pop("forward", None)  # the class has its own
+        for block, forward in own:
+            vars(block).pop("forward", None)
+            if forward is not None:
+                block.forward = forward

@@ -78,14 +78,14 @@ def _remarks(sources: Sequence[TaskSource]) -> list[str]:
 def _parameters(encoder: LayerEncoder, layers: Sequence[int], norm: Norm) -> dict[int, int]:
     """Return how many parameters a model cut at each layer has; without the final norm a block more is kept."""
     model: Any = encoder[0].model
-    anatomy, model_type = encoder.anatomy, getattr(getattr(model, "config", None), "model_type", "")
+    anatomy = encoder.anatomy
     sizes = [sum(p.numel() for p in block.parameters()) for block in model.get_submodule(anatomy.blocks)]
     outside = sum(parameter.numel() for parameter in model.parameters()) - sum(sizes)
 
     def kept(layer: int) -> int:
         if isinstance(encoder[0], MemoryModule):
             return max(layer, 1)
-        keep = plan_cut(anatomy, layer, norm, model_type=model_type).keep
+        keep = plan_cut(anatomy, layer, norm, config=getattr(model, "config", None)).keep
         return min(keep, anatomy.num_blocks) if anatomy.shared else keep
 
     # A block added after the last is a copy of it.

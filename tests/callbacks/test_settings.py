@@ -63,3 +63,15 @@ def test_a_run_without_a_logger_or_a_folder_is_refused_unless_dirpath_is_given(t
     nowhere: Any = SimpleNamespace(fsdp=None, deepspeed=None, output_dir=None)
     with pytest.raises(OptionError, match="`dirpath` must be given where the trainer has no `output_dir`"):
         LayerMetricsTrainerCallback(TEXTS, **options).on_train_begin(nowhere, None, None, model=neox())
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("views", -1), ("views", "2"), ("seed", -1), ("seed", "1"), ("max_length", 0), ("max_length", 6.5),
+        ("max_inputs", None), ("token_budget", "many"), ("figures", "no"), ("strict", 1), ("dirpath", ""), ("name", 3),
+    ],
+)  # fmt: skip
+def test_an_option_of_a_wrong_kind_is_refused_when_the_callback_is_made(option: str, value: object) -> None:
+    with pytest.raises(OptionError, match=f"`{option}` must be"):
+        LayerMetricsCallback(TEXTS, TOKENIZER, **{option: value})

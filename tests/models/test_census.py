@@ -12,6 +12,9 @@ from benchmarks import census
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import Norm
 from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.models import anatomy
+from midlayer_encoders.reading.batches import batches_of
+from midlayer_encoders.reading.reader import layer_reader
 from tests.uncut import find_stack
 
 EXACT: list[tuple[str, int, Norm]] = [
@@ -22,11 +25,11 @@ EXACT: list[tuple[str, int, Norm]] = [
     # Blocks of several kinds in one list; the block after the last one is of another kind.
     ("jamba", 4, "none"), ("zamba2", 2, "final"), ("nemotron_h", 2, "none"),
     # Lists of one thing for each block under unusual names; weights that come and go with the depth and make no state.
-    ("longformer", 2, "none"), ("gpt_neo", 3, "final"), ("esm", 2, "final"),
+    ("zamba", 2, "final"), ("longformer", 2, "none"), ("gpt_neo", 3, "final"), ("esm", 2, "final"),
     # An input alone has other states than in a padded batch.
     ("convbert", 1, "final"), ("fnet", 2, "final"), ("nystromformer", 2, "none"), ("data2vec-audio", 2, "final"),
-    # Blocks that return lists.
-    ("openai-gpt", 2, "none"),
+    # Blocks that return lists; that are called past hooks; whose states have their axes in another order.
+    ("openai-gpt", 2, "none"), ("squeezebert", 2, "none"), ("xlnet", 4, "final"),
     # The encoder of a model that has a decoder too, whose weights have the same names; embeddings that both share.
     ("bart", 2, "none"), ("marian", 4, "final"),
     # The language model of one that also reads images.
@@ -44,6 +47,19 @@ def worst(encoder: LayerEncoder, model: Any, medium: str, processor: Any, layer:
     return max(alone, census.error(encoder.encode(items, show_progress_bar=False), expected))
 
 
+@pytest.mark.parametrize("tower", ["text", "image"])
+def test_a_tower_whose_weights_have_other_names_by_themselves(tower: str, tmp_path: Path) -> None:
+    model, _, processor = census.build("altclip", tmp_path)
+    encoder = LayerEncoder(str(tmp_path), 2, tower=tower, device="cpu")
+    part, items = census.uncut_of(model, tower), census.INPUTS[tower]()
+    if tower == "image":
+        processor = census.processor_of("altclip", tower, "", model.config.vision_config)
+    given = [census.prepared(processor, tower, item) for item in items]
+    uncut = find_stack(part, given[0])
+    expected = torch.stack([uncut.layers(one)["final"][2][0].mean(dim=0) for one in given])
+    assert census.error(encoder.encode(items), expected) < census.TOLERANCE
+
+
 @pytest.mark.parametrize(("model_type", "layer", "norm"), EXACT)
 def test_a_layer_is_that_of_the_uncut_model(model_type: str, layer: int, norm: Norm, tmp_path: Path) -> None:
     model, medium, processor = census.build(model_type, tmp_path)
@@ -56,8 +72,6 @@ REFUSED = [
     ("rwkv", -1, {}, "A forward pass changes RwkvModel itself .*rescale_every"),
     ("bamba", -1, {"bidirectional": True}, "those of blocks 1, 3 see only those before them"),
     ("swin", -1, {}, "a model of several stages"),
-    ("squeezebert", -1, {}, "calls their `forward` past any hook"),
-    ("xlnet", -1, {}, r"keep their states as \(\d+, 1, 32\) where its output is \(1, \d+, 32\)"),
     ("canine", -1, {}, "something stands between them"),
 ]
 
@@ -69,6 +83,33 @@ def test_what_cannot_be_exact_is_refused(
     census.build(model_type, tmp_path)
     with pytest.raises(MidlayerError, match=text):
         LayerEncoder(str(tmp_path), layer, device="cpu", **options)
+
+
+@pytest.mark.parametrize(
+    ("table", "model_type", "text"),
+    [
+        ("_PAST_HOOKS", "squeezebert", "calls their `forward` past any hook"),
+        ("_AXES", "xlnet", r"keep their states as \(\d+, 1, 32\) where its output is \(1, \d+, 32\)"),
+    ],
+)
+def test_families_that_break_a_rule_and_stand_in_no_table_are_refused(
+    table: str, model_type: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    census.build(model_type, tmp_path)
+    monkeypatch.setattr(anatomy, table, {})
+    with pytest.raises(MidlayerError, match=text):
+        LayerEncoder(str(tmp_path), -1, device="cpu")
+
+
+@pytest.mark.parametrize("model_type", ["openai-gpt", "squeezebert", "xlnet"])
+def test_all_layers_come_from_one_pass(model_type: str, tmp_path: Path) -> None:
+    model, medium, processor = census.build(model_type, tmp_path)
+    encoder = LayerEncoder(str(tmp_path), -1, device="cpu")
+    given = [census.prepared(processor, medium, item) for item in census.TEXTS]
+    uncut = find_stack(model, given[0])
+    expected = [torch.stack([states[0].mean(dim=0) for states in uncut.layers(one)["final"]]) for one in given]
+    made = layer_reader(encoder).vectors(census.TEXTS, batches_of(encoder, census.TEXTS))
+    assert census.error(made, torch.stack(expected, dim=1)) < census.TOLERANCE
 
 
 @pytest.mark.parametrize(

@@ -68,13 +68,13 @@ def test_a_text_model_has_no_mask_of_states() -> None:
 
 @pytest.mark.parametrize("model_type", compat.ENCODERS)
 def test_the_encoder_alone_is_a_model_of_its_family(model_type: str) -> None:
-    kind = compat.encoder_class(tf.AutoConfig.for_model(model_type))
+    kind = compat.encoder_part(tf.AutoConfig.for_model(model_type)).kind
     assert issubclass(kind, tf.PreTrainedModel)
     assert kind.config_class.model_type == model_type
 
 
 def test_a_family_without_a_decoder_has_no_encoder_alone() -> None:
-    assert compat.encoder_class(tf.BertConfig()) is None
+    assert compat.encoder_part(tf.BertConfig()) is None
 
 
 @pytest.mark.parametrize("name", ["BEiT", "DINOv2"])
@@ -130,7 +130,7 @@ def test_weights_are_read_without_a_word_about_those_that_are_expected(
 def test_a_prefix_says_where_the_files_keep_the_model(tmp_path) -> None:
     whole = tf.WhisperModel(FAMILIES["Whisper"].make().config)
     whole.save_pretrained(tmp_path)
-    kind = compat.encoder_class(whole.config)
+    kind = compat.encoder_part(whole.config).kind
     loaded, told = compat.read_weights(
         kind, str(tmp_path), unexpected=["^decoder"], prefix="encoder", config=whole.config
     )

@@ -127,3 +127,19 @@ def test_weights_after_the_layer_are_not_read(tmp_path: Path) -> None:
     model, cut = load_cut(str(tmp_path), 2)
     assert read(model, cut.output, "Llama").isfinite().all()
     assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_a_model_that_counts_its_blocks_again_when_it_is_made_counts_those_of_the_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny("Llama")
+    kind, made = type(model), type(model).__init__
+    model.config.n_layers = 2 * DEPTH  # two caches for each block, as LongCat-Flash has in transformers 5.17
+
+    def doubled(self: torch.nn.Module, config: object) -> None:
+        made(self, config)
+        self.config.n_layers = 2 * config.num_hidden_layers  # type: ignore[attr-defined, union-attr]
+
+    monkeypatch.setattr(kind, "__init__", doubled)
+    cut_model(model, Cut(find_anatomy(model), DEPTH, "none", DEPTH + 1, ("hidden_states", DEPTH)))
+    assert model.config.n_layers == 2 * (DEPTH + 1)

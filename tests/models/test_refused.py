@@ -14,7 +14,8 @@ from transformers.models.llama import modeling_llama
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import Norm
-from midlayer_encoders.errors import CutError
+from midlayer_encoders.errors import CutError, MidlayerError
+from midlayer_encoders.models import load
 from tests.tiny_folders import TEXTS
 
 Folder = Callable[[str], str]
@@ -50,7 +51,7 @@ def test_an_operation_after_the_final_norm_is_noticed(
 
     folder = tiny_folder("Llama")
     monkeypatch.setattr(modeling_llama.LlamaModel, "forward", forward)
-    with pytest.raises(CutError, match=f"gives other states for layer {layer} with norm='final'.*Try norm='none'"):
+    with pytest.raises(CutError, match=f"gives other states for layer {layer} with norm='final'.*norm='none' may have"):
         LayerEncoder(folder, layer, device="cpu")
     LayerEncoder(folder, layer, norm="none", device="cpu")  # the advice works
 
@@ -74,6 +75,51 @@ def test_an_operation_between_the_last_block_and_the_final_norm_is_noticed(
         LayerEncoder(folder, layer, device="cpu")
 
 
+@pytest.mark.parametrize("norm", ["final", "none"])
+def test_states_that_change_between_two_blocks_are_noticed_at_any_layer(
+    norm: Norm, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As YOLOS adds positions there: is the sum a layer's state, or what the block before returned?"""
+    folder = tiny_folder("Llama")
+    forward = modeling_llama.LlamaModel.forward
+
+    def shifting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        handles = [
+            block.register_forward_pre_hook(lambda _m, given: (shifted(given[0]), *given[1:]), prepend=True)
+            for block in self.layers[1:]
+        ]
+        try:
+            return forward(self, *args, **kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    monkeypatch.setattr(modeling_llama.LlamaModel, "forward", shifting)
+    for layer in (3, 4):
+        with pytest.raises(CutError, match="changes its states between blocks 1 and 2"):
+            LayerEncoder(folder, layer, norm=norm, device="cpu")
+
+
+@pytest.mark.parametrize("reason", [CutError("no part of it is a model"), RuntimeError("of its own")])
+def test_a_model_that_cannot_be_made_is_refused_once_and_for_all(
+    reason: Exception, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other way to have the layer is tried for ever."""
+    tries = 0
+
+    def fail(*_: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries > 20:
+            raise KeyboardInterrupt
+        raise reason
+
+    folder = tiny_folder("Llama")
+    monkeypatch.setattr(load, "_empty", fail)
+    with pytest.raises(CutError, match=str(reason)):
+        LayerEncoder(folder, 2, device="cpu")
+
+
 @pytest.mark.parametrize(("layer", "norm"), [(0, "none"), (1, "none"), (3, "none"), (2, "final")])
 def test_an_operation_between_blocks_is_noticed(
     layer: int, norm: Norm, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
@@ -92,7 +138,7 @@ def test_an_operation_between_blocks_is_noticed(
     if norm == "final":  # which reads no hidden states
         LayerEncoder(folder, layer, norm=norm, device="cpu")
         return
-    with pytest.raises(CutError, match=f"gives other states for layer {layer} with norm='none'.*Try norm='final'"):
+    with pytest.raises(CutError, match=f"gives other states for layer {layer} with norm='none'.*norm='final' may have"):
         LayerEncoder(folder, layer, norm=norm, device="cpu")
     LayerEncoder(folder, layer, norm="final", device="cpu")
 
@@ -172,3 +218,20 @@ def test_weights_that_come_and_go_with_the_depth_are_refused(
     monkeypatch.setattr(modeling_llama.LlamaModel, "__init__", init)
     with pytest.raises(CutError, match="other parameters come or go with its depth"):
         LayerEncoder(folder, 2, device="cpu")
+
+
+# --- a library that is not installed ---------------------------------------------------------------------------------
+
+
+def test_a_model_that_needs_another_library_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import TimmWrapperConfig
+
+    def missing(*_: Any, **__: Any) -> None:
+        raise ImportError("\nTimmWrapperConfig requires the timm library but it was not found.\n")
+
+    monkeypatch.setattr(TimmWrapperConfig, "from_dict", missing)
+    (tmp_path / "config.json").write_text('{"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {}}')
+    with pytest.raises(
+        MidlayerError, match="needs a library that is not installed: TimmWrapperConfig requires the timm"
+    ):
+        LayerEncoder(str(tmp_path), 1, device="cpu")

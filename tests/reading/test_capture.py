@@ -14,7 +14,7 @@ from midlayer_encoders.errors import NotFiniteError, OptionError
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.models.sites import block_sites
 from midlayer_encoders.reading.batches import plan_batches
-from midlayer_encoders.reading.capture import STREAM, capture
+from midlayer_encoders.reading.capture import STREAM, capture, seen_by_hooks
 from midlayer_encoders.reading.reader import LayerReader
 from tests.families import DEPTH, FAMILIES, inputs, tiny
 from tests.models.test_cut import expected_states
@@ -55,6 +55,22 @@ def test_blocks_after_the_last_wanted_layer_do_not_run(name: str) -> None:
     with torch.no_grad():
         model(**inputs(name))
     assert len(ran) == (6 if name == "ALBERT" else 1)
+
+
+def test_blocks_called_past_hooks_are_seen_and_left_as_they_were() -> None:
+    model = tiny("Llama")
+    block = find_anatomy(model).block(model, 1)
+    seen: list[str] = []
+    block.register_forward_hook(lambda *_: seen.append("hook"))
+    states, kept = torch.zeros(1, 2, 4), block.forward
+    block.forward = lambda states: seen.append("own") or states  # as accelerate does
+    with seen_by_hooks(block), seen_by_hooks(block):  # a pass inside of another
+        assert block.forward(states) is states
+    assert seen == ["own", "hook"]
+    block.forward(states)
+    assert seen[2:] == ["own"]
+    del block.forward
+    assert block.forward == kept
 
 
 def test_hooks_are_gone_when_a_batch_raises() -> None:
