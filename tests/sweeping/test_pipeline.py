@@ -13,7 +13,8 @@ import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import Stage
-from midlayer_encoders.errors import DiskFullError, NotFiniteError
+from midlayer_encoders.errors import DiskFullError, NotFiniteError, OptionError
+from midlayer_encoders.reading.batches import check_budget, tokens_that_fit
 from midlayer_encoders.reading.flow import Passed
 from midlayer_encoders.reading.texts import TextInputs
 from midlayer_encoders.store import EmbeddingStore, text_key
@@ -201,3 +202,24 @@ def test_compiled_blocks_give_the_same_vectors_and_are_plain_again_after_it(
     assert not any("forward" in vars(block) for block in encoder.transformer.layers)
     whole = vectors(embed(encoder, tmp_path / "plain"))
     assert all(np.array_equal(one, other) for one, other in zip(found, whole, strict=True))
+
+
+def test_auto_is_a_number_and_a_number_is_itself(encoder: LayerEncoder, tmp_path: Path, monkeypatch: Any) -> None:
+    store = opened(tmp_path)
+    assert Embedder(encoder, store).tokens == 4096
+    assert Embedder(encoder, store, token_budget=77).tokens == 77
+    free = {"bytes": 0}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free["bytes"], 0))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
+    monkeypatch.setattr(LayerEncoder, "device", torch.device("cuda"))
+    found = []
+    for free["bytes"] in (0, 2**24, 2**26, 2**28, 2**40):
+        found.append(tokens_that_fit(encoder))
+    assert found == sorted(found)
+    assert found[0] == 1024
+    assert found[-1] == 65536
+    assert all(tokens & (tokens - 1) == 0 for tokens in found)
+    with pytest.raises(OptionError, match="`token_budget` must be a positive number of tokens"):
+        check_budget("many")  # type: ignore[arg-type]
+    assert check_budget("auto") == "auto"
