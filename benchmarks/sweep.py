@@ -103,7 +103,7 @@ def print_peak(folder: str, way: str, count: int) -> None:
         with tempfile.TemporaryDirectory(dir=folder) as root:
             store = EmbeddingStore(root, key="bench", layers=range(encoder.layer + 1), dim=width)
             start = time.perf_counter()
-            Embedder(encoder, store, "final", "mean")(short, [text_key(text) for text in short], "")
+            Embedder(encoder, store)(short, [text_key(text) for text in short], "")
             print(json.dumps({"seconds": time.perf_counter() - start}))
     print(int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1e3)
 

@@ -48,6 +48,7 @@ def sweep(
     workers: Annotated[int | None, typer.Option(help="Processes that score layers; all cores by default.")] = None,
     devices: Annotated[int, typer.Option(help="Processes on this machine that share the embedding.")] = 1,
     num_nodes: Annotated[int, typer.Option(help="Machines that share it (torchrun or SLURM start them).")] = 1,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the blocks: pays for many texts only.")] = False,
     options: EncoderOptions,
 ) -> None:
     """Score every layer of a model on mteb tasks from one forward pass over each text."""
@@ -63,7 +64,7 @@ def sweep(
     run_sweep(
         encoder, tasks.split(","), layers=parse_layers(layers), metrics=parse_names(names), out=out, store=store,
         store_dtype="float16" if half else "float32", workers=workers, devices=devices,
-        num_nodes=num_nodes,
+        num_nodes=num_nodes, compile=compiled,
     )  # fmt: skip
 
 

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import nn
 
-__all__ = ["PlainOnDisk", "tokenizer_alone", "transformer_around"]
+__all__ = ["PlainOnDisk", "encoding_order", "tokenizer_alone", "transformer_around"]
 
 
 def transformer_around(loaded: nn.Module, model: str, processor_options: dict[str, Any]) -> Any:
@@ -60,6 +61,15 @@ def tokenizer_alone(model: str, options: Mapping[str, Any]) -> Iterator[str]:
         kept.pop("processor_class", None)
         settings.write_text(json.dumps(kept), encoding="utf8")
         yield folder
+
+
+def encoding_order(encoder: SentenceTransformer, inputs: Sequence[Any]) -> list[int] | None:
+    """Return the order in which ``encode`` takes its inputs, the longest first, or ``None`` where that is not known.
+
+    It tells nobody, so that its next batch could not be prepared while one is on the device.
+    """
+    length: Any = getattr(encoder, "_input_length", None) or getattr(encoder, "_text_length", None)
+    return None if length is None else np.argsort([-length(one) for one in inputs]).tolist()
 
 
 class PlainOnDisk(SentenceTransformer):

@@ -131,10 +131,14 @@ class MultimodalEncoder(PlainOnDisk):
             features = PlainOnDisk.preprocess(self, read, **kwargs)
         return without_needless_mask(model, with_fixed_order(model, features))
 
+    def host_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
+        """Return the features of a batch that the model itself takes, where they were made."""
+        features = self.preprocess(inputs, prompt=prompt)
+        return {key: value for key, value in features.items() if isinstance(value, Tensor) and key not in _BOOKKEEPING}
+
     def model_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
         """Return the features of a batch that the model itself takes, on its device."""
-        features = moved(self.preprocess(inputs, prompt=prompt), self.device)
-        return {key: value for key, value in features.items() if isinstance(value, Tensor) and key not in _BOOKKEEPING}
+        return moved(self.host_inputs(inputs, prompt=prompt), self.device)
 
     def _forward_media(self, features: dict[str, Any]) -> dict[str, Any]:
         """Run the modules on images or audio: pooling knows which states are real."""

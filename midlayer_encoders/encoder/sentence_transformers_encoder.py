@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import EncoderSpec, Layer, Medium, Norm, Pooling
+from midlayer_encoders.encoder.batches_ahead import prepared, preparing
 from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, centering, probes
 from midlayer_encoders.encoder.causal_mask import turn_mask_off
 from midlayer_encoders.encoder.checks import check_padding
@@ -245,9 +246,11 @@ class LayerEncoder(MultimodalEncoder):
             kwargs["batch_size"] = check_count("batch_size", kwargs["batch_size"], "inputs")
         items = [inputs] if single else inputs
         try:
+            media, name = self.media, self.name
             for item in items if not self._is_tokenizers(items) else ():
-                named_medium(item, self.media, model=self.name)
-            embeddings = super().encode(inputs, *args, **kwargs)
+                named_medium(item, media, model=name)
+            with preparing(self, items, beside=self.device.type == "cuda"):
+                embeddings = super().encode(inputs, *args, **kwargs)
         except InputError as reason:  # batches are in another order: find where the caller has it
             place = next((n for n, item in enumerate(inputs) if item is reason.item), None) if not single else None
             raise InputError(f"Input {place}: {reason}" if place is not None else str(reason)) from reason
@@ -256,6 +259,9 @@ class LayerEncoder(MultimodalEncoder):
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
         """Return the features of a batch; images and audio are read, and truncation is warned once."""
+        return prepared(self, inputs, prompt, kwargs, lambda batch: self._preprocess(batch, prompt, **kwargs))
+
+    def _preprocess(self, inputs: Sequence[Any], prompt: str | None, **kwargs: Any) -> dict[str, Any]:
         if not self._is_tokenizers(inputs):
             read = read_inputs(
                 inputs, self.media, model=self.name, rate=self.sampling_rate, max_pixels=self.max_pixels
@@ -297,7 +303,10 @@ class LayerEncoder(MultimodalEncoder):
         apart = not self.training and suffers_from_padding(self.transformer)
         if not self.layers and (apart or input.get("modality") in ("image", "audio")):
             return self._forward_media(input)
-        features: dict[str, Any] = super().forward(input, **kwargs)
+        cached = self.training or "use_cache" in input
+        features: dict[str, Any] = super().forward(input if cached else self._without_cache(input), **kwargs)
+        if not cached:
+            features.pop("use_cache", None)
         mask, embedding = features.get("attention_mask"), features.get("sentence_embedding")
         if (
             not self.training
@@ -308,6 +317,10 @@ class LayerEncoder(MultimodalEncoder):
         ):
             features["sentence_embedding"] = embedding.masked_fill(~mask.bool().any(dim=1, keepdim=True), 0.0)
         return features
+
+    def _without_cache(self, features: dict[str, Any]) -> dict[str, Any]:
+        text = features.get("modality", "text") == "text" and not self.layers
+        return compat.without_cache(self.transformer, features) if text else features
 
     def _warn_truncation(self, inputs: Sequence[Any], features: dict[str, Any], prompt: str | None) -> None:
         limit, mask = self.max_seq_length, features.get("attention_mask")

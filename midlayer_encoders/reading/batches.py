@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+import torch
 
 from midlayer_encoders.errors import check_count, check_texts
 from midlayer_encoders.media import audio_lengths, check_taken, medium_of
 from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.reading.source import LayerSource
+from midlayer_encoders.reading.texts import encoded
 from midlayer_encoders.reading.turns import turn
 
-__all__ = ["batches_of", "count_tokens", "plan_batches"]
+__all__ = ["TokenBudget", "batches_of", "check_budget", "count_tokens", "plan_batches", "tokens_that_fit"]
 
+TokenBudget: TypeAlias = int | Literal["auto"]
+"""Tokens in a batch; ``"auto"`` for as many as the device runs best with."""
+
+_ON_CPU = 4096  # tokens: what a batch holds where memory is no faster for more of it
+_ON_GPU = 65536  # beyond which an H200 was no faster (benchmarks/results/sweep_gpu.md)
+_LEAST = 1024
 _MOST_MEDIA = 32  # images or waveforms in a batch
 _HOP = 320  # samples that most audio models make one state of
-_COUNTED = 1024  # texts tokenized at a time to count them: all at once would be held in memory
+_COUNTED = 4096  # texts tokenized at a time to count them: all at once would be held in memory
+_TRIED = 8  # of these, counted by the tokenizer itself too
 
 
 def plan_batches(lengths: Sequence[int], *, token_budget: int = 4096, max_texts: int = 256) -> list[list[int]]:
@@ -44,8 +54,32 @@ def plan_batches(lengths: Sequence[int], *, token_budget: int = 4096, max_texts:
     return batches
 
 
+def check_budget(token_budget: TokenBudget) -> TokenBudget:
+    """Return a number of tokens, or ``"auto"``, or raise."""
+    return "auto" if token_budget == "auto" else check_count("token_budget", token_budget, "tokens")
+
+
+def tokens_that_fit(source: LayerSource) -> int:
+    """Return how many tokens a batch should hold on a source's device: a power of two.
+
+    On a GPU half of the free memory is used at the most. A token takes its states, those of the widest matrix inside a
+    block, and copies in float32; the blocks after the last layer, and what would make logits of it, never run.
+    """
+    if source.device.type != "cuda":
+        return _ON_CPU
+    model, config = source.transformer, getattr(source.transformer, "config", None)
+    weights = [parameter for parameter in model.parameters() if parameter.ndim == 2]
+    width = int(getattr(config, "hidden_size", None) or min((min(one.shape) for one in weights), default=1024))
+    inner = int(getattr(config, "intermediate_size", None) or 4 * width)
+    entry = max((one.element_size() for one in weights), default=4)
+    free, _ = torch.cuda.mem_get_info(source.device)
+    free += torch.cuda.memory_reserved(source.device) - torch.cuda.memory_allocated(source.device)
+    fitting = free // 2 // (entry * (8 * width + 3 * inner) + 4 * 4 * width)
+    return max(_LEAST, min(_ON_GPU, 1 << max(fitting.bit_length() - 1, 0)))
+
+
 def batches_of(
-    source: LayerSource, inputs: Sequence[Any], *, token_budget: int = 4096, prompt: str = ""
+    source: LayerSource, inputs: Sequence[Any], *, token_budget: int = 4096, max_texts: int = 256, prompt: str = ""
 ) -> list[list[int]]:
     """Return batches over a whole list of texts, images or waveforms, as :func:`plan_batches`.
 
@@ -56,6 +90,7 @@ def batches_of(
         source: reads the inputs.
         inputs: the whole list.
         token_budget: tokens in a batch.
+        max_texts: texts in a batch, at the most.
         prompt: put before each text.
     """
     if not inputs:
@@ -65,7 +100,8 @@ def batches_of(
     if medium == "text":
         check_texts("texts", inputs)
         lengths = count_tokens(source, [prompt + text for text in inputs])
-        return _by_length(source, plan_batches(lengths, token_budget=token_budget), lengths)
+        batches = plan_batches(lengths, token_budget=token_budget, max_texts=max_texts)
+        return _by_length(source, batches, lengths)
     if medium == "image":
         return plan_batches([1] * len(inputs), token_budget=token_budget, max_texts=_MOST_MEDIA)
     lengths = audio_lengths(inputs, source.sampling_rate)
@@ -88,9 +124,14 @@ def _by_length(source: LayerSource, batches: list[list[int]], lengths: Sequence[
 def count_tokens(source: LayerSource, texts: Sequence[str]) -> list[int]:
     """Return the number of tokens of each text, after truncation to the longest that the source takes."""
     counts: list[int] = []
+    tokenizer: Any = source.tokenizer
+    how: dict[str, Any] = {"truncation": True, "max_length": source.max_seq_length, "verbose": False}
     for start in range(0, len(texts), _COUNTED):
         some = list(texts[start : start + _COUNTED])
-        with turn(source.tokenizer):
-            counted = source.tokenizer(some, truncation=True, max_length=source.max_seq_length, verbose=False)
-        counts += [len(ids) for ids in counted["input_ids"]]
+        with turn(tokenizer):
+            tried = [len(ids) for ids in tokenizer(some[:_TRIED], **how)["input_ids"]]
+            found = encoded(tokenizer, some)  # as the call before it was set to truncate
+            if found is None or [len(one) for one in found[:_TRIED]] != tried:
+                found = tokenizer(some, **how)["input_ids"]
+        counts += map(len, found)
     return counts

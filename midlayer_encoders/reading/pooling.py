@@ -9,7 +9,7 @@ from midlayer_encoders._types import POOLINGS, Pooling
 from midlayer_encoders.errors import check_choice
 from midlayer_encoders.models import compat
 
-__all__ = ["pool", "real_tokens"]
+__all__ = ["pool", "real_tokens", "token_places", "token_weights"]
 
 
 def pool(states: Tensor, mask: Tensor, pooling: Pooling = "mean") -> Tensor:
@@ -37,14 +37,27 @@ def pool(states: Tensor, mask: Tensor, pooling: Pooling = "mean") -> Tensor:
     check_choice("pooling", pooling, POOLINGS)
     states = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
     if pooling in ("mean", "weightedmean"):
-        weights = mask.to(states.dtype) if pooling == "mean" else mask * mask.cumsum(dim=1).to(states.dtype)
+        weights = token_weights(mask, pooling, states.dtype)
         total = torch.einsum("btd,bt->bd", states, weights)
         return total / weights.sum(dim=1, keepdim=True).clamp(min=1)
-    real = mask.any(dim=1, keepdim=True)
     if pooling == "max":
+        real = mask.any(dim=1, keepdim=True)
         return states.masked_fill(~mask[..., None], -torch.inf).amax(dim=1).masked_fill(~real, 0.0)
-    place = mask.int().argmax(dim=1) if pooling == "cls" else mask.shape[1] - 1 - mask.int().flip(1).argmax(dim=1)
+    real, place = token_places(mask, pooling)
     return states[torch.arange(len(states), device=states.device), place].masked_fill(~real, 0.0)
+
+
+def token_weights(mask: Tensor, pooling: Pooling, dtype: torch.dtype) -> Tensor:
+    """Return what each token counts in a ``"mean"`` or ``"weightedmean"``, zero at padding, shape ``(B, T)``."""
+    dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return mask.to(dtype) if pooling == "mean" else mask * mask.cumsum(dim=1).to(dtype)
+
+
+def token_places(mask: Tensor, pooling: Pooling) -> tuple[Tensor, Tensor]:
+    """Return whether each text has a token, shape ``(B, 1)``, and the place of its first (``"cls"``) or last one."""
+    last = mask.shape[1] - 1
+    place = mask.int().argmax(dim=1) if pooling == "cls" else last - mask.int().flip(1).argmax(dim=1)
+    return mask.any(dim=1, keepdim=True), place
 
 
 def real_tokens(real: Tensor | None, states: Tensor, *, model: nn.Module | None = None) -> Tensor:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Layer, Norm, Pooling
-from midlayer_encoders.errors import NotFiniteError, OptionError
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layers
 from midlayer_encoders.reading.capture import capture
+from midlayer_encoders.reading.flow import Passed, TokenReceive, passes
 from midlayer_encoders.reading.norm import final_norm
 from midlayer_encoders.reading.pooling import pool, real_tokens
 from midlayer_encoders.reading.source import LayerSource
+from midlayer_encoders.reading.texts import TextInputs
 
 __all__ = ["LayerReader", "TokenReceive", "layer_reader"]
-
-TokenReceive: TypeAlias = Callable[[int, Tensor, Tensor, list[int]], None]
-"""Called with the layer, the raw states ``(B, T, D)``, the mask ``(B, T)`` and the inputs' positions."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,14 @@ class LayerReader:
 
     Attributes:
         model: the transformer, uncut or cut after the last wanted layer, in eval mode.
-        preprocess: makes the model's inputs, on its device, of a list of texts, images or waveforms.
+        preprocess: makes the model's inputs of a list of texts, images or waveforms, in whichever thread.
         anatomy: of ``model``.
         layers: which layers, in the order of the results.
         norm: ``"final"`` or ``"none"``.
         pooling: how token states become one vector.
         truncate_dim: number of leading dimensions of a vector to keep, ``None`` for all.
+        device: where the inputs are copied to; ``None`` where ``preprocess`` makes them there.
+        unmasked: leave out the padding mask where it is seen to change nothing: causal models padded on the right.
     """
 
     model: nn.Module
@@ -44,6 +47,8 @@ class LayerReader:
     norm: Norm = "final"
     pooling: Pooling = "mean"
     truncate_dim: int | None = None
+    device: torch.device | None = None
+    unmasked: bool = False
 
     def read(
         self, inputs: Mapping[str, Any], positions: list[int], *, tokens: TokenReceive | None = None
@@ -83,8 +88,26 @@ class LayerReader:
         Raises:
             NotFiniteError: naming the layer and input whose states hold NaN or infinity.
         """
-        for batch in batches:
-            yield from self._halving(inputs, list(batch), tokens)
+        behind = 0 if tokens is not None or self.device is None or self.device.type != "cuda" else 1
+        waiting: deque[Passed] = deque()
+        with closing(self.passes(inputs, batches, tokens=tokens)) as started:
+            for passed in started:
+                waiting.append(passed)
+                if len(waiting) > behind:
+                    yield _kept(waiting.popleft())
+        yield from map(_kept, waiting)
+
+    def passes(
+        self, inputs: Sequence[Any], batches: Sequence[Sequence[int]], *, tokens: TokenReceive | None = None
+    ) -> Generator[Passed, None, None]:
+        """Yield each batch as soon as its pass is started: the vectors are waited for by whoever asks for them.
+
+        Args:
+            inputs: the whole list.
+            batches: positions in it.
+            tokens: as in :meth:`embed`.
+        """
+        return passes(self, inputs, batches, tokens=tokens)
 
     def vectors(
         self,
@@ -102,43 +125,20 @@ class LayerReader:
             tokens: as in :meth:`embed`.
             done: called after each batch with the number of inputs in it.
         """
-        found: list[Tensor] = []
-        order: list[int] = []
+        whole: Tensor | None = None
         for positions, vectors in self.embed(inputs, batches, tokens=tokens):
-            found.append(vectors)
-            order += positions
+            if whole is None:
+                whole = vectors.new_empty(len(vectors), len(inputs), vectors.shape[2])
+            whole[:, positions] = vectors
             if done is not None:
                 done(len(positions))
-        return torch.cat(found, dim=1)[:, torch.tensor(order).argsort()]
+        return torch.empty(len(self.layers), 0, 0) if whole is None else whole
 
-    def _halving(
-        self, inputs: Sequence[Any], batch: list[int], tokens: TokenReceive | None
-    ) -> Iterator[tuple[list[int], Tensor]]:
-        """Embed one batch; when memory runs out, its two halves."""
-        try:
-            vectors = self._embed_batch(inputs, batch, tokens)
-        except torch.OutOfMemoryError:
-            if len(batch) == 1 or tokens is not None:  # a metric must not see a state twice
-                raise
-            torch.cuda.empty_cache()
-        else:
-            yield batch, vectors
-            return
-        for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
-            yield from self._halving(inputs, half, tokens)
 
-    @torch.inference_mode()
-    def _embed_batch(self, inputs: Sequence[Any], batch: list[int], tokens: TokenReceive | None) -> Tensor:
-        some = [inputs[position] for position in batch]
-        made = self.read(self.preprocess(some), batch, tokens=tokens)
-        vectors = torch.stack([one.float().cpu() for one in made])  # layers may lie on several devices
-        if not bool(vectors.isfinite().all()):
-            row, place = (~vectors.isfinite().all(dim=2)).nonzero()[0].tolist()
-            raise NotFiniteError(
-                f"Layer {self.layers[row]} gives NaN or infinity for {str(some[place])[:80]!r}. "
-                "Load the model with dtype='float32', or check its weights."
-            )
-        return vectors
+def _kept(passed: Passed) -> tuple[list[int], Tensor]:
+    """Return the positions and vectors of a batch, in memory that may be kept."""
+    vectors = passed.vectors()
+    return passed.positions, vectors.clone() if passed.pinned else vectors
 
 
 def layer_reader(
@@ -171,11 +171,18 @@ def layer_reader(
         )
     wanted = resolve_layers(layers, source.layer, name=source.name)  # a raw encoder keeps a block that is not a layer
 
-    def preprocess(inputs: list[Any]) -> dict[str, Tensor]:
-        return source.model_inputs(inputs, prompt=prompt or None)
+    def plain(inputs: list[Any]) -> dict[str, Any]:
+        return source.host_inputs(inputs, prompt=prompt or None)
 
     source.eval()
     return LayerReader(
-        source.transformer, preprocess, anatomy, wanted, norm or source.norm, pooling or source.pooling,
+        source.transformer,
+        TextInputs(source.tokenizer, plain, prompt),
+        anatomy,
+        wanted,
+        norm or source.norm,
+        pooling or source.pooling,
         source.truncate_dim,
-    )  # fmt: skip
+        device=source.device,
+        unmasked=source.device.type == "cuda",
+    )

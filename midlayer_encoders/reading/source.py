@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import EncoderSpec, Norm, Pooling
@@ -59,6 +60,13 @@ class LayerSource(Protocol):
     @property
     def after_pooling(self) -> list[str]:
         """Names of the modules that follow the pooling; they are made for one layer."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's inputs must be."""
+
+    def host_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
+        """Return the inputs of a batch as the model takes them, not yet on its device."""
 
     def model_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
         """Return the inputs of a batch as the model takes them, on its device."""

@@ -11,9 +11,11 @@ import json
 import logging
 import math
 import os
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -24,7 +26,7 @@ import numpy.typing as npt
 
 from midlayer_encoders.errors import DiskFullError, LayerIndexError, NotFiniteError, OptionError, check_choice
 from midlayer_encoders.files import clear_left, lock, make_folder, set_aside, write_file
-from midlayer_encoders.store.index import Index
+from midlayer_encoders.store.index import Index, Places
 from midlayer_encoders.store.shard import (
     DTYPES,
     FORMAT,
@@ -46,6 +48,10 @@ _TIER = 64  # this many shards of about one size become one
 _LARGE = 4 * 2**20  # bytes of a shard that is left as it is: larger ones are no faster to read (benchmarks/results)
 _MERGED = 512 * 2**20  # bytes of a merged shard, about
 
+_THREADS = min(8, os.cpu_count() or 1)  # that compare checksums, and copy rows
+_NOTHING_ASKED: tuple[bytes, int, Places] = (b"", -1, {})
+
+_discarding = threading.Lock()
 _log = logging.getLogger(__name__)
 
 
@@ -116,6 +122,7 @@ class EmbeddingStore:
         self._index = Index()
         self._ignored: set[str] = set()  # shards that lack a layer
         self._checked: dict[str, set[int]] = defaultdict(set)  # layers of each shard whose checksum was right
+        self._asked = _NOTHING_ASKED
         self._open(description or {})
 
     def _open(self, description: Mapping[str, object]) -> None:
@@ -189,17 +196,22 @@ class EmbeddingStore:
         Whatever is not listed can be read at every layer: the checksums of the shards that hold it are compared, once
         for each shard and object.
         """
-        wanted = [_key_bytes(key) for key in keys]
+        wanted = _joined(keys)
         while True:
             self.refresh()
+            numbers = self._index.find(wanted)
+            unchecked = [
+                (name, layer)
+                for name in self._index.places(numbers[numbers >= 0])
+                for layer in set(self.layers) - self._checked[name]
+            ]
             try:
-                for name in self._index.shards_of(wanted):
-                    for layer in set(self.layers) - self._checked[name]:
-                        self._map(name, layer)
+                _in_threads(lambda one: self._map(*one), unchecked)
                 break
             except FileNotFoundError:
                 continue
-        first = {wanted[index]: index for index in reversed(self._index.lacking(wanted))}
+        lacking = np.flatnonzero(numbers < 0).tolist()
+        first = {wanted[KEY_BYTES * index : KEY_BYTES * (index + 1)]: index for index in reversed(lacking)}
         return sorted(first.values())
 
     def read(self, layer: int, keys: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -209,26 +221,45 @@ class EmbeddingStore:
                 f"`layer` must be one of the stored layers {', '.join(map(str, self.layers))}, but got {layer}: open "
                 f"the store in {self.folder} with `layers` that include it, and write what is then missing."
             )
-        wanted = [_key_bytes(key) for key in keys]
-        if self._index.lacking(wanted):
-            self.refresh()
+        wanted = _joined(keys)
+        embeddings = np.empty((len(keys), self.dim), dtype=np.float32)
+
+        def read(one: tuple[str, tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]) -> None:
+            name, (places, rows) = one
+            mapped = self._map(name, layer)
+            whole = rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all()
+            embeddings[places] = mapped[rows[0] : rows[-1] + 1] if whole else mapped[rows]
+
         while True:
-            self._check_stored(wanted)
-            embeddings = np.empty((len(wanted), self.dim), dtype=np.float32)
             try:
-                for name, (places, rows) in self._index.places(wanted).items():
-                    embeddings[places] = self._map(name, layer)[rows]
+                _in_threads(read, self._places(wanted).items())
                 return embeddings
             except FileNotFoundError:
                 self.refresh()
 
-    def _check_stored(self, wanted: Sequence[bytes]) -> None:
-        lacking = self._index.lacking(wanted)
-        if lacking:
+    def _places(self, wanted: bytes) -> Places:
+        """Return where the rows of keys are, all of which must be stored: of the keys asked for last, from memory."""
+        kept, version, places = self._asked
+        if version == self._index.version and kept == wanted:
+            return places
+        numbers = self._index.find(wanted)
+        if (numbers < 0).any():
+            self.refresh()
+            numbers = self._index.find(wanted)
+        lacking = np.flatnonzero(numbers < 0)
+        if len(lacking):
+            key = wanted[KEY_BYTES * lacking[0] : KEY_BYTES * (lacking[0] + 1)].hex()
             raise TextNotStoredError(
-                f"`keys` must be stored in {self.folder}, but {len(lacking)} of {len(wanted)} are not, the first "
-                f"`keys[{lacking[0]}]` ({wanted[lacking[0]].hex()}): embed and write those that `missing(keys)` lists."
+                f"`keys` must be stored in {self.folder}, but {len(lacking)} of {len(numbers)} are not, the first "
+                f"`keys[{lacking[0]}]` ({key}): embed and write those that `missing(keys)` lists."
             )
+        places = self._index.places(numbers)
+        self._asked = (wanted, self._index.version, places)
+        return places
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs: not what was asked for last."""
+        return {**vars(self), "_asked": _NOTHING_ASKED}
 
     def _map(self, name: str, layer: int, *, again: bool = False) -> npt.NDArray[Any]:
         """Return a shard's rows at a layer, mapped; their checksum is compared the first time, or ``again``.
@@ -247,11 +278,12 @@ class EmbeddingStore:
 
     def _discard(self, name: str, damage: DamagedError) -> None:
         """Set a damaged shard aside: its texts will be embedded again."""
-        self._ignored.add(name)
-        self._index.forget({name} & self._index.shards.keys())
+        with _discarding:
+            self._ignored.add(name)
+            self._index.forget({name} & self._index.shards.keys())
         set_aside(self.folder / name, f"{damage}")
 
-    def write(self, keys: Sequence[str], embeddings: npt.NDArray[Any]) -> None:
+    def write(self, keys: Sequence[str], embeddings: npt.NDArray[Any], *, finite: bool = False) -> None:
         """Store the embeddings of texts at all layers: all of the texts or, if the process is killed, none.
 
         Texts that are stored already are left as they are.
@@ -259,6 +291,7 @@ class EmbeddingStore:
         Args:
             keys: N keys.
             embeddings: shape ``(L, N, D)``, finite, and still so in the store's dtype.
+            finite: whether they are known to be finite as they are, so that what is not rounded is not looked at.
         """
         embeddings = np.asarray(embeddings)
         expected = (len(self.layers), len(keys), self.dim)
@@ -269,7 +302,9 @@ class EmbeddingStore:
         new = {key: row for row, key in enumerate(map(_key_bytes, keys)) if key not in self._index}
         if not new:
             return
-        rows = self._rounded(embeddings if len(new) == len(keys) else embeddings[:, list(new.values())])
+        rows = embeddings if len(new) == len(keys) else embeddings[:, list(new.values())]
+        if not finite or rows.dtype != self.dtype:
+            rows = self._rounded(rows)
         self._write_shard(list(new), ([of_layer] for of_layer in rows))
         if self._groups(_TIER):
             try:
@@ -329,7 +364,7 @@ class EmbeddingStore:
     def _merge(self, names: Sequence[str]) -> None:
         # A text that is in another shard too, with these layers or more, is left out if the index points there.
         keys = self._index.keys_in(names)
-        sources = self._index.places(keys)
+        sources = self._index.places(self._index.find(b"".join(keys)))
 
         def blocks(layer: int) -> Iterator[npt.NDArray[Any]]:
             for name, (_, rows) in sources.items():
@@ -350,6 +385,28 @@ def read_label(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError):
         return None
     return label if isinstance(label, dict) and {"format", "dim", "dtype"} <= label.keys() else None
+
+
+def _in_threads(call: Callable[[Any], object], items: Iterable[Any]) -> None:
+    """Call with each item, in several threads where that helps; the first error is raised when all have ended."""
+    several = list(items)
+    if len(several) < 2 or _THREADS < 2:
+        for item in several:
+            call(item)
+        return
+    with ThreadPoolExecutor(min(_THREADS, len(several)), thread_name_prefix="midlayer-store") as pool:
+        for future in [pool.submit(call, item) for item in several]:
+            future.result()
+
+
+def _joined(keys: Sequence[str]) -> bytes:
+    """Return the bytes of keys, one after another."""
+    with suppress(ValueError, TypeError):
+        if set(map(len, keys)) <= {2 * KEY_BYTES}:  # digits of one key must not be taken for another's
+            written = bytes.fromhex("".join(keys))
+            if len(written) == KEY_BYTES * len(keys):
+                return written
+    return b"".join(map(_key_bytes, keys))  # which names the wrong one
 
 
 def _key_bytes(key: str) -> bytes:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from midlayer_encoders.store.shard import Shard
+from midlayer_encoders.store.shard import KEY_BYTES, Shard
 
-__all__ = ["Index"]
+__all__ = ["Index", "Places"]
+
+Places: TypeAlias = dict[str, tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]
+"""By shard: places among the keys asked for, and their rows in the shard."""
+
+_FEW = 2048  # keys that are looked up one by one
 
 
 class Index:
@@ -17,6 +23,7 @@ class Index:
 
     Attributes:
         shards: what the head of each shard says, by its file's name.
+        version: another number whenever a key may be elsewhere.
     """
 
     def __init__(self) -> None:
@@ -25,6 +32,8 @@ class Index:
         self._firsts: dict[str, int] = {}  # number of each shard's first row, increasing
         self._numbers: dict[bytes, int] = {}  # number of each key's row
         self._next = 0
+        self._table: tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.int64]] | None = None
+        self.version = 0
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -41,6 +50,8 @@ class Index:
         self._number(name)
 
     def _number(self, name: str) -> None:
+        self._table = None
+        self.version += 1
         self._numbers.update(zip(self._keys[name], self._rows(name), strict=True))
 
     def forget(self, names: Iterable[str]) -> None:
@@ -50,6 +61,8 @@ class Index:
             del self.shards[name], self._keys[name], self._firsts[name]
         if gone:
             self._numbers.clear()
+            self._table = None
+            self.version += 1
             for name in self.shards:
                 self._number(name)
 
@@ -61,19 +74,49 @@ class Index:
     def _rows(self, name: str) -> range:
         return range(self._firsts[name], self._firsts[name] + self.shards[name].count)
 
-    def lacking(self, keys: Sequence[bytes]) -> list[int]:
-        """Return the places of the keys that are in no shard."""
-        return [place for place, key in enumerate(keys) if key not in self._numbers]
+    def find(self, keys: bytes) -> npt.NDArray[np.int64]:
+        """Return the number of the row of each key, -1 for those in no shard. The keys follow one another."""
+        count = len(keys) // KEY_BYTES
+        if count <= _FEW:
+            each = (keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES))
+            return np.fromiter((self._numbers.get(key, -1) for key in each), np.int64, count)
+        if self._table is None:
+            self._table = self._sorted()
+        heads, tails, numbers = self._table
+        found = np.full(count, -1, dtype=np.int64)
+        if not len(heads):
+            return found
+        wanted = np.frombuffer(keys, dtype=np.uint64).reshape(-1, 2)
+        order = np.argsort(wanted[:, 0])  # from front to back, which is faster than to and fro
+        head, tail = wanted[order, 0], wanted[order, 1]
+        place = np.searchsorted(heads, head)
+        # Almost never do two keys have the same first half: then the second one is the place after.
+        while len(order):
+            inside = place < len(heads)
+            inside[inside] = heads[place[inside]] == head[inside]
+            hit = inside.copy()
+            hit[inside] = tails[place[inside]] == tail[inside]
+            found[order[hit]] = numbers[place[hit]]
+            on = inside & ~hit
+            order, head, tail, place = order[on], head[on], tail[on], place[on] + 1
+        return found
 
-    def shards_of(self, keys: Sequence[bytes]) -> list[str]:
-        """Return the names of the shards that hold some of the keys."""
-        return list(self.places([key for key in keys if key in self._numbers]))
+    def _sorted(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+        """Return the first and second halves of all keys, in the order of the first, and their rows."""
+        halves = np.frombuffer(b"".join(self._numbers), dtype=np.uint64).reshape(-1, 2)
+        order = np.argsort(halves[:, 0])
+        numbers = np.fromiter(self._numbers.values(), np.int64, len(self._numbers))
+        return halves[order, 0], halves[order, 1], numbers[order]
 
-    def places(self, keys: Sequence[bytes]) -> dict[str, tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
-        """Return, for each shard that holds some of the keys, their places in ``keys`` and their rows in the shard."""
+    def places(self, numbers: npt.NDArray[np.int64]) -> Places:
+        """Return, for each shard that holds some of the rows, their places in ``numbers`` and their rows in it."""
         names, firsts = list(self._firsts), np.array(list(self._firsts.values()), dtype=np.intp)
-        numbers = np.array([self._numbers[key] for key in keys], dtype=np.intp)
-        shards = np.searchsorted(firsts, numbers, side="right") - 1
         order = np.argsort(numbers, kind="stable")  # each shard from front to back
-        groups = np.split(order, np.flatnonzero(np.diff(shards[order])) + 1) if len(keys) else []
-        return {names[shards[group[0]]]: (group, numbers[group] - firsts[shards[group[0]]]) for group in groups}
+        ascending = numbers[order]
+        shards = np.searchsorted(firsts, ascending, side="right") - 1
+        starts = np.flatnonzero(np.diff(shards, prepend=-1))
+        groups = zip(starts, [*starts[1:], len(order)], strict=True) if len(order) else ()
+        return {
+            names[shards[start]]: (order[start:end], ascending[start:end] - firsts[shards[start]])
+            for start, end in groups
+        }

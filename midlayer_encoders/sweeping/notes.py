@@ -33,13 +33,14 @@ def sweep_notes(
     *,
     baselines: Sequence[TaskSource],
     seconds: float,
+    tokens: int,
 ) -> Notes:
     """Return the notes of a sweep; TF-IDF is scored on the tasks in ``baselines`` that did not fail."""
     failed = {score.task: f"layer {score.layer}: {score.error}" for score in reversed(scores) if score.error}
     return Notes(
         title=f"Every layer of {spec.model}",
         model=encoder.source,
-        how=_how(encoder, spec, sources, seconds),
+        how=_how(encoder, spec, sources, seconds, tokens),
         parameters=_parameters(encoder, layers, spec.norm),
         seconds=_pass_seconds(encoder, layers, scores),
         baselines={source.name: tfidf_scores(source.make()) for source in baselines if source.name not in failed},
@@ -49,7 +50,9 @@ def sweep_notes(
     )
 
 
-def _how(encoder: LayerEncoder, spec: EncoderSpec, sources: Sequence[TaskSource], seconds: float) -> dict[str, str]:
+def _how(
+    encoder: LayerEncoder, spec: EncoderSpec, sources: Sequence[TaskSource], seconds: float, tokens: int
+) -> dict[str, str]:
     return {
         "model": spec.model,
         "revision": spec.revision or "default",
@@ -60,6 +63,7 @@ def _how(encoder: LayerEncoder, spec: EncoderSpec, sources: Sequence[TaskSource]
         "weights": spec.weights,
         "tasks": ", ".join(task_label(source.name) for source in sources) or "none",
         "seconds": f"{seconds:.0f}",
+        "tokens in a batch": str(tokens),
         "device": str(encoder.device),
         **versions(_PACKAGES),
     }

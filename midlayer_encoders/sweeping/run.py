@@ -24,6 +24,7 @@ from midlayer_encoders.frame import tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import make_metrics
 from midlayer_encoders.models.anatomy import resolve_layers
+from midlayer_encoders.reading.batches import TokenBudget, check_budget
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
 from midlayer_encoders.sweeping.items import item_key, task_media
@@ -63,7 +64,8 @@ def sweep(
     store: Path | str | None = None,
     store_dtype: StoreDtype = "float32",
     workers: int | None = None,
-    token_budget: int = 4096,
+    token_budget: TokenBudget = "auto",
+    compile: bool = False,  # noqa: A002  (as torch and Lightning name it)
     baselines: bool = True,
     devices: int = 1,
     num_nodes: int = 1,
@@ -84,7 +86,8 @@ def sweep(
         store: folder of embeddings; inside ``out`` by default. Sweeps may share it.
         store_dtype: ``"float32"``, or ``"float16"`` for half the room.
         workers: processes that score layers; as many as there are cores by default.
-        token_budget: tokens in a batch.
+        token_budget: tokens in a batch; ``"auto"`` for as many as the device runs best with, which the page names.
+        compile: run the model's blocks through ``torch.compile``; it pays for many texts (``benchmarks/sweep_gpu.py``).
         baselines: also score TF-IDF on tasks of text, for comparison.
         devices: processes on this machine that share the embedding, on Lightning Fabric.
         num_nodes: machines that do.
@@ -96,7 +99,8 @@ def sweep(
     in ``result.failures``, and the others go on. While one sweep writes to ``out`` another is refused.
     """
     metric_texts, views = check_count("metric_texts", metric_texts, "texts"), check_count("views", views)
-    token_budget, devices = check_count("token_budget", token_budget, "tokens"), check_count("devices", devices)
+    token_budget, devices = check_budget(token_budget), check_count("devices", devices)
+    compile = check_flag("compile", compile)  # noqa: A001
     num_nodes, baselines = check_count("num_nodes", num_nodes), check_flag("baselines", baselines)
     workers = int(joblib.cpu_count()) if workers is None else check_count("workers", workers, "processes")
     check_choice("store_dtype", store_dtype, ("float32", "float16"))
@@ -121,7 +125,7 @@ def sweep(
         start = time.perf_counter()
         kept = _open_store(store or folder / "embeddings", spec, wanted, encoder, store_dtype)
         embedder = Embedder(
-            encoder, kept, token_budget, Stage(progress, "embedding"), group.rank, group.world, group.barrier
+            encoder, kept, token_budget, Stage(progress, "embedding"), group.rank, group.world, group.barrier, compile
         )
         jobs = [_jobs(source, wanted, spec, embedder, folder) for source in sources]
         scores = _score(jobs, embedder, workers, Stage(progress, "scoring"), group)
@@ -133,8 +137,9 @@ def sweep(
             frame = pl.concat([frame, measure_layers(encoder, sample, dataset=dataset, **how)])
         scored = [source for source in sources if baselines and "text" in encoder.media]
         notes = sweep_notes(
-            encoder, spec, sources, scores, wanted, baselines=scored, seconds=time.perf_counter() - start
-        )
+            encoder, spec, sources, scores, wanted, baselines=scored, seconds=time.perf_counter() - start,
+            tokens=embedder.tokens,
+        )  # fmt: skip
         result = SweepResult(frame, folder, notes)
         if group.rank == 0:
             result.save()

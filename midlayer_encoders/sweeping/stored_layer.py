@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,10 @@ from midlayer_encoders._types import Stage
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_kept, write_file_once
-from midlayer_encoders.reading.batches import batches_of
+from midlayer_encoders.reading.ahead import Behind
+from midlayer_encoders.reading.batches import TokenBudget, batches_of, tokens_that_fit
+from midlayer_encoders.reading.compiled import compiled_blocks
+from midlayer_encoders.reading.flow import Passed
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.store import EmbeddingStore
 from midlayer_encoders.sweeping.items import item_key
@@ -34,6 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Embedder", "Prompts", "StoredLayer"]
 
+
+_SHORT = 16  # tokens of a text in a batch that is as full of texts as may be
+_FEW_TEXTS, _BATCH_BYTES = 256, 128 * 2**20  # texts that any batch may hold, and bytes of the vectors of more
 
 # Under which names sentence-transformers looks for the prompt of a query or a document, in order.
 _FALLBACKS = {"query": ("query",), "document": ("document", "passage", "corpus")}
@@ -140,20 +147,27 @@ class Embedder:
     Attributes:
         encoder: with the whole model.
         store: where the vectors go.
-        token_budget: tokens in a batch.
+        token_budget: tokens in a batch, or ``"auto"``: as many as the device runs best with.
         stage: counts the texts that are embedded.
         rank: number of this process; it embeds every ``world``-th batch.
         world: number of processes.
         barrier: waits for the other processes.
+        compile: whether the model's blocks are compiled while they run.
     """
 
     encoder: LayerEncoder
     store: EmbeddingStore
-    token_budget: int = 4096
+    token_budget: TokenBudget = "auto"
     stage: Stage = field(default_factory=lambda: Stage(None, "embedding"))
     rank: int = 0
     world: int = 1
     barrier: Callable[[], None] = lambda: None
+    compile: bool = False
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens in a batch that is planned now."""
+        return tokens_that_fit(self.encoder) if self.token_budget == "auto" else self.token_budget
 
     def __call__(self, items: Sequence[Any], keys: Sequence[str], prompt: str) -> None:
         """Embed the items whose keys are not stored.
@@ -172,12 +186,21 @@ class Embedder:
             self._embed(names, texts, lacking, self._plan(texts, sorted(lacking), prompt), prompt)
 
     def _plan(self, texts: Sequence[Any], positions: Sequence[int], prompt: str) -> list[list[int]]:
-        batches = batches_of(self.encoder, [texts[n] for n in positions], token_budget=self.token_budget, prompt=prompt)
+        row = 4 * len(self.store.layers) * self.store.dim
+        batches = batches_of(
+            self.encoder,
+            [texts[n] for n in positions],
+            token_budget=self.tokens,
+            max_texts=max(_FEW_TEXTS, min(self.tokens // _SHORT, _BATCH_BYTES // row)),
+            prompt=prompt,
+        )
         return [[positions[n] for n in batch] for batch in batches]
 
     def _planned(self, names: Sequence[str], texts: Sequence[Any], lacking: set[int], prompt: str) -> list[list[int]]:
         """Return the batches that were planned for these items when they were first asked for, or plan them now."""
-        digest = hashlib.blake2b("".join((*names, str(self.token_budget))).encode(), digest_size=12).hexdigest()
+        # What fits on a GPU may change until it is resumed, and differ between processes; the plan must not.
+        chosen = self.token_budget if self.encoder.device.type == "cuda" else self.tokens
+        digest = hashlib.blake2b("".join((*names, str(chosen))).encode(), digest_size=12).hexdigest()
         path = self.store.folder / "plans" / f"{digest}.json"
         read = partial(_read_plan, count=len(names))
         while (kept := read_kept(path, read)) is None:
@@ -196,10 +219,19 @@ class Embedder:
         reader = layer_reader(self.encoder, layers=self.store.layers, prompt=prompt)
         mine = [batch for batch in batches[self.rank :: self.world] if lacking.intersection(batch)]
         self.stage.expect(sum(len(batch) for batch in mine))
-        for positions, vectors in reader.embed(texts, mine):
-            wanted = [n for n, position in enumerate(positions) if position in lacking]
-            self.store.write([names[positions[n]] for n in wanted], vectors[:, wanted].numpy())
-            self.stage.step(len(positions))
+        blocks = compiled_blocks(reader.model, reader.anatomy) if self.compile else nullcontext()
+        with blocks, Behind(done=self.stage.step) as writing, closing(reader.passes(texts, mine)) as started:
+            for passed in started:
+                writing.hand_on(self._write, passed, names, lacking)
+
+    def _write(self, passed: Passed, names: Sequence[str], lacking: set[int]) -> int:
+        """Store what was lacking of a batch, when the device has made it, and return how many inputs it had."""
+        wanted = [n for n, position in enumerate(passed.positions) if position in lacking]
+        vectors = passed.vectors()
+        if len(wanted) < len(passed.positions):
+            vectors = vectors[:, wanted]
+        self.store.write([names[passed.positions[n]] for n in wanted], vectors.numpy(), finite=True)
+        return len(passed.positions)
 
 
 def _read_plan(path: Path, *, count: int) -> list[list[int]]:

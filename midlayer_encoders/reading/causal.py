@@ -1,0 +1,82 @@
+"""Whether a model needs to be told where texts end: a causal one that is padded on the right does not.
+
+Its real tokens see none of the padding after them, and only real tokens are pooled. Without a mask attention takes the
+fastest kernels, and nothing on the host waits for the device to look whether the mask hides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from midlayer_encoders.models.anatomy import Anatomy
+from midlayer_encoders.reading.capture import capture
+
+__all__ = ["mask_is_needless", "padded_right"]
+
+_LONGEST = 64  # tokens of the text that is tried
+_ROUNDINGS = 32
+_needless: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()  # beside the models, as turns are
+
+
+def padded_right(inputs: Mapping[str, Any]) -> bool:
+    """Return whether these are token ids and their mask alone, each text followed by its padding."""
+    mask = inputs.get("attention_mask")
+    tensors = {name for name, value in inputs.items() if isinstance(value, Tensor)}
+    if mask is None or tensors != {"input_ids", "attention_mask"} or mask.ndim != 2:
+        return False
+    return bool((mask[:, :1] != 0).all() and (mask[:, 1:] <= mask[:, :-1]).all())
+
+
+def mask_is_needless(model: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Any]) -> bool:
+    """Return whether the states of real tokens, at every layer, are the same without the mask and whatever is padded.
+
+    It is tried once for each model, not looked up: half of a text is padded with one token and with another, without a
+    mask. The states of the half must be the same, since nothing after a token reaches it in a causal model, and those
+    that the mask gives, within rounding.
+
+    Args:
+        model: in eval mode.
+        anatomy: of it.
+        inputs: of a batch, :func:`padded_right`.
+    """
+    config = getattr(model, "config", None)
+    kind = getattr(config, "is_causal", None), getattr(config, "_attn_implementation", None)
+    known = _needless.setdefault(model, {})
+    if kind not in known:
+        known[kind] = _tried(model, anatomy, inputs["input_ids"], inputs["attention_mask"])
+    return known[kind]
+
+
+@torch.inference_mode()
+def _tried(model: nn.Module, anatomy: Anatomy, ids: Tensor, mask: Tensor) -> bool:
+    length = min(int(mask[0].sum()), _LONGEST)
+    kept = length // 2
+    text = ids[:1, :length]
+    others = text[0][text[0] != text[0, 0]]
+    if kept < 1 or not len(others):
+        return False
+    one, other = text.clone(), text.clone()
+    one[:, kept:], other[:, kept:] = text[0, 0], others[0]
+    shown = torch.ones_like(text)
+    shown[:, kept:] = 0
+    masks = torch.cat([torch.ones_like(shown), shown])
+    (masked,) = _states(model, anatomy, {"input_ids": torch.cat([text, one]), "attention_mask": masks}, kept)
+    first, second = _states(model, anatomy, {"input_ids": torch.cat([text, one, other])}, kept)
+    most = _ROUNDINGS * torch.finfo(masked.dtype).eps * masked.float().norm(dim=(1, 2))
+    off = torch.stack([(states.float() - masked.float()).norm(dim=(1, 2)) for states in (first, second)])
+    return bool((off <= most).all())
+
+
+def _states(model: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Tensor], kept: int) -> list[Tensor]:
+    """Return the states of the first tokens of each text but the first, at every layer, ``(L, T, D)`` each."""
+    found: list[Tensor] = []
+    layers = range(anatomy.num_layers + 1)
+    capture(
+        model, inputs, lambda _, __, states: found.append(states[1:, :kept].clone()), anatomy=anatomy, layers=layers
+    )
+    return list(torch.stack([states.to(found[0].device) for states in found], dim=1))

@@ -1,0 +1,162 @@
+"""Norm and pooling in one reading of the states, against the norm and then the pooling."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+from midlayer_encoders._types import POOLINGS, Pooling
+from midlayer_encoders.reading import _triton as kernels
+from midlayer_encoders.reading.fused import FusedPooling, find_form
+from midlayer_encoders.reading.pooling import pool
+
+WIDTH = 40
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not torch.cuda.is_available()
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Scaled(nn.Module):
+    """Looks like a norm by its parameters, and is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(WIDTH)), 1e-6
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.weight * states / states.abs().mean(dim=-1, keepdim=True)
+
+
+class Smoothed(LlamaRMSNorm):
+    """A norm of a token and the one before it: right for rows by themselves, and wrong for texts."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        mixed = states if states.shape[0] == 1 else (states + states.roll(1, dims=1)) / 2
+        return super().forward(mixed)
+
+
+NORMS = {
+    "rms": lambda: LlamaRMSNorm(WIDTH),
+    "gemma": lambda: Gemma2RMSNorm(WIDTH),
+    "t5": lambda: T5LayerNorm(WIDTH),
+    "layer": lambda: nn.LayerNorm(WIDTH),
+    "layer without bias": lambda: nn.LayerNorm(WIDTH, bias=False),
+    "layer without weights": lambda: nn.LayerNorm(WIDTH, elementwise_affine=False),
+    "torch rms": lambda: nn.RMSNorm(WIDTH, eps=1e-5),
+}
+
+
+def made(norm: nn.Module, dtype: torch.dtype) -> nn.Module:
+    draw = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=draw))
+    return norm.to(DEVICE, dtype)
+
+
+def batch(side: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return texts of several lengths, one of them empty, with a token that dwarfs the others."""
+    draw = torch.Generator().manual_seed(4)
+    states = 2 + torch.randn(5, 150, WIDTH, generator=draw) * torch.rand(5, 150, 1, generator=draw)
+    states[:, 3] *= 300
+    mask = torch.arange(150) < torch.tensor([150, 131, 17, 4, 0])[:, None]
+    return states.to(DEVICE, dtype), (mask if side == "right" else mask.flip(1)).to(DEVICE)
+
+
+def fused(norms: list[nn.Module], pooling: Pooling, states: Tensor, mask: Tensor) -> tuple[Tensor, FusedPooling]:
+    """Return what the second batch gives: by then the first was compared."""
+    way = FusedPooling(norms, pooling)
+    first = way(states, mask)
+    first = (way.settle() or [first])[0]
+    second = way(states, mask)
+    assert torch.equal(first, second), "a resumed run compares another batch, and must give the same"
+    return second, way
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("name", NORMS)
+def test_one_sum_is_the_norm_and_then_the_pooling(name: str, pooling: Pooling, side: str, dtype: torch.dtype) -> None:
+    norm, (states, mask) = made(NORMS[name](), dtype), batch(side, dtype)
+    with torch.inference_mode():
+        found, way = fused([norm], pooling, states, mask)
+        exact = pool(norm.double()(states.double()), mask, pooling)
+        plain = pool(made(NORMS[name](), dtype)(states), mask, pooling)
+    in_float32 = dtype == torch.float64 and name in ("rms", "gemma", "t5")  # which the fused sum would not repeat
+    assert way.trusted is (pooling != "max" and not (in_float32 and pooling in ("mean", "weightedmean")))
+    assert found.dtype == plain.dtype
+    size = exact.abs().amax(dim=1, keepdim=True)
+    rounding = 2e-2 if dtype == torch.bfloat16 else 1e-12 if dtype == torch.float64 and not in_float32 else 1e-5
+    assert ((found - exact).abs() <= rounding * size).all()
+    if dtype == torch.bfloat16 and pooling in ("mean", "weightedmean"):  # the plain way rounds each state
+        assert (found - exact).norm() <= (plain - exact).norm()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "weightedmean", "last"])
+def test_without_a_norm_states_are_only_summed(pooling: Pooling) -> None:
+    states, mask = batch("right", torch.bfloat16)
+    found, way = fused([], pooling, states, mask)
+    torch.testing.assert_close(found, pool(states, mask, pooling), rtol=1e-5, atol=1e-4)
+    assert way.trusted
+
+
+@pytest.mark.parametrize(
+    "norms",
+    [[Scaled()], [nn.Linear(WIDTH, WIDTH)], [nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 8)], [Smoothed(WIDTH)], [nn.Tanh()]],
+    ids=["other", "projection", "both", "mixing", "no weights"],
+)
+def test_what_is_no_norm_goes_the_plain_way(norms: list[nn.Module]) -> None:
+    states, mask = batch("right", torch.float32)
+    norms = [norm.to(DEVICE) for norm in norms]
+    with torch.inference_mode():
+        found, way = fused(norms, "mean", states, mask)
+        expected = states
+        for norm in norms:
+            expected = norm(expected)
+    assert way.trusted is False
+    assert torch.equal(found, pool(expected, mask, "mean"))
+
+
+def test_the_form_is_found_by_what_the_norm_does() -> None:
+    states, _ = batch("right", torch.float32)
+    forms = {name: find_form([made(make(), torch.float32)], states) for name, make in NORMS.items()}
+    assert {name: form.offset for name, form in forms.items() if form is not None} == {
+        **dict.fromkeys(NORMS, 0.0),
+        "gemma": 1.0,
+    }
+    assert [name for name, form in forms.items() if form is not None and form.center] == [
+        "layer",
+        "layer without bias",
+        "layer without weights",
+    ]
+    off = made(LlamaRMSNorm(WIDTH), torch.float32)
+    off.variance_epsilon = 1e-2  # type: ignore[assignment]
+    form = find_form([off], states)
+    assert form is not None
+    assert form.eps == 1e-2
+
+
+@pytest.mark.triton
+@pytest.mark.skipif(kernels.triton is None or not (torch.cuda.is_available() or INTERPRETED), reason="needs Triton")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("scale", "center"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("tokens", "width"), [(9, 20), (300, 96), (128, 1030)])
+def test_the_kernel(tokens: int, width: int, scale: bool, center: bool, dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(5)
+    states = (2 + torch.randn(4, tokens, width + 3, generator=draw)).to(DEVICE, dtype)[..., :width]
+    weights = torch.rand(4, tokens, generator=draw).to(DEVICE)
+    weights[1, ::3], weights[2, 5:], weights[3] = 0, 0, 0
+    states[weights == 0] = torch.nan
+    found = kernels.normed_sums(states, weights, scale=scale, center=center, eps=1e-6)
+    x = states.double().nan_to_num()
+    x = x - x.mean(dim=-1, keepdim=True) if center else x
+    x = x / (x.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() if scale else x
+    expected = torch.einsum("btd,bt->bd", x, weights.double())
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+    assert (found[3] == 0).all()

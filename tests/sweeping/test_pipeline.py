@@ -1,0 +1,225 @@
+"""The embedder fills the store while it reads the model: whatever goes wrong is raised, and no thread is left behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders._types import Stage
+from midlayer_encoders.errors import DiskFullError, NotFiniteError, OptionError
+from midlayer_encoders.reading.batches import check_budget, tokens_that_fit
+from midlayer_encoders.reading.flow import Passed
+from midlayer_encoders.reading.texts import TextInputs
+from midlayer_encoders.store import EmbeddingStore, text_key
+from midlayer_encoders.sweeping.stored_layer import Embedder
+from tests.families import DEPTH, WIDTH
+
+Folder = Callable[[str], str]
+TEXTS = [f"text number {number} of some" + " more" * (number % 7) for number in range(40)]
+KEYS = [text_key(text) for text in TEXTS]
+BUDGET = 130  # ten batches and more
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("midlayer-")]
+
+
+@pytest.fixture
+def encoder(tiny_folder: Folder) -> LayerEncoder:
+    return LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+
+
+def opened(folder: Path, **options: Any) -> EmbeddingStore:
+    return EmbeddingStore(folder, key="test", layers=range(DEPTH + 1), dim=WIDTH, **options)
+
+
+def embed(encoder: LayerEncoder, folder: Path, **options: Any) -> EmbeddingStore:
+    store = opened(folder)
+    Embedder(encoder, store, **{"token_budget": BUDGET, **options})(TEXTS, KEYS, "")
+    return store
+
+
+def vectors(store: EmbeddingStore) -> list[np.ndarray[Any, Any]]:
+    return [store.read(layer, KEYS) for layer in range(DEPTH + 1)]
+
+
+def test_every_layer_is_that_of_its_encoder_in_the_order_asked(
+    encoder: LayerEncoder, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    found = vectors(embed(encoder, tmp_path))
+    for layer in (0, 2, DEPTH):
+        expected = LayerEncoder(tiny_folder("Llama"), layer, device="cpu").encode(TEXTS)
+        np.testing.assert_allclose(found[layer], expected, rtol=1e-4, atol=1e-5)
+    again = vectors(embed(encoder, tmp_path / "again"))
+    assert all(np.array_equal(one, other) for one, other in zip(found, again, strict=True))
+
+
+def tokenizer_raises(_: LayerEncoder, patch: pytest.MonkeyPatch) -> None:
+    plain, calls = TextInputs.__call__, iter(range(1000))
+
+    def failing(self: TextInputs, inputs: Any) -> Any:
+        if next(calls) == 8:
+            raise LookupError("an odd text")
+        return plain(self, inputs)
+
+    patch.setattr(TextInputs, "__call__", failing)
+
+
+def model_raises(encoder: LayerEncoder, patch: pytest.MonkeyPatch) -> None:
+    block, plain, calls = encoder.transformer.layers[1], encoder.transformer.layers[1].forward, iter(range(1000))
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == 3:
+            raise RuntimeError("a broken kernel")
+        return plain(*args, **kwargs)
+
+    patch.setattr(block, "forward", failing)
+
+
+def gives_nan(encoder: LayerEncoder, patch: pytest.MonkeyPatch) -> None:
+    block, plain, calls = encoder.transformer.layers[1], encoder.transformer.layers[1].forward, iter(range(1000))
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        made = plain(*args, **kwargs)
+        return made * torch.nan if next(calls) == 3 else made
+
+    patch.setattr(block, "forward", failing)
+
+
+def disk_fills(_: LayerEncoder, patch: pytest.MonkeyPatch) -> None:
+    plain, calls = EmbeddingStore.write, iter(range(1000))
+
+    def failing(self: EmbeddingStore, *args: Any, **kwargs: Any) -> None:
+        if next(calls) == 3:
+            raise DiskFullError("no room")
+        plain(self, *args, **kwargs)
+
+    patch.setattr(EmbeddingStore, "write", failing)
+
+
+def progress_raises(_: LayerEncoder, patch: pytest.MonkeyPatch) -> None:
+    plain = Stage.step
+
+    def failing(self: Stage, count: int = 1) -> None:
+        plain(self, count)
+        if self.done > 10:
+            raise KeyboardInterrupt
+
+    patch.setattr(Stage, "step", failing)
+
+
+def interrupted(_: LayerEncoder, patch: pytest.MonkeyPatch) -> None:
+    plain, calls = Embedder._write, iter(range(1000))
+
+    def failing(self: Embedder, passed: Passed, *args: Any) -> int:
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return plain(self, passed, *args)
+
+    patch.setattr(Embedder, "_write", failing)
+
+
+@pytest.mark.parametrize(
+    ("fail", "error", "words"),
+    [
+        (tokenizer_raises, LookupError, "an odd text"),
+        (model_raises, RuntimeError, "a broken kernel"),
+        (gives_nan, NotFiniteError, r"Layer 2 gives NaN or infinity for 'text number"),
+        (disk_fills, DiskFullError, "no room"),
+        (progress_raises, KeyboardInterrupt, None),
+        (interrupted, KeyboardInterrupt, None),
+    ],
+)
+def test_an_error_of_any_stage_is_raised_and_the_rest_is_embedded_later(
+    fail: Callable[[LayerEncoder, pytest.MonkeyPatch], None],
+    error: type[BaseException],
+    words: str | None,
+    encoder: LayerEncoder,
+    tmp_path: Path,
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        fail(encoder, patch)
+        with pytest.raises(error, match=words) as raised:
+            embed(encoder, tmp_path)
+        # While the traceback, and so every frame in it, is still held:
+        assert raised.value is not None
+        assert not [one.name for one in threading.enumerate() if one.name.startswith("midlayer-")]
+    left = opened(tmp_path).missing(KEYS)
+    assert 0 < len(left) < len(KEYS)
+    passed: list[int] = []
+    hook = encoder.transformer.layers[0].register_forward_hook(lambda _, __, made: passed.append(len(made)))
+    resumed = vectors(embed(encoder, tmp_path))
+    hook.remove()
+    assert len(left) <= sum(passed) < len(left) + 12, "what was stored is not embedded again"
+    whole = vectors(embed(encoder, tmp_path / "whole"))
+    assert all(np.array_equal(one, other) for one, other in zip(resumed, whole, strict=True)), "to the last bit"
+
+
+def test_a_real_full_disk_is_named(encoder: LayerEncoder, small_disk: Path) -> None:
+    (small_disk / "filler").write_bytes(bytes(1_000_000))
+    with pytest.raises(DiskFullError, match=rf"The disk of {small_disk} is full"):
+        embed(encoder, small_disk)
+    (small_disk / "filler").unlink()
+    assert not embed(encoder, small_disk).missing(KEYS)
+
+
+def test_a_slow_disk_holds_the_passes_back(encoder: LayerEncoder, tmp_path: Path, monkeypatch: Any) -> None:
+    """No more batches are in memory than a few, however many there are."""
+    begun, written, most = [], [], 0
+    plain = EmbeddingStore.write
+
+    def slow(self: EmbeddingStore, *args: Any, **kwargs: Any) -> None:
+        nonlocal most
+        threading.Event().wait(0.01)
+        plain(self, *args, **kwargs)
+        written.append(1)
+        most = max(most, len(begun) - len(written))
+
+    monkeypatch.setattr(EmbeddingStore, "write", slow)
+    hook = encoder.transformer.register_forward_hook(lambda *_: begun.append(1))
+    embed(encoder, tmp_path, token_budget=40)
+    hook.remove()
+    assert len(written) > 15
+    assert most <= 3
+
+
+def test_compiled_blocks_give_the_same_vectors_and_are_plain_again_after_it(
+    encoder: LayerEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch, "compile", lambda call, **options: (compiled.append(options), call)[1])
+    found = vectors(embed(encoder, tmp_path, compile=True))
+    assert compiled == [{"dynamic": True}] * DEPTH
+    assert not any("forward" in vars(block) for block in encoder.transformer.layers)
+    whole = vectors(embed(encoder, tmp_path / "plain"))
+    assert all(np.array_equal(one, other) for one, other in zip(found, whole, strict=True))
+
+
+def test_auto_is_a_number_and_a_number_is_itself(encoder: LayerEncoder, tmp_path: Path, monkeypatch: Any) -> None:
+    store = opened(tmp_path)
+    assert Embedder(encoder, store).tokens == 4096
+    assert Embedder(encoder, store, token_budget=77).tokens == 77
+    free = {"bytes": 0}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free["bytes"], 0))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
+    monkeypatch.setattr(LayerEncoder, "device", torch.device("cuda"))
+    found = []
+    for free["bytes"] in (0, 2**24, 2**26, 2**28, 2**40):
+        found.append(tokens_that_fit(encoder))
+    assert found == sorted(found)
+    assert found[0] == 1024
+    assert found[-1] == 65536
+    assert all(tokens & (tokens - 1) == 0 for tokens in found)
+    with pytest.raises(OptionError, match="`token_budget` must be a positive number of tokens"):
+        check_budget("many")  # type: ignore[arg-type]
+    assert check_budget("auto") == "auto"
