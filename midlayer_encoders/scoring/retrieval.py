@@ -139,7 +139,7 @@ class Ranking:
             yield places, ranked, ranked >= 0
 
     def _gains(self, places: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the relevance of ranked documents ``(L, Q, K)`` and that of all judged ones, descending, ``(Q, J)``."""
+        """Return the relevance of ranked documents ``(L, Q, K)`` and of all judged ones, descending, ``(Q, J)``."""
         judged = [self.relevance[place] for place in places.tolist()]
         table = numbers.new_zeros(len(judged), len(self.documents) + 1, dtype=torch.float32)  # the last for no document
         row = [place for place, found in enumerate(judged) for _ in found]
