@@ -18,6 +18,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Places: TypeAlias = npt.NDArray[np.int64]
 
 _PAIRS = 10  # steps and changes of gradient that are remembered, SciPy's default
+_IDLE = 0.125  # part of the problems that may be done before the memory of the others is copied
 _EPS = float(np.finfo(float).eps)
 
 
@@ -78,6 +79,7 @@ class _Run:
         self.stored = np.zeros(count, dtype=np.int64)  # pairs since the memory was last emptied
         self.iterations = np.zeros(count, dtype=np.int64)
         self.trials = np.zeros(count, dtype=np.int64)
+        self.idle = np.zeros(count, dtype=bool)  # done, and not left out yet
         self.direction = torch.zeros_like(start)
         self.search = LineSearch.start(np.ones(count), self.value, -np.ones(count))
 
@@ -85,7 +87,7 @@ class _Run:
         """Return the minimizers."""
         flat = _host(self.largest(self.places, self.gradient)) <= self.gradient_tolerance
         self._leave(flat)
-        self._turn(np.ones(len(self.places), dtype=bool))
+        self._turn(~self.idle)
         while len(self.places):
             trial = self.point + self._column(self.search.step) * self.direction
             values, gradients = self.objective(self.places, trial)
@@ -97,7 +99,8 @@ class _Run:
             # As in L-BFGS-B: a search that finds nothing starts again along the gradient, unless that is where it was.
             lost = ~over & (self.trials >= self.max_trials)
             lost |= ~np.isfinite(value)
-            over &= ~lost
+            lost &= ~self.idle
+            over &= ~lost & ~self.idle
             done = lost & (self.stored == 0)
             if over.any():
                 done |= self._accept(over, trial, value, gradients, step * (slope - slope_before), step, slope_before)
@@ -130,7 +133,7 @@ class _Run:
         self.point[rows], self.gradient[rows] = trial[rows], two
         self.value = np.where(over, value, before)
         self.iterations[over] += 1
-        self._products(rows, np.flatnonzero(over), slots, kept)
+        self._products(np.flatnonzero(over), slots, kept)
         self.stored[over] += kept
         largest = np.zeros(len(over))
         largest[over] = _host(self.largest(self.places[rows], two))
@@ -138,14 +141,12 @@ class _Run:
         done = (largest <= self.gradient_tolerance) | (before - value <= self.value_tolerance * scale)
         return over & (done | (self.iterations >= self.max_iterations))
 
-    def _products(self, rows: Tensor, places: Places, slots: Places, kept: npt.NDArray[np.bool_]) -> None:
+    def _products(self, places: Places, slots: Places, kept: npt.NDArray[np.bool_]) -> None:
         """Renew the inner products of the last step, the last change and the gradient with everything remembered."""
-        whole = len(rows) == len(self.places)
-        memory = self.memory if whole else self.memory[rows]
-        slot = torch.from_numpy(slots).to(rows.device)
-        every = torch.arange(len(rows), device=rows.device)
-        newest = torch.stack([memory[every, slot], memory[every, slot + _PAIRS], memory[:, -1]], dim=2)
-        found = _host(torch.bmm(memory, newest))  # (A, 21, 3)
+        slot = torch.from_numpy(self.stored % _PAIRS).to(self.memory.device)
+        every = torch.arange(len(slot), device=slot.device)
+        newest = torch.stack([self.memory[every, slot], self.memory[every, slot + _PAIRS], self.memory[:, -1]], dim=2)
+        found = _host(torch.bmm(self.memory, newest))[places]  # (A, 21, 3)
         for column, entries in enumerate((slots, slots + _PAIRS, np.full_like(slots, 2 * _PAIRS))):
             some = kept | (column == 2)
             self.products[places[some], :, entries[some]] = found[some, :, column]
@@ -196,13 +197,17 @@ class _Run:
         return weights
 
     def _leave(self, done: npt.NDArray[np.bool_]) -> None:
-        """Note the points of problems that are done, and go on without them."""
+        """Note the points of problems that are done, and go on without them once they are many."""
         if not done.any():
             return
         leaving = torch.from_numpy(done).to(self.point.device)
         self.found[self.places[leaving]] = self.point[leaving]
-        rest = np.flatnonzero(~done)
-        kept = ~leaving
+        self.idle |= done
+        if self.idle.mean() < _IDLE and not self.idle.all():
+            return
+        rest = np.flatnonzero(~self.idle)
+        kept = torch.from_numpy(~self.idle).to(self.point.device)
+        self.idle = self.idle[rest]
         self.places, self.point, self.gradient = self.places[kept], self.point[kept], self.gradient[kept]
         self.memory, self.direction = self.memory[kept], self.direction[kept]
         self.value, self.products, self.stored = self.value[rest], self.products[rest], self.stored[rest]

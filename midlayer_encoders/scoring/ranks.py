@@ -26,12 +26,13 @@ def correlation(one: Tensor, other: Tensor) -> Tensor:
     """Return the Pearson correlation of the rows of two tensors; NaN where a row is constant.
 
     Example:
-        >>> correlation(torch.tensor([[1.0, 2.0, 3.0], [1.0, 1.0, 1.0]]), torch.tensor([2.0, 4.0, 6.0]))
-        tensor([1., nan], dtype=torch.float64)
+        >>> correlation(torch.tensor([[1.0, 2.0, 2.0], [1.0, 1.0, 1.0]]), torch.tensor([2.0, 4.0, 6.0]))
+        tensor([0.8660,    nan], dtype=torch.float64)
     """
+    constant = (one == one[..., :1]).all(dim=-1) | (other == other[..., :1]).all(dim=-1)
     one, other = (x.double() - x.double().mean(dim=-1, keepdim=True) for x in (one, other))
     sizes: Tensor = torch.linalg.vector_norm(one, dim=-1) * torch.linalg.vector_norm(other, dim=-1)
-    return (one * other).sum(dim=-1) / sizes
+    return torch.where(constant, torch.nan, (one * other).sum(dim=-1) / sizes)
 
 
 def average_precision(scores: Tensor, right: Tensor) -> Tensor:

@@ -35,9 +35,9 @@ def sts_scores(
     Example:
         >>> import torch
         >>> vectors = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]])
-        >>> first, second, wanted = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 2]), torch.tensor([5.0, 0.0, 1.0])
+        >>> first, second, wanted = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 2]), torch.tensor([5.0, 1.0, 0.0])
         >>> sts_scores(vectors, first, second, wanted)
-        tensor([1.], dtype=torch.float64)
+        tensor([0.5000], dtype=torch.float64)
     """
     measure, _, kind = score.rpartition("_")
     found = pair_similarities(vectors, first, second, measure=measure or "similarity", similarity=similarity)

@@ -1,0 +1,89 @@
+"""Time the scoring of all layers together at the size of a large model: six real tasks, 25 layers of 1024 dimensions.
+
+``python -m benchmarks.scoring_gpu TASKS [--device cuda] [--check 2]``. The vectors are made, one random projection of the words of a
+text for each layer with a common offset, so that no model is needed; they are read from memory, so that no disk is timed.
+``--check`` also scores some layers on the CPU and prints the largest difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from midlayer_encoders.scoring import layer_scores
+from midlayer_encoders.tasks import isolated_random, task_sources
+
+WORDS = 1 << 15
+
+
+def made(texts: Sequence[str], layers: int, dim: int, device: torch.device) -> np.ndarray[Any, Any]:
+    """Return vectors ``(L, N, D)`` that are alike where texts share words."""
+    rows, columns = [], []
+    for row, text in enumerate(texts):
+        words = {zlib.crc32(word.encode()) % WORDS for word in text.lower().split()}
+        rows += [row] * len(words)
+        columns += sorted(words)
+    index = torch.tensor([rows, columns])
+    bag = torch.sparse_coo_tensor(index, torch.ones(len(rows)), (len(texts), WORDS)).to(device).coalesce()
+    found = np.empty((layers, len(texts), dim), dtype=np.float32)
+    for layer in range(layers):
+        generator = torch.Generator().manual_seed(layer)
+        words = torch.randn(WORDS, dim, generator=generator).to(device)
+        offset = 4 * torch.randn(dim, generator=generator).to(device)
+        vectors = torch.sparse.mm(bag, words)
+        noise = torch.randn(vectors.shape, device=device, generator=torch.Generator(device).manual_seed(layer))
+        found[layer] = (vectors + offset + layer / layers * noise).cpu().numpy()
+    return found
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tasks", type=Path)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--layers", type=int, default=25)
+    parser.add_argument("--dim", type=int, default=1024)
+    parser.add_argument("--check", type=int, default=0)
+    given = parser.parse_args()
+    device, total = torch.device(given.device), 0.0
+    sources = task_sources(sorted(path for path in given.tasks.iterdir() if path.is_dir()))
+    from midlayer_encoders.scoring.recording import record
+
+    def keys(inputs: Any, **_: Any) -> list[str]:
+        return [text for batch in inputs for text in batch["text"]]
+
+    print("| task | rows | recording, s | scoring, s | largest difference to the CPU, points |\n|---|---|---|---|---|")
+    for source in sources:
+        start = time.perf_counter()
+        with isolated_random():
+            asked = record(source.make(), keys)[0]
+        recording = time.perf_counter() - start
+        vectors = made(asked.keys, given.layers, given.dim, device)
+        layers = list(range(given.layers))
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        found = layer_scores(asked.question, asked.keys, layers, lambda layer, _, of=vectors: of[layer], device=device)
+        seconds = time.perf_counter() - start
+        total += seconds + recording
+        cpu = layer_scores(
+            asked.question, asked.keys, layers[:: max(given.layers // given.check, 1)][: given.check],
+            lambda layer, _, of=vectors: of[layer], device=torch.device("cpu"),
+        ) if given.check else {}  # fmt: skip
+        apart = max((100 * abs(found[layer] - value) for layer, value in cpu.items()), default=float("nan"))
+        name = source.name.rpartition("-")[0]
+        print(f"| {name} | {len(asked.keys)} | {recording:.2f} | {seconds:.2f} | {apart:.5f} |", flush=True)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0
+    print(f"\nIn all {total:.1f} s; peak device memory {peak:.1f} GiB.")
+
+
+if __name__ == "__main__":
+    main()
