@@ -52,7 +52,7 @@ class Clock:
         self.first: dict[str, float] = {}
         self.last: dict[str, float] = {}
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
+    def __call__(self, stage: str, *_: int) -> None:
         self.first.setdefault(stage, time.perf_counter())
         self.last[stage] = time.perf_counter()
 
@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--model", choices=["SmolLM2-135M", "all-MiniLM-L6-v2"], required=True)
     parser.add_argument("--tasks", choices=["builtin", "real"], required=True)
     parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--only", nargs="*", default=None, help="names of some of the real tasks")
     parser.add_argument("--layers", default="all")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=joblib.cpu_count())
@@ -105,6 +106,8 @@ def main() -> None:
     encoder = encoder_of(given.model, given.device)
     with tempfile.TemporaryDirectory() as root:
         tasks: Any = "builtin" if given.tasks == "builtin" else shortened(Path(root), given.rows)
+        if given.only:
+            tasks = [path for path in tasks if path.name in given.only]
         assert given.tasks == "builtin" or DATA.is_dir()
         store = given.store / given.model
         timed(encoder, tasks, store, given.workers, "together", layers)  # embeds, and imports what both ways need
@@ -112,7 +115,8 @@ def main() -> None:
         by_mteb, theirs = timed(encoder, tasks, store, given.workers, "mteb", layers)
     seconds, confirming, slow = ours.seconds("scoring"), ours.seconds("confirming"), theirs.seconds("scoring")
     rows = f", about {given.rows} rows of each file" if given.rows < 100_000 and given.tasks == "real" else ""
-    title = f"## {given.model}, {given.tasks} tasks{rows}, {given.device}"
+    which = f"{given.tasks} tasks" if not given.only else ", ".join(given.only)
+    title = f"## {given.model}, {which}{rows}, {given.device}"
     where = torch.cuda.get_device_name() if given.device.startswith("cuda") else f"{joblib.cpu_count()} cores"
     lines = [
         title, "", f"`python -m benchmarks.scoring --model {given.model} --tasks {given.tasks} --rows {given.rows}`, {where}:", "",

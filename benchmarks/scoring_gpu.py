@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.scoring_gpu TASKS [--device cuda] [--check 2]``. The vectors are made, one random projection of the words of a
 text for each layer with a common offset, so that no model is needed; they are read from memory, so that no disk is timed.
-``--check`` also scores some layers on the CPU and prints the largest difference.
+``--check`` also scores some layers on the CPU, ``--mteb`` by mteb's own evaluators, and the largest differences are printed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import torch
+from mteb.models.model_meta import ModelMeta, ScoringFunction
+from sentence_transformers.util import SimilarityFunction
 
 from midlayer_encoders.scoring import layer_scores
 from midlayer_encoders.tasks import isolated_random, task_sources
@@ -44,6 +47,46 @@ def made(texts: Sequence[str], layers: int, dim: int, device: torch.device) -> n
     return found
 
 
+def by_mteb(source: Any, places: dict[str, int], rows: Any) -> float:
+    """Return the main score of one layer by mteb."""
+    warnings.simplefilter("ignore")
+    import mteb
+
+    class Layer:
+        similarity = staticmethod(SimilarityFunction.to_similarity_fn("cosine"))
+        similarity_pairwise = staticmethod(SimilarityFunction.to_similarity_pairwise_fn("cosine"))
+        mteb_model_meta = ModelMeta.create_empty(
+            overwrites={"name": "made/made", "revision": "1", "modalities": ["text"], "framework": ["PyTorch"],
+                        "similarity_fn_name": ScoringFunction.COSINE}
+        )  # fmt: skip
+
+        def encode(self, inputs: Any, **_: Any) -> Any:
+            return np.asarray(rows[[places[text] for batch in inputs for text in batch["text"]]])
+
+    result = mteb.evaluate(Layer(), source.make(), cache=None, show_progress_bar=False, co2_tracker=False)
+    return float(result[0].get_score())
+
+
+def print_against_mteb(sources: Any, kept: Any, layers: list[int]) -> None:
+    start = time.perf_counter()
+    jobs = [(source, source.name.rpartition("-")[0], layer) for source in sources for layer in layers]
+    with joblib.parallel_config(backend="loky", n_jobs=min(joblib.cpu_count(), len(jobs)), inner_max_num_threads=1):
+        scores = joblib.Parallel()(
+            joblib.delayed(by_mteb)(source, kept[name][0], kept[name][1][layer]) for source, name, layer in jobs
+        )
+    print(f"\nmteb, {len(layers)} layers in worker processes: {time.perf_counter() - start:.1f} s\n")
+    print("| task | largest difference to mteb, points | mean of its size | mteb's scores |\n|---|---|---|---|")
+    for source in sources:
+        name = source.name.rpartition("-")[0]
+        pairs = [
+            (kept[name][2][layer], score) for (_, task, layer), score in zip(jobs, scores, strict=True) if task == name
+        ]
+        apart = [100 * (ours - theirs) for ours, theirs in pairs]
+        shown = ", ".join(f"{100 * theirs:.1f}" for _, theirs in pairs)
+        largest = max(apart, key=abs)
+        print(f"| {name} | {largest:+.5f} | {np.abs(apart).mean():.5f} | {shown} |", flush=True)
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__)
@@ -52,6 +95,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=25)
     parser.add_argument("--dim", type=int, default=1024)
     parser.add_argument("--check", type=int, default=0)
+    parser.add_argument("--mteb", type=int, default=0)
     given = parser.parse_args()
     device, total = torch.device(given.device), 0.0
     sources = task_sources(sorted(path for path in given.tasks.iterdir() if path.is_dir()))
@@ -60,6 +104,7 @@ def main() -> None:
     def keys(inputs: Any, **_: Any) -> list[str]:
         return [text for batch in inputs for text in batch["text"]]
 
+    kept: dict[str, tuple[dict[str, int], Any, dict[int, float]]] = {}
     print("| task | rows | recording, s | scoring, s | largest difference to the CPU, points |\n|---|---|---|---|---|")
     for source in sources:
         start = time.perf_counter()
@@ -80,9 +125,12 @@ def main() -> None:
         ) if given.check else {}  # fmt: skip
         apart = max((100 * abs(found[layer] - value) for layer, value in cpu.items()), default=float("nan"))
         name = source.name.rpartition("-")[0]
+        kept[name] = {key: row for row, key in enumerate(asked.keys)}, vectors, found
         print(f"| {name} | {len(asked.keys)} | {recording:.2f} | {seconds:.2f} | {apart:.5f} |", flush=True)
     peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0
-    print(f"\nIn all {total:.1f} s; peak device memory {peak:.1f} GiB.")
+    print(f"\nIn all {total:.1f} s; peak device memory {peak:.1f} GiB.", flush=True)
+    if given.mteb:
+        print_against_mteb(sources, kept, list(range(0, given.layers, -(-given.layers // given.mteb))))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +83,7 @@ class _Run:
         points, places = self._points(rows)
         points = points.double()  # as scikit-learn does here, and then rounds to the vectors' own precision
         norms = points.square().sum(dim=3)
-        weights = np.full(self.init_size, 1 / np.float32(self.init_size), dtype=np.float32)
+        weights = self._shares(self.init_size)
         first = int(self.generator.choice(self.init_size, p=weights))
         trials = 2 + int(np.log(self.clusters))
         found = [places[:, :, first]]
@@ -96,6 +96,11 @@ class _Run:
             closest = distances.gather(2, best[..., None].expand(-1, -1, 1, distances.shape[3]))[..., 0, :]
             found.append(asked.gather(2, best)[..., 0])
         return self._at(points, torch.stack(found, dim=2)).to(self.vectors.dtype)
+
+    def _shares(self, count: int) -> npt.NDArray[Any]:
+        """Return equal chances, rounded as scikit-learn has them."""
+        ones = np.ones(count, dtype=np.float32 if self.vectors.dtype == torch.float32 else np.float64)
+        return ones / ones.sum()
 
     def _candidates(self, closest: Tensor, uniform: npt.NDArray[np.float64]) -> Tensor:
         """Return rows drawn by their distance to the nearest center, ``(L, R, T)``."""
@@ -139,9 +144,9 @@ class _Run:
         stopping = _Stopping(self.count, self.batch, self.size)
         streams = [_Stream(self.generator, np.arange(self.count))]
         counts = centers.new_zeros(centers.shape[:3])
-        held = np.zeros((self.count, self.clusters), dtype=np.float32)  # the counts, on the host
+        held: npt.NDArray[Any] = np.zeros((self.count, self.clusters))  # the counts, on the host
         since = np.zeros(self.count, dtype=np.int64)
-        weights = np.full(self.size, np.float32(1) / np.float32(self.size), dtype=np.float32)
+        weights = self._shares(self.size)
         places = np.zeros((self.count, self.batch), dtype=np.int64)
         for _ in range(_MAX_ITERATIONS * self.size // self.batch):
             for stream in streams:
@@ -186,7 +191,7 @@ class _Run:
         self,
         centers: Tensor,
         counts: Tensor,
-        held: npt.NDArray[np.float32],
+        held: npt.NDArray[Any],
         rows: Tensor,
         streams: list[_Stream],
         due: npt.NDArray[np.bool_],
