@@ -18,8 +18,6 @@ from typing import Any
 import joblib
 import numpy as np
 import torch
-from mteb.models.model_meta import ModelMeta, ScoringFunction
-from sentence_transformers.util import SimilarityFunction
 
 from midlayer_encoders.scoring import layer_scores
 from midlayer_encoders.tasks import isolated_random, task_sources
@@ -51,6 +49,8 @@ def by_mteb(source: Any, places: dict[str, int], rows: Any) -> float:
     """Return the main score of one layer by mteb."""
     warnings.simplefilter("ignore")
     import mteb
+    from mteb.models.model_meta import ModelMeta, ScoringFunction
+    from sentence_transformers.util import SimilarityFunction
 
     class Layer:
         similarity = staticmethod(SimilarityFunction.to_similarity_fn("cosine"))
