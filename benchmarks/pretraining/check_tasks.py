@@ -1,4 +1,4 @@
-"""Compare the batched scorers with mteb's: every layer of all-MiniLM-L6-v2 by ``sweep`` and by ``Evaluation``.
+"""Compare all layers scored together with mteb's: every layer of all-MiniLM-L6-v2 by ``sweep`` and by ``Evaluation``.
 
 ``python -m benchmarks.pretraining.check_tasks FOLDER`` with the folder that ``corpus.py`` made; ``--layers 0 3 6`` for some.
 """
