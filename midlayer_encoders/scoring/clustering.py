@@ -13,6 +13,8 @@ from midlayer_encoders.scoring.k_means import mini_batch_k_means
 
 __all__ = ["Clusterings", "Draws", "clustering_scores", "v_measure"]
 
+_LAYERS_ON_CPU = 4  # that are clustered side by side
+
 
 def v_measure(wanted: Tensor, found: Tensor) -> Tensor:
     r"""Return the V-measure :math:`2 I(Y; C) / (H(Y) + H(C))` of each row of clusters.
@@ -81,7 +83,12 @@ class Clusterings:
 
     def scores(self, vectors: Tensor) -> Tensor:
         """Return one score for each layer, shape ``(L,)``."""
-        return clustering_scores(vectors, self.draws, batch_size=self.batch_size, seed=self.seed)
+        # All draws side by side go on until the last one stops, which a CPU has no use for.
+        size = _LAYERS_ON_CPU if vectors.device.type == "cpu" else len(vectors)
+        parts = torch.split(vectors, size)
+        return torch.cat(
+            [clustering_scores(part, self.draws, batch_size=self.batch_size, seed=self.seed) for part in parts]
+        )
 
     def numbers(self, rows: int, dim: int) -> int:
         """Return about how many numbers of four bytes a layer takes."""

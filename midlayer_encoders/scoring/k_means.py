@@ -100,7 +100,7 @@ class _Run:
     def _shares(self, count: int) -> npt.NDArray[Any]:
         """Return equal chances, rounded as scikit-learn has them."""
         ones = np.ones(count, dtype=np.float32 if self.vectors.dtype == torch.float32 else np.float64)
-        return ones / ones.sum()
+        return np.asarray(ones / ones.sum())
 
     def _candidates(self, closest: Tensor, uniform: npt.NDArray[np.float64]) -> Tensor:
         """Return rows drawn by their distance to the nearest center, ``(L, R, T)``."""
@@ -121,21 +121,14 @@ class _Run:
     def _distances(self, points: Tensor, norms: Tensor, places: Tensor, asked: Tensor) -> Tensor:
         """Return squared distances from asked points to all rows, ``(L, R, T, I)``."""
         of = self._at(points, asked)
-        if points.shape[1] == 1:
-            products = (of.flatten(1, 2) @ points[:, 0].mT).view(*asked.shape, -1)
-        else:
-            products = of @ points.mT
+        products = _products(points, of)
         squared = of.square().sum(dim=3)[..., None] - 2 * products + norms[..., None, :]
         squared = squared.clamp(min=0).to(self.vectors.dtype)
         return squared.gather(3, places[:, :, None].expand(-1, -1, asked.shape[2], -1))
 
     def _nearest(self, points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
         """Return the nearest center of each point and its squared distance less the point's norm, ``(L, R, M)``."""
-        if points.shape[1] == 1:
-            products = (centers.flatten(1, 2) @ points[:, 0].mT).view(*centers.shape[:3], -1)
-        else:
-            products = centers @ points.mT
-        distances = centers.square().sum(dim=3)[..., None] - 2 * products
+        distances = centers.square().sum(dim=3)[..., None] - 2 * _products(points, centers)
         least = distances.min(dim=2)
         return least.indices, least.values
 
@@ -181,8 +174,7 @@ class _Run:
         times.scatter_add_(2, new, torch.ones_like(new, dtype=times.dtype))  # how often a point counts for a cluster
         times = times.view(*self.shape, self.clusters, -1)
         more = times.sum(dim=3)
-        shared = points.shape[1] == 1
-        sums = (times.flatten(1, 2) @ points[:, 0]).view_as(centers) if shared else times @ points
+        sums = _products(points.mT, times)
         total = counts + more
         moved = (centers * counts[..., None] + sums) / total.clamp(min=1)[..., None]
         return torch.where((more > 0)[..., None], moved, centers), total, inertia
@@ -220,6 +212,16 @@ class _Run:
                 held[problem, small] = held[problem, ~small].min()
                 counts[layer, draw] = torch.from_numpy(held[problem]).to(counts.device)
         return split
+
+
+def _products(points: Tensor, others: Tensor) -> Tensor:
+    """Return the products of others ``(L, R, K, D)`` with points ``(L, 1 or R, M, D)``, shape ``(L, R, K, M)``.
+
+    The points stand on the left: the other way round some CPU libraries are ten times slower.
+    """
+    if points.shape[1] > 1:
+        return (points @ others.mT).mT
+    return (points[:, 0] @ others.flatten(1, 2).mT).mT.unflatten(1, others.shape[1:3])  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _copied(generator: np.random.RandomState) -> np.random.RandomState:

@@ -1,6 +1,6 @@
 """Time the scoring of all layers together at the size of a large model: six real tasks, 25 layers of 1024 dimensions.
 
-``python -m benchmarks.scoring_gpu TASKS [--device cuda] [--check 2]``. The vectors are made, one random projection of the words of a
+``python -m benchmarks.scoring_made TASKS [--device cuda] [--check 2]``. The vectors are made, one random projection of the words of a
 text for each layer with a common offset, so that no model is needed; they are read from memory, so that no disk is timed.
 ``--check`` also scores some layers on the CPU, ``--mteb`` by mteb's own evaluators, and the largest differences are printed.
 """
@@ -90,7 +90,7 @@ def print_against_mteb(sources: Any, kept: Any, layers: list[int]) -> None:
 def main() -> None:
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tasks", type=Path)
+    parser.add_argument("tasks", help="a folder of folders, or builtin")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--layers", type=int, default=25)
     parser.add_argument("--dim", type=int, default=1024)
@@ -98,7 +98,8 @@ def main() -> None:
     parser.add_argument("--mteb", type=int, default=0)
     given = parser.parse_args()
     device, total = torch.device(given.device), 0.0
-    sources = task_sources(sorted(path for path in given.tasks.iterdir() if path.is_dir()))
+    builtin = given.tasks == "builtin"
+    sources = task_sources("builtin" if builtin else sorted(x for x in Path(given.tasks).iterdir() if x.is_dir()))
     from midlayer_encoders.scoring.recording import record
 
     def keys(inputs: Any, **_: Any) -> list[str]:
