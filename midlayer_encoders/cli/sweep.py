@@ -62,10 +62,12 @@ def sweep(
 ) -> None:
     """Score every layer of a model on mteb tasks from one forward pass over each text."""
     quieten()
+    from midlayer_encoders.errors import check_choice
     from midlayer_encoders.files import folder_lock
     from midlayer_encoders.tasks import task_sources
 
-    task_sources(tasks.split(","))  # a wrong name is refused before the model is loaded
+    check_choice("--scoring", scoring, ("together", "mteb"))  # a wrong word is refused before the model is loaded
+    task_sources(tasks.split(","))  # likewise
     if out is not None and out.is_dir():
         with folder_lock(out):  # likewise a folder that another sweep writes to
             pass

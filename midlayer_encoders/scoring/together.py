@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from midlayer_encoders.scoring.recording import Question
@@ -62,11 +63,23 @@ def layer_scores(
                 coming = ahead.submit(_read, read, keys, parts[number + 1], {})
             vectors = torch.from_numpy(rows).to(device)
             finite = vectors.isfinite().flatten(1).all(dim=1)
-            scores = question.scores(torch.where(finite[:, None, None], vectors, 0))
+            scores = _scores(question, torch.where(finite[:, None, None], vectors, 0))
             scores = torch.where(finite, scores, torch.nan)
             found |= dict(zip(part, scores.tolist(), strict=True))
             done(len(part))
     return found
+
+
+def _scores(question: Question, vectors: Tensor) -> Tensor:
+    """Return the scores of layers, of fewer at once where the device's memory runs out."""
+    try:
+        return question.scores(vectors)
+    except torch.cuda.OutOfMemoryError:
+        if len(vectors) == 1:
+            raise
+        torch.cuda.empty_cache()
+    half = len(vectors) // 2
+    return torch.cat([_scores(question, vectors[:half]), _scores(question, vectors[half:])])
 
 
 def _read(

@@ -236,26 +236,30 @@ def _score(
     to_confirm: list[Job] = []
     ways: dict[str, str] = {}
     for jobs in jobs_of_tasks:
-        why = "it was asked to" if together is None else why_not_together(jobs[0])
-        if together is not None and why is None:
-            done = stage.done
-            try:
-                made = together.scores(jobs)
-            except DiskFullError:  # the next task would fail for it too
-                raise
-            except Exception as error:  # mteb tells what is wrong with a task, or scores it all the same
-                why = f"{type(error).__name__}: {error}"
-                stage.step(done - stage.done)
-            else:
-                ways[jobs[0].task.name] = TOGETHER
-                scores += made
-                layers = layers_to_confirm(made)
-                to_confirm += [job for job in jobs if job.layer in layers]
-                continue
-        ways[jobs[0].task.name] = f"by mteb, because {why}"
-        scores += _by_mteb(jobs, embedder, workers, stage, group)
+        made, why = ([], "it was asked to") if together is None else _by_all(jobs, together)
+        if why is not None:
+            ways[jobs[0].task.name] = f"by mteb, because {why}"
+            scores += _by_mteb(jobs, embedder, workers, stage, group)
+            continue
+        ways[jobs[0].task.name] = TOGETHER
+        scores += made
+        layers = layers_to_confirm(made)
+        to_confirm += [job for job in jobs if job.layer in layers]
     confirmed = _confirmed(to_confirm, embedder, workers, Stage(progress, "confirming"), group)
     return Scored(scores, confirmed, ways)
+
+
+def _by_all(jobs: Sequence[Job], together: Together) -> tuple[list[Score], str | None]:
+    """Return the scores of all layers together, or none and why they are left to mteb."""
+    done = together.stage.done
+    try:
+        why = why_not_together(jobs[0])
+        return (together.scores(jobs), None) if why is None else ([], why)
+    except DiskFullError:  # the next task would fail for it too
+        raise
+    except Exception as error:  # mteb tells what is wrong with a task, or scores it all the same
+        together.stage.step(done - together.stage.done)
+        return [], f"{type(error).__name__}: {error}"
 
 
 def _by_mteb(jobs: Sequence[Job], embedder: Embedder, workers: int, stage: Stage, group: _Group) -> list[Score]:

@@ -77,6 +77,7 @@ class Together:
         if lacking:
             self._fill(task, jobs, lacking, header, kept)
             self.barrier()
+            self.stage.step(len(lacking) - len(lacking[self.rank :: self.world]))
             kept = self._kept(task, header)
         seconds = (time.perf_counter() - start) / len(jobs)
         name = str(task.metadata.main_score)

@@ -122,6 +122,22 @@ def test_layers_whose_vectors_are_alike_or_not_finite_have_no_score_or_mteb_s(mo
         assert np.isnan(found[1])
 
 
+def test_where_memory_runs_out_fewer_layers_are_scored_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from midlayer_encoders.scoring.sts import StsPairs
+
+    whole, plain, counts = together(sts()), StsPairs.scores, list[int]()
+
+    def small(self: StsPairs, vectors: torch.Tensor) -> torch.Tensor:
+        counts.append(len(vectors))
+        if len(vectors) > 1:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return plain(self, vectors)
+
+    monkeypatch.setattr(StsPairs, "scores", small)
+    assert together(sts()) == pytest.approx(whole, abs=1e-12)
+    assert counts == [3, 1, 2, 1, 1]
+
+
 def test_products_are_not_rounded_to_tensorfloat32_and_the_setting_is_put_back() -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
