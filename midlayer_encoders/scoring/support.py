@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mteb._evaluators import SklearnEvaluator
 from mteb.abstasks import (
+    AbsTask,
     AbsTaskClassification,
     AbsTaskClustering,
     AbsTaskPairClassification,
@@ -16,9 +17,6 @@ from mteb.abstasks import (
 from sklearn.linear_model import LogisticRegression
 
 from midlayer_encoders.scoring.retrieval import RANKING_SCORES
-
-if TYPE_CHECKING:
-    from mteb.abstasks import AbsTask
 
 __all__ = ["scores_together"]
 
@@ -35,7 +33,6 @@ _TYPES: dict[type[AbsTask], tuple[str, tuple[str, ...]]] = {
     AbsTaskRetrieval: (rf"accuracy|({'|'.join(RANKING_SCORES)})_at_\d+", ("task_specific_scores",)),
 }
 _SETTINGS = {"l1_ratio", "C", "max_iter", "tol", "random_state", "verbose", "n_jobs", "penalty", "warm_start"}
-_OURS = ("mteb.abstasks.", "midlayer_encoders.tasks.")
 
 
 def scores_together(task: AbsTask) -> str | None:
@@ -53,7 +50,8 @@ def scores_together(task: AbsTask) -> str | None:
     if re.fullmatch(scores, main) is None:
         return f"its main score is {main}"
     for name in ("evaluate", "_evaluate_subset", "_add_main_score", *methods):
-        if not getattr(type(task), name).__module__.startswith(_OURS):
+        where = getattr(type(task), name).__module__
+        if where not in (base.__module__, AbsTask.__module__) and not where.startswith("midlayer_encoders.tasks."):
             return f"it has a way of its own to evaluate (`{name}`)"
     if isinstance(task, AbsTaskClassification):
         return _classifier(task)
