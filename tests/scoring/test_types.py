@@ -68,7 +68,7 @@ def test_classification_is_equal(make: Callable[[], AbsTask]) -> None:
     # In float64 both take the same path; in float32 scikit-learn may stop elsewhere, and a prediction or two change.
     expected = by_mteb(task, dtype=np.float64)
     assert together(task, dtype=np.float64) == pytest.approx(expected, abs=1e-9)
-    assert len(set(expected)) == 3
+    assert len(set(expected)) > 1  # layers are told apart
 
 
 def test_clustering_is_equal_on_levels_splits_and_samples() -> None:
