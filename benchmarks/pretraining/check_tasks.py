@@ -1,4 +1,4 @@
-"""Compare the batched scorers with mteb's: every layer of all-MiniLM-L6-v2 by ``sweep`` and by ``Evaluation``.
+"""Compare all layers scored together with mteb's: every layer of all-MiniLM-L6-v2 by ``sweep`` and by ``Evaluation``.
 
 ``python -m benchmarks.pretraining.check_tasks FOLDER`` with the folder that ``corpus.py`` made; ``--layers 0 3 6`` for some.
 """
@@ -35,7 +35,7 @@ def main() -> None:
     batched = pl.DataFrame(rows, schema=["dataset", "layer", "batched"], orient="row")
     with tempfile.TemporaryDirectory() as out:
         paths = sorted((given.folder / "tasks").iterdir())
-        result = sweep(encoder, paths, layers=given.layers or "all", out=Path(out))
+        result = sweep(encoder, paths, layers=given.layers or "all", out=Path(out), scoring="mteb")
         label = pl.col("dataset").str.replace(r"-[0-9a-f]{8}$", "")
         swept = result.frame.select(label, "layer", pl.col("value").alias("mteb"))
     both = swept.join(batched, on=["dataset", "layer"]).sort("dataset", "layer")

@@ -1,4 +1,4 @@
-"""The six tasks of part 3 scored for all layers at once, by mteb's mathematics in batched tensors.
+"""The six tasks of part 3 scored for all layers at once, by the package's own scoring.
 
 mteb scores one layer at a time on the CPU, 20 s a layer and stage; these take a second for 13 layers on a GPU.
 ``python -m benchmarks.pretraining.check_tasks`` compares them with ``sweep``.
@@ -6,20 +6,17 @@ mteb scores one layer at a time on the CPU, 20 s a layer and stage; these take a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.pretraining.corpus import PAD
-from benchmarks.pretraining.scorers import accuracy, best_average_precision, mean_average_precision, spearman, v_measure
+from midlayer_encoders.tasks import isolated_random, task_sources
 
-DRAWS, PER_LABEL, SEED = 10, 8, 42  # mteb's
 TOKEN_BUDGET = 16_384
 
 
@@ -42,89 +39,26 @@ class Task:
 
 def read_tasks(folder: Path) -> list[Task]:
     """Return the tasks in a folder, each a folder of JSONL files."""
-    return [_MAKERS[path.name](path) for path in sorted(folder.iterdir()) if path.name in _MAKERS]
+    from midlayer_encoders.scoring.recording import record
+
+    made = []
+    for source in task_sources(sorted(path for path in folder.iterdir() if path.is_dir())):
+        with isolated_random():
+            task = source.make()
+            (asked,) = record(task, _texts)
+        name = source.name.rpartition("-")[0]
+        made.append(Task(name, str(task.metadata.main_score), list(asked.keys), asked.question.scores))
+    return made
 
 
-def _rows(folder: Path, split: str = "test") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / f"{split}.jsonl").read_text(encoding="utf8").splitlines()]
+def _texts(inputs: Any, **_: Any) -> list[str]:
+    return [text for batch in inputs for text in batch["text"]]
 
 
 def _numbered(texts: Sequence[str]) -> tuple[list[str], dict[str, int]]:
     """Return the texts without repeats, and each one's place."""
     unique = list(dict.fromkeys(texts))
     return unique, {text: place for place, text in enumerate(unique)}
-
-
-def _pairs(rows: Sequence[dict[str, Any]]) -> tuple[list[str], Tensor]:
-    texts, place = _numbered([row[side] for row in rows for side in ("sentence1", "sentence2")])
-    return texts, torch.tensor([[place[row["sentence1"]], place[row["sentence2"]]] for row in rows])
-
-
-def _sts(folder: Path) -> Task:
-    rows = _rows(folder)
-    texts, pairs = _pairs(rows)
-    wanted = torch.tensor([row["score"] for row in rows])
-    return Task(folder.name, "cosine_spearman", texts, lambda vectors: spearman(vectors, pairs, wanted))
-
-
-def _pair_classification(folder: Path) -> Task:
-    rows = _rows(folder)
-    texts, pairs = _pairs(rows)
-    labels = torch.tensor([row["labels"] for row in rows])
-    return Task(folder.name, "max_ap", texts, lambda vectors: best_average_precision(vectors, pairs, labels))
-
-
-def draws(labels: Sequence[int]) -> list[list[int]]:
-    """Return ten draws of eight rows a label, the ones that mteb draws."""
-    order = list(range(len(labels)))
-    drawn = []
-    for _ in range(DRAWS):
-        np.random.RandomState(SEED).shuffle(order)  # mteb shuffles the same list again, by a new generator of one seed
-        seen: dict[int, int] = {}
-        chosen = []
-        for row in order:
-            seen[labels[row]] = seen.get(labels[row], 0) + 1
-            if seen[labels[row]] <= PER_LABEL:
-                chosen.append(row)
-        drawn.append(chosen)
-    return drawn
-
-
-def _classification(folder: Path) -> Task:
-    train, test = _rows(folder, "train"), _rows(folder)
-    drawn = draws([row["label"] for row in train])
-    texts, place = _numbered([train[i]["text"] for one in drawn for i in one] + [row["text"] for row in test])
-    shots = [torch.tensor([(place[train[i]["text"]], train[i]["label"]) for i in one]) for one in drawn]
-    asked = torch.tensor([(place[row["text"]], row["label"]) for row in test])
-    return Task(folder.name, "accuracy", texts, lambda vectors: accuracy(vectors, shots, asked))
-
-
-def _clustering(folder: Path) -> Task:
-    rows = _rows(folder)
-    texts, place = _numbered([row["sentences"] for row in rows])
-    labelled = torch.tensor([(place[row["sentences"]], row["labels"]) for row in rows])
-    return Task(folder.name, "v_measure", texts, lambda vectors: v_measure(vectors, labelled, rounds=DRAWS, seed=SEED))
-
-
-def _reranking(folder: Path) -> Task:
-    rows = _rows(folder)
-    texts, place = _numbered([text for row in rows for text in (row["query"], *row["positive"], *row["negative"])])
-    queries = []
-    for row in rows:
-        right = {place[text] for text in row["positive"]}
-        found = sorted(right | {place[text] for text in row["negative"]})
-        queries.append((place[row["query"]], torch.tensor(found), torch.tensor([one in right for one in found])))
-    return Task(folder.name, "map_at_1000", texts, lambda vectors: mean_average_precision(vectors, queries))
-
-
-_MAKERS: dict[str, Callable[[Path], Task]] = {
-    "Banking77Classification": _classification,
-    "EmotionClassification": _classification,
-    "STSBenchmark": _sts,
-    "StackOverflowTitlesClustering": _clustering,
-    "TrecQAReranking": _reranking,
-    "TwitterURLCorpus": _pair_classification,
-}
 
 
 class Evaluation:

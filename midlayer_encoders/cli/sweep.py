@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.sweeping import SweepResult
 
-_TITLES = {"embedding": "texts embedded", "scoring": "layers scored", "measuring": "texts measured"}
+_TITLES = {
+    "embedding": "texts embedded",
+    "scoring": "layers scored",
+    "confirming": "layers confirmed by mteb",
+    "measuring": "texts measured",
+}
 
 
 @app.command()
@@ -45,7 +50,12 @@ def sweep(
     out: Annotated[Path | None, typer.Option(help="Folder for frame, results and page.")] = None,
     store: Annotated[Path | None, typer.Option(help="Folder of embeddings, which sweeps may share.")] = None,
     half: Annotated[bool, typer.Option(help="Keep the embeddings in float16: half the room.")] = False,
-    workers: Annotated[int | None, typer.Option(help="Processes that score layers; all cores by default.")] = None,
+    scoring: Annotated[
+        str, typer.Option(help="together: all layers at once, the best and the last confirmed by mteb; or mteb alone.")
+    ] = "together",
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that score layers by mteb; all cores by default.")
+    ] = None,
     devices: Annotated[int, typer.Option(help="Processes on this machine that share the embedding.")] = 1,
     num_nodes: Annotated[int, typer.Option(help="Machines that share it (torchrun or SLURM start them).")] = 1,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the blocks: pays for many texts only.")] = False,
@@ -53,17 +63,19 @@ def sweep(
 ) -> None:
     """Score every layer of a model on mteb tasks from one forward pass over each text."""
     quieten()
+    from midlayer_encoders.errors import check_choice
     from midlayer_encoders.files import folder_lock
     from midlayer_encoders.tasks import task_sources
 
-    task_sources(tasks.split(","))  # a wrong name is refused before the model is loaded
+    check_choice("--scoring", scoring, ("together", "mteb"))  # a wrong word is refused before the model is loaded
+    task_sources(tasks.split(","))  # likewise
     if out is not None and out.is_dir():
         with folder_lock(out):  # likewise a folder that another sweep writes to
             pass
     encoder = whole_model(model, options)
     run_sweep(
         encoder, tasks.split(","), layers=parse_layers(layers), metrics=parse_names(names), out=out, store=store,
-        store_dtype="float16" if half else "float32", workers=workers, devices=devices,
+        store_dtype="float16" if half else "float32", scoring=scoring, workers=workers, devices=devices,
         num_nodes=num_nodes, compile=compiled,
     )  # fmt: skip
 
@@ -89,6 +101,7 @@ def _print_scores(result: SweepResult) -> None:
     """Print a row for each layer, a column for each task, and what the best layer gains over the last."""
     import polars as pl
 
+    from midlayer_encoders.report.words import confirmed_words
     from midlayer_encoders.tasks import task_label
 
     scores = result.frame.filter(pl.col("kind") == "score")
@@ -115,6 +128,8 @@ def _print_scores(result: SweepResult) -> None:
             f"Best layer: {average.best_layer} of {found.num_layers}, {average.best:.1f} points, "
             f"{average.gain:+.1f} over {last}."
         )
+    for line in confirmed_words(result.frame):
+        console().print(line, highlight=False, markup=False)
 
 
 @app.command()

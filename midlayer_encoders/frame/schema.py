@@ -44,7 +44,9 @@ FRAME_SCHEMA = pl.Schema(
 )
 """The columns of results and their types; ``depth`` is ``layer / num_layers``, a score's ``value`` a fraction."""
 
-KINDS = ("score", "metric")
+KINDS = ("score", "metric", "confirmed")
+"""A ``confirmed`` row is mteb's own score of a layer whose ``score`` was computed with those of all layers together."""
+
 _IDENTITY = ["model", "revision", "layer", "kind", "dataset", "name"]
 
 
@@ -77,7 +79,7 @@ def tidy_rows(
     values: Mapping[int, float],
     of: Subject,
     *,
-    kind: Literal["score", "metric"],
+    kind: Literal["score", "metric", "confirmed"],
     dataset: str,
     name: str,
     extra: Mapping[str, Any] | None = None,

@@ -110,7 +110,7 @@ def histories(frame: pl.DataFrame) -> list[History]:
         >>> history.steps, history.values.tolist()
         ((1, 2), [[1.0, 2.0], [2.0, 3.0]])
     """
-    frame = check_frame(frame)
+    frame = check_frame(frame).filter(pl.col("kind") != "confirmed")  # the same scores again, of a few layers
     if frame.is_empty():
         raise OptionError("`frame` must have at least one row, but got none: nothing was measured.")
     models = frame["model"].unique(maintain_order=True).to_list()

@@ -138,6 +138,7 @@ class Setting:
         result = sweep(
             self.encoder(model), self.tasks.split(","), layers=self.layers, metrics="paper", views=4,
             metric_texts=4 * self.limit, out=folder, workers=self.workers,
+            scoring="mteb",  # the paper's numbers are mteb's, so that what stands beside them is mteb's own too
         )  # fmt: skip
         if result.failures:
             reasons = "; ".join(f"{task}: {error}" for task, error in result.failures.items())

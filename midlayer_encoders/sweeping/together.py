@@ -1,0 +1,165 @@
+"""All layers of a task scored together from the store; the scores are kept, apart from mteb's, for the next run."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from midlayer_encoders._types import Stage
+from midlayer_encoders.files import read_kept, write_file
+from midlayer_encoders.scoring import layer_scores
+from midlayer_encoders.store import TextNotStoredError
+from midlayer_encoders.sweeping.jobs import Job, Score, quiet_mteb, with_data
+from midlayer_encoders.sweeping.stored_layer import Embedder
+from midlayer_encoders.tasks import isolated_random
+
+if TYPE_CHECKING:
+    from mteb.abstasks import AbsTask
+
+    from midlayer_encoders.scoring.recording import Recorded
+
+__all__ = ["Together", "layers_to_confirm", "why_not_together"]
+
+_FORMAT = 1  # of the files; another number is another way to score
+
+
+def why_not_together(job: Job) -> str | None:
+    """Return why a job's task is left to mteb, or ``None`` where all layers are scored together."""
+    from midlayer_encoders.scoring.support import scores_together
+
+    return scores_together(job.task.make())
+
+
+def layers_to_confirm(scores: Sequence[Score]) -> list[int]:
+    """Return the best layer of a task, the second best and the last."""
+    valid = [score for score in scores if score.error is None and not math.isnan(score.value)]
+    best = sorted(valid, key=lambda score: -score.value)[:2]
+    return sorted({score.layer for score in (*best, *scores[-1:])})
+
+
+@dataclass(frozen=True)
+class Together:
+    """Scores all layers of tasks.
+
+    Attributes:
+        embedder: embeds what the store lacks.
+        folder: where scores are kept.
+        stage: counts layers.
+        rank: number of this process; it scores every ``world``-th layer.
+        world: number of processes.
+        barrier: waits for the others.
+    """
+
+    embedder: Embedder
+    folder: Path
+    stage: Stage
+    rank: int = 0
+    world: int = 1
+    barrier: Callable[[], None] = lambda: None
+
+    def scores(self, jobs: Sequence[Job]) -> list[Score]:
+        """Return the score of each job, all of one task; an error is raised."""
+        start = time.perf_counter()
+        with isolated_random(), quiet_mteb():
+            task = jobs[0].task.make()
+        header = _header(task, jobs[0])
+        kept = self._kept(task, header)
+        self.barrier()
+        lacking = [job for job in jobs if _identity(job) not in kept]
+        self.stage.step(len(jobs) - len(lacking))
+        if lacking:
+            self._fill(task, jobs, lacking, header, kept)
+            self.barrier()
+            self.stage.step(len(lacking) - len(lacking[self.rank :: self.world]))
+            kept = self._kept(task, header)
+        seconds = (time.perf_counter() - start) / len(jobs)
+        name = str(task.metadata.main_score)
+        return [Score(job.task.name, job.layer, name, kept[_identity(job)], seconds, together=True) for job in jobs]
+
+    def _fill(
+        self, task: AbsTask, jobs: Sequence[Job], lacking: Sequence[Job], header: Any, kept: Mapping[str, float]
+    ) -> None:
+        """Score this process's part of what is lacking, and keep it."""
+        asked = self._asked(jobs[0])
+        mine = {job.layer: job for job in lacking[self.rank :: self.world]}
+        if not mine:
+            return
+        try:
+            found = self._scored(task, asked, list(mine))
+        except TextNotStoredError:  # its shard was damaged or pruned since it was asked for
+            if self.world > 1:
+                raise
+            found = self._scored(task, self._asked(jobs[0]), list(mine))
+        new = {_identity(mine[layer]): None if math.isnan(value) else value for layer, value in found.items()}
+        old = {name: None if math.isnan(value) else value for name, value in kept.items()}
+        content = json.dumps({"of": header, "scores": {**old, **new}}, indent=1)
+        write_file(self._path(task, self.rank), content.encode())
+
+    def _asked(self, job: Job) -> list[Recorded]:
+        """Return what mteb asks on the task; every text of it is then in the store."""
+        from midlayer_encoders.scoring.recording import record
+
+        with isolated_random(), quiet_mteb():
+            layer = job.stored_layer(self.embedder)
+            return record(with_data(job.task).make(), layer.keys, similarity=job.similarity)
+
+    def _scored(self, task: AbsTask, asked: Sequence[Recorded], layers: Sequence[int]) -> dict[int, float]:
+        """Return the main score of each layer, over splits and subsets as mteb takes them together."""
+        from mteb.results import TaskResult
+
+        each = []
+        for number, one in enumerate(asked):
+            count = self.stage.step if number == len(asked) - 1 else lambda _: None
+            read, device = self.embedder.store.read, self.embedder.encoder.device
+            each.append(layer_scores(one.question, one.keys, layers, read, device=device, done=count))
+        found = {}
+        for layer in layers:
+            scores: dict[str, dict[str, Any]] = {}
+            for one, values in zip(asked, each, strict=True):
+                scores.setdefault(one.split, {})[one.subset] = {"main_score": values[layer]}
+            found[layer] = float(TaskResult.from_task_results(task, scores, evaluation_time=0).get_score())
+        return found
+
+    def _path(self, task: AbsTask, rank: int | str) -> Path:
+        return self.folder / f"{task.metadata.name}.{rank}.json"
+
+    def _kept(self, task: AbsTask, header: Any) -> dict[str, float]:
+        """Return the scores that any process kept of the task as it is now."""
+        found: dict[str, float] = {}
+        for path in sorted(self.folder.glob(self._path(task, "*").name)):
+            found |= read_kept(path, partial(_read, header=header)) or {}
+        return found
+
+
+def _identity(job: Job) -> str:
+    """Return what names a layer of an encoder with everything that changes its vectors."""
+    return f"{job.name} {job.revision}"
+
+
+def _header(task: AbsTask, job: Job) -> dict[str, Any]:
+    """Return what else changes a score."""
+    return {
+        "format": _FORMAT,
+        "task": task.metadata.name,
+        "data": task.metadata.revision,
+        "main_score": task.metadata.main_score,
+        "splits": list(task.eval_splits),
+        "subsets": list(task.hf_subsets),
+        "store": job.store.key,
+        "mteb": version("mteb"),
+    }
+
+
+def _read(path: Path, *, header: Mapping[str, Any]) -> dict[str, float]:
+    """Return the scores in a file; none where they are of something else."""
+    kept = json.loads(path.read_bytes())
+    if kept["of"] != header:
+        return {}
+    return {str(name): math.nan if value is None else float(value) for name, value in kept["scores"].items()}

@@ -1,0 +1,220 @@
+"""Small tasks of mteb's types with what is unusual in data, and a model of a few layers that needs no network."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from datasets import Dataset, DatasetDict
+from mteb.abstasks import (
+    AbsTask,
+    AbsTaskClassification,
+    AbsTaskClustering,
+    AbsTaskPairClassification,
+    AbsTaskRetrieval,
+    AbsTaskSTS,
+)
+from mteb.abstasks.task_metadata import TaskMetadata
+from mteb.models.model_meta import ModelMeta, ScoringFunction
+from mteb.results import TaskResult
+from sentence_transformers.util import SimilarityFunction
+
+from midlayer_encoders.scoring import layer_scores
+from midlayer_encoders.scoring.recording import record
+from midlayer_encoders.tasks import isolated_random
+from midlayer_encoders.tasks.compat import with_listed_labels
+
+LAYERS, DIM = (0, 1, 2), 24
+_WORDS = ["river", "engine", "poem", "market", "sleep", "turn", "grow", "break", "sing", "wait", "stone", "cloud"]
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    """Return sentences of a few words, no two alike."""
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(_WORDS, size=rng.integers(3, 8))) + f" {seed}-{number}" for number in range(count)]
+
+
+def vectors(texts: Sequence[str], layer: int) -> npt.NDArray[np.float32]:
+    """Return a vector for each text: sums of vectors of its words, which differ from layer to layer."""
+    found = np.zeros((len(texts), DIM), dtype=np.float32)
+    for row, text in enumerate(texts):
+        for word in text.split():
+            found[row] += _word(word, layer)
+    return found * (1 + 3 * layer) + layer
+
+
+@cache
+def _word(word: str, layer: int) -> npt.NDArray[np.float64]:
+    weight = 1.0 if word in _WORDS else 0.3
+    return weight * np.random.RandomState(zlib.crc32(f"{layer} {word}".encode())).randn(DIM)
+
+
+class Layer:
+    """One layer, as mteb takes it."""
+
+    def __init__(self, layer: int, similarity: str = "cosine", dtype: Any = np.float32) -> None:
+        self.layer, self.dtype = layer, dtype
+        self.similarity = SimilarityFunction.to_similarity_fn(similarity)
+        self.similarity_pairwise = SimilarityFunction.to_similarity_pairwise_fn(similarity)
+        self.mteb_model_meta = ModelMeta.create_empty(
+            overwrites={
+                "name": f"made/layer{layer}", "revision": "1", "modalities": ["text"], "framework": ["PyTorch"],
+                "similarity_fn_name": ScoringFunction(similarity),
+            }
+        )  # fmt: skip
+
+    def encode(self, inputs: Any, **_: Any) -> npt.NDArray[np.float32]:
+        return vectors([text for batch in inputs for text in batch["text"]], self.layer).astype(self.dtype)
+
+
+def by_mteb(task: AbsTask, similarity: str = "cosine", *, dtype: Any = np.float32) -> list[float]:
+    """Return the main score of each layer by mteb; the task is made anew for each."""
+    results = []
+    with isolated_random():
+        for layer in LAYERS:
+            fresh, model = with_listed_labels(type(task)()), Layer(layer, similarity, dtype)
+            how = {"encode_kwargs": {"batch_size": 32, "show_progress_bar": False}}
+            scores = {split: fresh.evaluate(model, split, **how) for split in fresh.eval_splits}
+            results.append(float(TaskResult.from_task_results(fresh, scores, evaluation_time=0).get_score()))
+    return results
+
+
+def together(task: AbsTask, similarity: str = "cosine", *, dtype: Any = np.float32, **how: Any) -> list[float]:
+    """Return the main score of each layer by all layers together."""
+
+    def keys(inputs: Any, **_: Any) -> list[str]:
+        return [text for batch in inputs for text in batch["text"]]
+
+    with isolated_random():
+        asked = record(with_listed_labels(type(task)()), keys, similarity=similarity)
+    read = lambda layer, texts: vectors(texts, layer).astype(dtype)  # noqa: E731
+    how = {"device": torch.device("cpu"), **how}
+    found = [(one, layer_scores(one.question, one.keys, LAYERS, read, **how)) for one in asked]
+    results = []
+    for layer in LAYERS:
+        scores: dict[str, dict[str, Any]] = {}
+        for one, values in found:
+            scores.setdefault(one.split, {})[one.subset] = {"main_score": values[layer]}
+        results.append(float(TaskResult.from_task_results(task, scores, evaluation_time=0).get_score()))
+    return results
+
+
+def metadata(kind: str, main_score: str, langs: Any = None, splits: Sequence[str] = ("test",)) -> TaskMetadata:
+    return TaskMetadata(
+        name=f"Made{kind}", description="made", type=kind, dataset={"path": "made/made", "revision": "1"},
+        category="t2t", eval_splits=list(splits), eval_langs=langs or ["eng-Latn"], main_score=main_score,
+    )  # fmt: skip
+
+
+def made(base: type[AbsTask], data: Any, given: TaskMetadata, **settings: Any) -> AbsTask:
+    """Return a task over data in memory; ``type(task)()`` makes it anew."""
+
+    def load_data(self: Any, num_proc: int | None = None, **_: Any) -> None:
+        self.dataset, self.data_loaded = data(), True
+
+    return type(f"Made{base.__name__}", (base,), {"metadata": given, "load_data": load_data, **settings})()
+
+
+def split(**columns: Sequence[Any]) -> Dataset:
+    return Dataset.from_dict(dict(columns))
+
+
+def sts(**settings: Any) -> AbsTask:
+    """Pairs with equal grades, equal pairs, and a pair of one text with itself."""
+    one, other = sentences(40), sentences(40, seed=1)
+    other[3], one[7], other[7] = one[3], one[6], other[6]
+
+    def data() -> DatasetDict:
+        return DatasetDict({"test": split(sentence1=one, sentence2=other, score=[float(n % 4) for n in range(40)])})
+
+    main = settings.pop("main_score", "cosine_spearman")
+    return made(AbsTaskSTS, data, metadata("STS", main), **settings)
+
+
+def pairs(main_score: str = "max_ap") -> AbsTask:
+    """Pairs of which several are equal, some with other labels, in two languages."""
+    langs = {"en": ["eng-Latn"], "de": ["deu-Latn"]}
+
+    def data() -> dict[str, DatasetDict]:
+        found = {}
+        for seed, name in enumerate(langs):
+            one, other = sentences(30, seed=seed), sentences(30, seed=seed + 5)
+            one[20:26], other[20:26] = one[0:6], other[0:6]
+            other[9] = one[9]
+            labels = [int(n % 3 == 0) for n in range(30)]
+            found[name] = DatasetDict({"test": split(sentence1=one, sentence2=other, labels=labels)})
+        return found
+
+    return made(AbsTaskPairClassification, data, metadata("PairClassification", main_score, langs))
+
+
+def classification(main_score: str = "accuracy", classes: int = 5, **settings: Any) -> AbsTask:
+    """Classes by the first word; one is not in the test, another has fewer examples than are drawn."""
+    texts = sentences(160, seed=2)
+    labels = [_WORDS.index(text.split()[0]) % classes for text in texts]
+    few = [place for place, label in enumerate(labels[:100]) if label == 1][3:]
+    train = [place for place in range(100) if place not in few]
+    test = [place for place in range(100, 160) if classes == 2 or labels[place] != 2]
+
+    def data() -> DatasetDict:
+        return DatasetDict(
+            {
+                name: split(text=[texts[n] for n in places], label=[labels[n] for n in places])
+                for name, places in (("train", train), ("test", test))
+            }
+        )
+
+    return made(AbsTaskClassification, data, metadata("Classification", main_score), n_experiments=3, **settings)
+
+
+def clustering(**settings: Any) -> AbsTask:
+    """Two levels of labels, of which some texts lack the second; two splits, so that the generator goes on."""
+    texts = sentences(90, seed=3)
+    words = [_WORDS.index(text.split()[0]) for text in texts]
+    labels = [[word % 3] if number % 5 == 0 else [word % 3, word % 6] for number, word in enumerate(words)]
+
+    def data() -> DatasetDict:
+        return DatasetDict(
+            {name: split(sentences=texts[part], labels=labels[part]) for name, part in
+             (("validation", slice(45)), ("test", slice(45, 90)))}
+        )  # fmt: skip
+
+    given = metadata("Clustering", "v_measure", splits=("validation", "test"))
+    how = {"max_fraction_of_documents_to_embed": 0.8, "max_documents_per_cluster": 64, "n_clusters": 3} | settings
+    return made(AbsTaskClustering, data, given, k_mean_batch_size=16, **how)
+
+
+def retrieval(main_score: str = "ndcg_at_10", *, ranked: bool = False, same_ids: bool = False) -> AbsTask:
+    """Queries with several relevant documents, of other grades, some unknown; equal documents; perhaps candidates."""
+    documents, queries = sentences(60, seed=4), sentences(12, seed=5)
+    documents[:12] = [" ".join(query.split()[:3]) + f" and {number}" for number, query in enumerate(queries)]
+    documents[30:40] = documents[0:10]
+    ids = [f"q{n}" if same_ids and n < 6 else f"d{(n * 7) % 60:02}" for n in range(60)]
+    if same_ids:
+        documents[:6] = queries[:6]
+    relevant: dict[str, Mapping[str, int]] = {
+        f"q{n}": {ids[n]: 2, ids[(n + 10) % 60]: 1, ids[(n + 31) % 60]: 0, **({"gone": 1} if n % 4 == 0 else {})}
+        for n in range(12)
+    }
+    relevant["q11"] = {}
+    top = {f"q{n}": [ids[k % 60] for k in range(n, n + 15 + n)] + [ids[n]] for n in range(11)}
+
+    def data() -> dict[str, Any]:
+        return {
+            "default": {
+                "test": {
+                    "queries": split(id=[f"q{n}" for n in range(12)], text=queries),
+                    "corpus": split(id=ids, title=[""] * 60, text=documents),
+                    "relevant_docs": {name: dict(found) for name, found in relevant.items()},
+                    "top_ranked": {name: list(found) for name, found in top.items()} if ranked else None,
+                }
+            }
+        }
+
+    kind = "Reranking" if ranked else "Retrieval"
+    return made(AbsTaskRetrieval, data, metadata(kind, main_score), ignore_identical_ids=same_ids)

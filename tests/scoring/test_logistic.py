@@ -1,0 +1,85 @@
+"""Logistic regressions side by side are scikit-learn's, one by one."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from midlayer_encoders.scoring.classification import Classifiers, Experiment, classification_scores
+from midlayer_encoders.scoring.logistic import logistic_regressions
+
+
+def examples(count: int, size: int, dim: int, classes: int, *, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Return rows ``(P, S, D)`` around a center for each class, far from the origin, and their labels."""
+    generator = torch.Generator().manual_seed(size)
+    labels = (torch.arange(size) % classes).repeat(count, 1)
+    centers = torch.randn(classes, dim, generator=generator, dtype=torch.float64)
+    noise = torch.randn(count, size, dim, generator=generator, dtype=torch.float64)
+    return scale * (centers[labels] / 2 + noise + 2), labels
+
+
+def of_sklearn(rows: Tensor, labels: Tensor, **how: float) -> tuple[Tensor, Tensor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it did not converge
+        model = LogisticRegression(**how).fit(rows.numpy(), labels.numpy())
+    return torch.from_numpy(model.coef_).mT, torch.from_numpy(model.intercept_)
+
+
+@pytest.mark.parametrize(("size", "dim", "classes"), [(48, 20, 6), (40, 128, 5), (30, 64, 2), (24, 10, 2), (9, 9, 3)])
+def test_it_follows_scikit_learn_to_where_its_defaults_stop(size: int, dim: int, classes: int) -> None:
+    rows, labels = examples(4, size, dim, classes)
+    weights, bias = logistic_regressions(rows, labels, classes=classes, max_iterations=30, tolerance=1e-4)
+    for problem in range(4):
+        expected = of_sklearn(rows[problem], labels[problem], max_iter=30, tol=1e-4)
+        torch.testing.assert_close((weights[problem], bias[problem]), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("size", "dim", "classes"), [(24, 8, 3), (16, 32, 2), (12, 40, 3)])
+@pytest.mark.parametrize("strength", [1.0, 0.1])
+def test_at_convergence_it_is_the_same_optimum(size: int, dim: int, classes: int, strength: float) -> None:
+    rows, labels = examples(2, size, dim, classes)
+    how = {"max_iterations": 2000, "tolerance": 1e-8, "strength": strength}
+    weights, _ = logistic_regressions(rows, labels, classes=classes, **how)  # type: ignore[arg-type]
+    for problem in range(2):
+        expected, _ = of_sklearn(rows[problem], labels[problem], max_iter=2000, tol=1e-8, C=strength)
+        torch.testing.assert_close(weights[problem], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_rows_that_are_alike_or_zero_or_repeated_are_no_trouble() -> None:
+    rows, labels = examples(3, 12, 40, 3)
+    rows[0], rows[1] = 1.5, 0
+    rows[2, 6:] = rows[2, :6]
+    weights, bias = logistic_regressions(rows, labels, classes=3, max_iterations=100, tolerance=1e-4)
+    for problem in range(3):
+        expected = of_sklearn(rows[problem], labels[problem])
+        torch.testing.assert_close((weights[problem], bias[problem]), expected, rtol=0, atol=1e-5)
+
+
+def test_experiments_of_other_sizes_and_classes_are_each_scored_as_alone() -> None:
+    rows, labels = examples(1, 60, 16, 4)
+    vectors, labels = torch.cat([rows, rows.sin()]).float(), labels[0]
+    half = torch.arange(30)
+    three = half[labels[half] != 3]
+    test = torch.arange(30, 60)
+    experiments = [
+        Experiment(chosen, labels[chosen], test, labels[test]) for chosen in (half, three, half.flip(0), half[:20])
+    ]
+    found = classification_scores(vectors, experiments)
+    expected = []
+    for layer in vectors:
+        right = []
+        for one in experiments:
+            weights, bias = of_sklearn(layer[one.train].double(), one.train_labels)
+            chosen = one.train_labels.unique()[(layer[one.test].double() @ weights + bias).argmax(dim=1)]
+            right.append((chosen == one.test_labels).double().mean().item())
+        expected.append(np.mean(right))
+    assert found.tolist() == pytest.approx(expected, abs=1e-9)
+    assert len({round(value, 6) for value in expected}) == 2
+    # Another measure than accuracy is asked of labels and predictions.
+    share = Classifiers(tuple(experiments), measure=lambda wanted, found: float((wanted == found).mean()))
+    assert share.scores(vectors).tolist() == pytest.approx(expected, abs=1e-9)

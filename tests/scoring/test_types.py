@@ -1,0 +1,150 @@
+"""All layers together score as mteb scores them one by one, on data with what is unusual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from mteb.abstasks import AbsTask
+
+from midlayer_encoders.scoring import together as scoring_together
+from midlayer_encoders.scoring.support import scores_together
+from tests.others_warnings import MTEB
+from tests.scoring.made import by_mteb, classification, clustering, pairs, retrieval, sts, together
+
+pytestmark = [*MTEB, pytest.mark.filterwarnings("ignore:.*(ill-defined|distinct clusters|copy construct)")]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        sts,
+        lambda: sts(main_score="pearson"),
+        lambda: sts(main_score="manhattan_spearman"),
+        pairs,
+        lambda: pairs("dot_ap"),
+        retrieval,
+        lambda: retrieval("map_at_5"),
+        lambda: retrieval("mrr_at_3"),
+        lambda: retrieval("recall_at_10"),
+        lambda: retrieval("precision_at_5"),
+        lambda: retrieval("hit_rate_at_1"),
+        lambda: retrieval("map_at_1000", ranked=True),
+        lambda: retrieval("ndcg_at_10", ranked=True),
+        lambda: retrieval("ndcg_at_3", same_ids=True),
+    ],
+)
+def test_what_needs_no_training_is_equal(make: Callable[[], AbsTask]) -> None:
+    task = make()
+    assert scores_together(task) is None
+    expected = by_mteb(task)
+    assert together(task) == pytest.approx(expected, abs=1e-6)
+    assert len({round(value, 4) for value in expected}) > 1  # layers are told apart
+
+
+@pytest.mark.parametrize("similarity", ["dot", "euclidean", "manhattan"])
+def test_the_encoder_s_own_similarity_is_taken(similarity: str) -> None:
+    for task in (sts(main_score="spearman"), pairs("similarity_ap"), retrieval(), retrieval(ranked=True)):
+        assert together(task, similarity) == pytest.approx(by_mteb(task, similarity), abs=1e-6), task.metadata
+        assert together(task, similarity) != pytest.approx(together(task), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        classification,
+        lambda: classification("f1"),
+        lambda: classification(classes=2),
+        lambda: classification("ap", classes=2),
+        lambda: classification(is_cross_validation=True, train_split="test", n_splits=3),
+    ],
+    ids=["five classes", "f1", "two classes", "average precision", "cross-validation"],
+)
+def test_classification_is_equal(make: Callable[[], AbsTask]) -> None:
+    task = make()
+    assert scores_together(task) is None
+    # In float64 both take the same path; in float32 scikit-learn may stop elsewhere, and a prediction or two change.
+    expected = by_mteb(task, dtype=np.float64)
+    assert together(task, dtype=np.float64) == pytest.approx(expected, abs=1e-9)
+    assert len(set(expected)) > 1  # layers are told apart
+
+
+def test_clustering_is_equal_on_levels_splits_and_samples() -> None:
+    task = clustering()
+    assert scores_together(task) is None
+    assert together(task) == pytest.approx(by_mteb(task), abs=0.005)
+    shallow = clustering(max_depth=1)
+    assert together(shallow) == pytest.approx(by_mteb(shallow), abs=0.005)
+    assert together(shallow) != pytest.approx(together(task), abs=0.01)
+
+
+def test_a_small_budget_scores_layer_by_layer_and_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    for make in (sts, pairs, retrieval, classification, clustering):
+        task = make()
+        whole = together(task, done=counts.append)
+        assert together(task, budget=1, done=counts.append) == pytest.approx(whole, abs=1e-9)
+    assert set(counts) == {1, 3}
+    monkeypatch.setattr(scoring_together, "memory_budget", lambda _: 1)
+    counts.clear()
+    together(sts(), done=counts.append)
+    assert counts == [1, 1, 1]
+
+
+def test_layers_whose_vectors_are_alike_or_not_finite_have_no_score_or_mteb_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.scoring import made
+
+    plain = made.vectors
+
+    def odd(texts: list[str], layer: int) -> np.ndarray:
+        found = plain(texts, layer)
+        if layer == 1:
+            found[:] = 1
+        return found
+
+    before = {make: together(make(), dtype=np.float64) for make in (sts, pairs, classification, clustering)}
+    monkeypatch.setattr(made, "vectors", odd)
+    for make, whole in before.items():
+        task = make()
+        found, expected = together(task, dtype=np.float64), by_mteb(task, dtype=np.float64)
+        assert (found[0], found[2]) == pytest.approx((whole[0], whole[2]), abs=1e-9)
+        if make is classification:  # which of the equally likely classes is said is a matter of rounding
+            assert 0 <= found[1] < 0.5
+        else:
+            assert found[1] == pytest.approx(expected[1], abs=1e-6, nan_ok=True)
+    assert np.isnan(together(sts())[1])
+    monkeypatch.setattr(made, "vectors", lambda texts, layer: plain(texts, layer) * (np.nan if layer == 1 else 1))
+    for make, whole in before.items():
+        found = together(make(), dtype=np.float64)
+        assert (found[0], found[2]) == pytest.approx((whole[0], whole[2]), abs=1e-9)
+        assert np.isnan(found[1])
+
+
+def test_where_memory_runs_out_fewer_layers_are_scored_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from midlayer_encoders.scoring.sts import StsPairs
+
+    whole, plain, counts = together(sts()), StsPairs.scores, list[int]()
+
+    def small(self: StsPairs, vectors: torch.Tensor) -> torch.Tensor:
+        counts.append(len(vectors))
+        if len(vectors) > 1:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return plain(self, vectors)
+
+    monkeypatch.setattr(StsPairs, "scores", small)
+    assert together(sts()) == pytest.approx(whole, abs=1e-12)
+    assert counts == [3, 1, 2, 1, 1]
+
+
+def test_products_are_not_rounded_to_tensorfloat32_and_the_setting_is_put_back() -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        seen: list[str] = []
+        together(sts(), done=lambda _: seen.append(torch.get_float32_matmul_precision()))
+        assert set(seen) == {"highest"}
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
