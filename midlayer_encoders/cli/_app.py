@@ -1,23 +1,21 @@
-"""What the commands share: the application, its options, how words become values, bars and tables."""
+"""What the commands share: the application, its options, how words become values, and tables."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from midlayer_encoders.cli._progress import waiting
 from midlayer_encoders.errors import OptionError, check_count
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress as RichProgress
     from rich.table import Table
 
-    from midlayer_encoders._types import Progress
     from midlayer_encoders.encoder.options import EncoderOptions
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
@@ -41,10 +39,8 @@ __all__ = [
     "print_by_layer",
     "print_lines",
     "print_report",
-    "progress_bars",
     "quieten",
     "refuse_given",
-    "stage_bars",
     "whole_model",
 ]
 
@@ -121,7 +117,7 @@ def whole_model(model: str, options: EncoderOptions) -> LayerEncoder:
     """Return the encoder of a whole model."""
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-    with console().status(f"Loading {model}"):
+    with waiting(f"Loading {model}"):
         return LayerEncoder(model, -1, **options.changed())
 
 
@@ -138,45 +134,6 @@ def console() -> Console:
     from rich.console import Console
 
     return Console()
-
-
-def progress_bars() -> RichProgress:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns)
-
-
-@contextmanager
-def stage_bars(titles: Mapping[str, str] | None = None) -> Iterator[Progress]:
-    """Give a progress callback that moves a bar for each stage, shown once there is something to do.
-
-    Args:
-        titles: of the bars, by stage; a stage without one is its own title.
-    """
-    shown: dict[str, Any] = {}
-    with progress_bars() as bars:
-
-        def report(stage: str, done: int, total: int) -> None:
-            if stage not in shown and total:
-                shown[stage] = bars.add_task((titles or {}).get(stage, stage), total=total)
-            if stage in shown:
-                bars.update(shown[stage], completed=done, total=total)
-
-        yield report
 
 
 def quieten() -> None:

@@ -24,9 +24,9 @@ from midlayer_encoders.cli._app import (
     print_by_layer,
     print_report,
     quieten,
-    stage_bars,
 )
 from midlayer_encoders.cli._options import model_options
+from midlayer_encoders.cli._progress import long_running, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ _MODEL = "Folder, name on the hub, name@revision, or built-in"
 
 
 @app.command()
+@long_running
 @model_options(without=["revision"], norm="none")  # each model has its own: name@revision
 def compare(
     *,
@@ -60,7 +61,7 @@ def compare(
 
     wanted = comparable(parse_names(names))
     lines = first_of(read_texts(texts, field=field), limit)
-    with stage_bars() as progress:
+    with shown() as progress:
         result = run(
             base, *tuned, texts=lines, metrics=wanted, layers=parse_layers(layers), views=views, seed=seed,
             resamples=resamples, dataset=texts.stem, out=out, **options.changed() | {"norm": options.norm},

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from midlayer_encoders.cli._app import app, console, print_report, quieten, stage_bars
+from midlayer_encoders.cli._app import app, console, print_report, quieten
+from midlayer_encoders.cli._progress import long_running, shown
 from midlayer_encoders.cli.probe import PROBE_STAGES, print_probe
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ _KNOWN, _NEW = range(5), range(5, 10)
 
 
 @app.command("demo-vision")
+@long_running
 def demo_vision(
     out: Annotated[Path, typer.Option(help="Folder for what it finds.")] = Path("midlayer-results/demo-vision"),
     epochs: Annotated[int, typer.Option(help="Of the model that is trained on the spot.")] = 25,
@@ -39,7 +41,7 @@ def demo_vision(
         f"{len(known.images)} images, then every layer is probed on 5 to 9, which it has never seen. It is small: it "
         "shows the way, no more."
     )
-    with stage_bars() as progress:
+    with shown() as progress:
         folder = train_digit_model(
             out / "model", known, epochs=epochs,
             progress=lambda epoch, total, _: progress("epochs of the model", epoch, total),
@@ -47,13 +49,13 @@ def demo_vision(
     encoder = LayerEncoder(folder, -1, device="cpu")
     results = []
     for kind in ("attentive", "linear", "knn"):
-        with stage_bars(PROBE_STAGES) as progress:
+        with shown(PROBE_STAGES) as progress:
             given: dict[str, Any] = {"test_inputs": asked.images, "test_labels": asked.labels, "kind": kind}
             given |= {"dataset": "digits 5 to 9", "progress": progress}
             given |= {} if kind == "knn" else {"batch_size": 64}  # the neighbors are not trained
             results.append(probe(encoder, new.images, new.labels, **given))
         print_probe(results[-1])
-    with stage_bars({"measuring": "images measured"}) as progress:
+    with shown({"measuring": "images measured"}) as progress:
         metrics = measure_layers(
             encoder, asked.images, metrics="paper", views=4, dataset="digits 5 to 9", progress=progress
         )

@@ -17,11 +17,13 @@ from midlayer_encoders.cli._app import (
     quieten,
 )
 from midlayer_encoders.cli._options import model_options
+from midlayer_encoders.cli._progress import long_running
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
 
 
 @app.command()
+@long_running
 @model_options(device="cpu")
 def export(
     *,

@@ -22,15 +22,16 @@ from midlayer_encoders.cli._app import (
     print_by_layer,
     quieten,
     refuse_given,
-    stage_bars,
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
+from midlayer_encoders.cli._progress import long_running, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import check_seed
 
 
 @app.command()
+@long_running
 @model_options(norm="none")
 def metrics(
     *,
@@ -69,7 +70,7 @@ def metrics(
         lines = wikitext_paragraphs(lines, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
     lines = first_of(lines, limit)
     unit = "waveforms" if kind == "audio" else kind
-    with stage_bars({"measuring": f"{len(lines)} {unit}, {passes} passes"}) as progress:
+    with shown({"measuring": f"{len(lines)} {unit}, {passes} passes"}) as progress:
         frame = measure(
             encoder, lines, metrics=wanted, layers=parse_layers(layers), seed=seed, dataset=source.stem,
             progress=progress,

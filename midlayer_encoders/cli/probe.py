@@ -17,10 +17,10 @@ from midlayer_encoders.cli._app import (
     parse_layers,
     quieten,
     refuse_given,
-    stage_bars,
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
+from midlayer_encoders.cli._progress import long_running, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ PROBE_STAGES = {"reading": "examples read", "training": "epochs, all layers toge
 
 
 @app.command()
+@long_running
 @model_options()
 def probe(
     *,
@@ -71,7 +72,7 @@ def probe(
     bad = "skip" if skip_bad else "refuse"
     train = read_examples(data, encoder.media, bad=bad)
     tested = read_examples(test, encoder.media, bad=bad) if test is not None else Examples([], [])
-    with stage_bars(PROBE_STAGES) as progress:
+    with shown(PROBE_STAGES) as progress:
         result = probe_layers(
             encoder, train.inputs, train.labels, test_inputs=tested.inputs, test_labels=tested.labels, kind=kind,  # type: ignore[arg-type]
             layers=parse_layers(layers), epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,

@@ -22,10 +22,10 @@ from midlayer_encoders.cli._app import (
     parse_names,
     print_by_layer,
     print_report,
-    progress_bars,
     quieten,
 )
 from midlayer_encoders.cli._options import model_options
+from midlayer_encoders.cli._progress import long_running, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 @app.command()
+@long_running
 @model_options(without=["revision"], norm="none")  # --revisions names them
 def progression(
     *,
@@ -58,12 +59,11 @@ def progression(
     wanted = parse_names(names)
     asked = [name.strip() for name in revisions.split(",")] if revisions else None
     lines = first_of(read_texts(texts, field=field), limit)
-    with progress_bars() as progress:
-        bar = progress.add_task("checkpoints", total=None)
+    with shown() as progress:
         result = run(
             model, asked, texts=lines, metrics=wanted, layers=parse_layers(layers), views=views, seed=seed,
             dataset=texts.stem, out=out, **options.changed() | {"norm": options.norm},
-            progress=lambda name, done, total: progress.update(bar, completed=done, total=total, description=name),
+            progress=progress,
         )  # fmt: skip
     _print_settled(result)
     for name, error in result.failures.items():

@@ -20,6 +20,7 @@ from midlayer_encoders.cli._app import (
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
+from midlayer_encoders.cli._progress import long_running
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 
 @app.command()
+@long_running
 @model_options()
 def reproduce(
     *,

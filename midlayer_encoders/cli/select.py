@@ -17,10 +17,10 @@ from midlayer_encoders.cli._app import (
     make_table,
     print_lines,
     quieten,
-    stage_bars,
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
+from midlayer_encoders.cli._progress import long_running, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError, check_count, check_seed
 from midlayer_encoders.files import exists, read_lines
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 @app.command("select")
+@long_running
 @model_options()
 def select_command(
     *,
@@ -57,7 +58,7 @@ def select_command(
     lines = read_texts(texts, field=field)
     known = _read_labels(labels, len(lines)) if labels is not None else None
     encoder = whole_model(model, options)
-    with stage_bars({"measuring": "texts measured", "labels": "labeled texts read"}) as progress:
+    with shown({"measuring": "texts measured", "labels": "labeled texts read"}) as progress:
         found = select(
             encoder, lines, known, rule=rule, all_rules=all_rules, max_texts=max_texts, seed=seed, progress=progress
         )

@@ -19,10 +19,10 @@ from midlayer_encoders.cli._app import (
     print_lines,
     print_report,
     quieten,
-    stage_bars,
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
+from midlayer_encoders.cli._progress import long_running, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ _TITLES = {
 
 
 @app.command()
+@long_running
 @model_options()
 def sweep(
     *,
@@ -84,7 +85,7 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
     """Run a sweep with its bars, print the table and where the page lies; exit with 1 where a task failed."""
     from midlayer_encoders import sweeping
 
-    with stage_bars(_TITLES) as progress:
+    with shown(_TITLES) as progress:
         result = sweeping.sweep(encoder, tasks, progress=progress, **options)
     _print_scores(result)
     for task, error in result.failures.items():
@@ -141,6 +142,7 @@ def report(folder: Annotated[Path, typer.Argument(help="The --out of a sweep.")]
 
 
 @app.command()
+@long_running
 def demo(out: Annotated[Path, typer.Option(help="Folder for what it finds.")] = Path("midlayer-results/demo")) -> None:
     """Score all 31 layers of the built-in model (SmolLM2-135M) on the five built-in tasks, offline, with a report."""
     from midlayer_encoders.tasks.docstrings import versions

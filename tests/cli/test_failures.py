@@ -27,7 +27,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     """Return what runs a command line and gives its exit code and the last line that it says of an error."""
 
     def run(*words: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["midlayer", *map(str, words)])
+        monkeypatch.setattr(sys, "argv", ["midlayer", *map(str, words), "--quiet"])
         monkeypatch.setenv("COLUMNS", "80")
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:

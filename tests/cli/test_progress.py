@@ -1,0 +1,148 @@
+"""How a command shows where it stands: lines, JSON, bars, or nothing; always on the error output."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from midlayer_encoders.cli import _progress, app
+from midlayer_encoders.cli._progress import long_running, shown, waiting
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def ask(kind: str | None) -> None:
+        monkeypatch.setattr(_progress, "_asked", kind)
+
+    return ask
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err.splitlines()
+
+
+def test_without_a_terminal_a_line_is_written_when_a_stage_begins_and_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(_progress.time, "monotonic", lambda: now)
+    with shown({"embedding": "texts embedded"}) as progress:
+        progress("embedding", 0, 0)  # nothing to do yet
+        progress("embedding", 0, 400)
+        now = 2.0
+        progress("embedding", 100, 400)
+        now = 4.0
+        progress("scoring", 0, 31)
+        now = 70.0
+        progress("scoring", 31, 31)
+    assert said(capsys) == [
+        "texts embedded: 0 of 400",
+        "texts embedded: 100 of 400, 4 s, 25 a second, 12 s left",
+        "scoring: 0 of 31",
+        "scoring: 31 of 31, 1 min 6 s, 0.47 a second",
+    ]
+
+
+def test_a_stage_that_reports_nothing_is_heard_of_all_the_same(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_progress._Lines, "beat", 0.05)
+    before = threading.active_count()
+    with waiting("Loading a model"):
+        time.sleep(0.4)
+    assert len(said(capsys)) >= 4
+    assert threading.active_count() == before
+
+
+def test_the_thread_ends_with_an_error_too(capsys: pytest.CaptureFixture[str]) -> None:
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="no"), waiting("Loading a model"):
+        raise ValueError("no")
+    assert threading.active_count() == before
+    assert said(capsys) == ["Loading a model …"]
+
+
+def test_json_says_for_machines_where_each_stage_stands(asked: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    asked("json")
+    with shown() as progress:
+        progress("embedding", 0, 4)
+        progress("embedding", 4, 4)
+    first, last = map(json.loads, said(capsys))
+    assert (first["stage"], first["done"], first["total"]) == ("embedding", 0, 4)
+    assert (last["done"], last["total"], last["seconds_left"]) == (4, 4, 0)
+
+
+def test_quiet_says_nothing(asked: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    asked("quiet")
+    with waiting("Loading"), shown() as progress:
+        progress("embedding", 1, 4)
+    assert said(capsys) == []
+
+
+def test_bars_show_the_rate(asked: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal to rich
+    monkeypatch.setenv("COLUMNS", "120")
+    asked("bars")
+    with shown({"embedding": "texts embedded"}) as progress:
+        for done in range(0, 401, 100):
+            progress("embedding", done, 400)
+            time.sleep(0.02)
+    text = "\n".join(said(capsys))
+    assert "texts embedded" in text
+    assert "400/400" in text
+    assert "/s" in text
+
+
+def test_a_long_command_takes_one_of_two_flags() -> None:
+    seen: list[Any] = []
+    own = typer.Typer()
+
+    @own.command()
+    @long_running
+    def work(steps: int = 3) -> None:
+        seen.append((steps, _progress._asked))
+
+    run = CliRunner().invoke
+    assert run(own, []).exit_code == run(own, ["--quiet", "--steps", "2"]).exit_code == 0
+    assert run(own, ["--json"]).exit_code == 0
+    assert seen == [(3, None), (2, "quiet"), (3, "json")]
+    assert _progress._asked is None
+    assert run(own, ["--json", "--quiet"]).exit_code == 2
+
+
+def test_every_command_that_takes_long_has_the_flags() -> None:
+    short = {"cache", "report"}
+    assert app.registered_commands
+    for command in app.registered_commands:
+        name = command.name or command.callback.__name__  # type: ignore[union-attr]
+        flags = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).output
+        assert ("--quiet" in flags and "--json" in flags) is (name not in short), name
+
+
+def test_what_a_command_prints_is_not_mixed_with_its_progress(tiny_folder: Any, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(f"text number {n} of a few" for n in range(8)))
+    command = [sys.executable, "-m", "midlayer_encoders.cli", "metrics", tiny_folder("Llama"), "--texts", "texts.txt"]
+    command += ["--metrics", "prompt_entropy", "--out", "out", "--device", "cpu"]
+    root = Path(__file__).parents[2]
+    run = lambda *more: subprocess.run(  # noqa: E731
+        [*command, *more], cwd=tmp_path, env={"PYTHONPATH": str(root), "PATH": "", "HOME": str(tmp_path)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    lines, machine = run(), run("--json")
+    assert "Loading" not in lines.stdout
+    assert "Loading" in lines.stderr
+    assert lines.stdout == machine.stdout
+    stages = [json.loads(line)["stage"] for line in machine.stderr.splitlines() if line.startswith("{")]
+    assert stages[0].startswith("Loading")
+    assert "8 texts, 1 passes" in stages
