@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.sweeping import SweepResult
 
+# Those of the paper's metrics that compare no views of a text.
+_ONE_PASS = "prompt_entropy,dataset_entropy,effective_rank,curvature"
 _TITLES = {
     "embedding": "texts embedded",
     "scoring": "layers scored",
@@ -47,7 +50,9 @@ def sweep(
         str, typer.Option(help="Names of mteb tasks or benchmarks, paper, builtin, or paths, with commas.")
     ],
     layers: LayersText = "all",
-    names: Annotated[str, typer.Option("--metrics", help="none, paper, all, or names with commas.")] = "paper",
+    names: Annotated[
+        str, typer.Option("--metrics", help="none, paper, all, or names with commas; the default takes one pass.")
+    ] = _ONE_PASS,
     out: Annotated[Path | None, typer.Option(help="Folder for frame, results and page.")] = None,
     store: Annotated[Path | None, typer.Option(help="Folder of embeddings, which sweeps may share.")] = None,
     half: Annotated[bool, typer.Option(help="Keep the embeddings in float16: half the room.")] = False,
@@ -73,12 +78,29 @@ def sweep(
     if out is not None and out.is_dir():
         with folder_lock(out):  # likewise a folder that another sweep writes to
             pass
+    _print_price(parse_names(names))
     encoder = whole_model(model, options)
     run_sweep(
         encoder, tasks.split(","), layers=parse_layers(layers), metrics=parse_names(names), out=out, store=store,
         store_dtype="float16" if half else "float32", scoring=scoring, workers=workers, devices=devices,
         num_nodes=num_nodes, compile=compiled,
     )  # fmt: skip
+
+
+def _print_price(metrics: str | list[str]) -> None:
+    """Print what metrics that compare views cost, before it is paid; a wrong name is refused."""
+    from midlayer_encoders.measuring import num_passes
+    from midlayer_encoders.sweeping.run import sweep
+
+    if not metrics:
+        return
+    defaults = inspect.signature(sweep).parameters
+    passes, texts = num_passes(metrics, views=defaults["views"].default), defaults["metric_texts"].default
+    if passes > 1:
+        console().print(
+            f"The metrics read {texts} texts {passes} times, once and as {passes - 1} views: as much as embedding "
+            f"{texts * passes:,} texts. Without --metrics they are read once.", highlight=False,
+        )  # fmt: skip
 
 
 def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:

@@ -18,8 +18,9 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from midlayer_encoders import LayerEncoder, sweep
+from midlayer_encoders import LayerEncoder, sweep, sweeping
 from midlayer_encoders.cli import app
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.store import EmbeddingStore, list_stores, text_key
 from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.result import Notes
@@ -122,7 +123,8 @@ def test_processes_reach_the_sweep_and_the_demo_is_of_the_built_in_model(
     run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"])
     names = ("workers", "devices", "num_nodes", "metrics", "layers", "store_dtype", "out", "store")
     assert [told[0][name] for name in names[:3]] == [3, 2, 4]
-    assert [told[1][name] for name in names] == [None, 1, 1, "paper", "all", "float32", None, None]
+    one_pass = ["prompt_entropy", "dataset_entropy", "effective_rank", "curvature"]
+    assert [told[1][name] for name in names] == [None, 1, 1, one_pass, "all", "float32", None, None]
     monkeypatch.setattr(build, "built_in_model", lambda: (tiny_folder("Llama"), None))
     run("demo", "--out", str(tmp_path / "demo"))
     assert isinstance(told[2]["model"], LayerEncoder)
@@ -212,3 +214,22 @@ def test_the_cache_lists_and_removes_what_was_asked_for(tmp_path: Path) -> None:
     assert len(listed()) == 3
     assert "Removed 2 stores." in run("cache", str(root), *words)
     assert [row[1] for row in listed()] == ["mid"]
+
+
+@pytest.mark.parametrize(("words", "said"), [([], None), (["--metrics", "paper"], "17 times, once and as 16 views")])
+def test_metrics_that_compare_views_name_their_price_first(
+    words: list[str], said: str | None, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def stop(*_: object, **given: Any) -> None:
+        seen.update(given)
+        raise OptionError("enough")
+
+    monkeypatch.setattr(sweeping, "sweep", stop)
+    command = ["sweep", tiny_folder("Llama"), "--tasks", "builtin", "--out", str(tmp_path), "--device", "cpu", *words]
+    output = " ".join(CliRunner().invoke(app, command).output.split())
+    assert (said is None and "views" not in output) or (said is not None and said in output)
+    assert seen["metrics"] == (
+        "paper" if words else ["prompt_entropy", "dataset_entropy", "effective_rank", "curvature"]
+    )
