@@ -55,7 +55,8 @@ def export(
     towers = ", ".join(f"{name} {number}" for name, number in encoder.layers.items())
     which = towers or f"{encoder.layer} of {encoder.num_layers}"
     console().print(f"Layer {which}, {parameters / 1e6:.1f}M parameters, is in {out}. Load it with:")
-    console().print(f'  SentenceTransformer("{out}")', highlight=False)
+    trusted = ", trust_remote_code=True" if options.trust_remote_code else ""
+    console().print(f'  SentenceTransformer("{out}"{trusted})', highlight=False)
 
 
 def _layers(text: str) -> int | float | dict[str, int | float]:

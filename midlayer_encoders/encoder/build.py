@@ -13,7 +13,7 @@ from sentence_transformers.util import get_device_name
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Layer, Medium, Pooling
-from midlayer_encoders.encoder.checks import check_states
+from midlayer_encoders.encoder.checks import check_padding, check_states
 from midlayer_encoders.encoder.inputs import (
     media_taken,
     moved,
@@ -31,6 +31,7 @@ from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
 from midlayer_encoders.models.hub import BUILT_IN, built_in_model
 from midlayer_encoders.models.load import NoPlanError, load_cut
+from midlayer_encoders.models.padding import suffers_from_padding
 
 __all__ = ["Built", "build_from_files", "build_from_module", "centering", "probes"]
 
@@ -128,7 +129,7 @@ def probes(first: Any) -> tuple[dict[str, Any], dict[str, Any] | None]:
             f"{type(model).__name__} takes neither text nor images nor audio by itself (sentence-transformers finds: "
             f"{', '.join(map(str, first.modalities)) or 'nothing'}), so it cannot be an encoder."
         )
-    short, longer = probe_inputs(taken, sampling_rate(first.processor))
+    short, longer = probe_inputs(taken, sampling_rate(first.processor), getattr(first, "tokenizer", None))
 
     def features(inputs: list[Any]) -> dict[str, Any]:
         made = without_needless_mask(model, with_fixed_order(model, first.preprocess(inputs)))
@@ -160,8 +161,20 @@ def build_from_module(
         raise OptionError(f"`layer` must be one number for a module in memory, but got {dict(layer)}.")
     paths = None if final is None else tuple(final)
     first, cut = memory_module(module, layer, processor, norm=options.norm, medium=medium, blocks=blocks, final=paths)
+    _check_batches(first)
     name = f"module/{type(module).__name__}"
     return Built(name, name, first, cut)
+
+
+def _check_batches(first: Any) -> None:
+    """Note it where padding changes the states of a module in memory; raise where nothing says what is padding."""
+    alone, padded = probes(first)
+    check_padding(first, alone, padded)
+    if suffers_from_padding(first.model) and padded is not None and "attention_mask" not in padded:
+        raise OptionError(
+            f"`processor` must return an `attention_mask` beside what {type(first.model).__name__} takes, or nothing "
+            "that is padded: an input has other states beside a longer one, and nothing says where it ends."
+        )
 
 
 def centering(vectors: Tensor) -> Dense:

@@ -40,18 +40,26 @@ def turn_mask_off(module: nn.Module, cut: Cut, name: str) -> None:
 @torch.no_grad()
 def _pad_where_needed(module: nn.Module) -> None:
     """Note it where a model without its causal mask runs only when something is padded: MPT asks for a mask then."""
-    ids = torch.tensor([[5, 6, 7]], device=next(module.parameters()).device)
+    ids = _ids(module, [[5, 6, 7]])
     try:
         module({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     except AttributeError:
         mark_wants_padding(module.model)  # type: ignore[arg-type]
 
 
+def _ids(module: Any, ids: list[list[int]]) -> Tensor:
+    """Return numbers of tokens on the module's device, within a vocabulary however small."""
+    table = module.model.get_input_embeddings()
+    size = getattr(table, "num_embeddings", None) or len(table.weight)
+    return torch.tensor(ids, device=next(module.parameters()).device).remainder(size)
+
+
 def _blind_blocks(module: nn.Module, cut: Cut) -> list[int]:
     """Return the blocks, from 1, in which a token of a padded batch does not see ahead as it sees back."""
     model: Any = module.model
-    device = next(module.parameters()).device
-    ids = torch.tensor([[5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0], [5, 6, 7, 9, 5, 6, 7, 8, 5, 6, 7, 8]], device=device)
+    ids = _ids(module, [[5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0], [5, 6, 7, 9, 5, 6, 7, 8, 5, 6, 7, 8]])
+    mask = torch.ones_like(ids)
+    mask[0, 4:] = 0
     seen: list[tuple[Tensor, Tensor]] = []
     entered: list[Tensor] = []
 
@@ -76,7 +84,7 @@ def _blind_blocks(module: nn.Module, cut: Cut) -> list[int]:
             stack.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
             stack.callback(block.register_forward_hook(leave).remove)
         with torch.enable_grad():
-            module({"input_ids": ids, "attention_mask": (ids > 0).long()})
+            module({"input_ids": ids, "attention_mask": mask})
     last = ids.shape[1] - 1
     depends = functools.partial(_depends, cut.anatomy)
     return [

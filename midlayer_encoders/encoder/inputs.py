@@ -241,13 +241,13 @@ def _joined(parts: Sequence[tuple[Tensor, dict[str, Any]]], name: str) -> Tensor
     return whole
 
 
-def probe_inputs(taken: Sequence[str], rate: int | None) -> tuple[Any, Any]:
+def probe_inputs(taken: Sequence[str], rate: int | None, tokenizer: Any = None) -> tuple[Any, Any]:
     """Return a small input of a medium that the model takes and a longer one, ``None`` for images, which have a size.
 
-    100 and 150 ms of audio.
+    100 and 150 ms of audio; texts of which the tokenizer makes tokens.
     """
     if "text" in taken:
-        return "a b c", "d e f g h i"
+        return _probe_texts(tokenizer)
     if "image" in taken:
         from PIL import Image
 
@@ -257,6 +257,16 @@ def probe_inputs(taken: Sequence[str], rate: int | None) -> tuple[Any, Any]:
     return {"array": waves[0], "sampling_rate": rate}, {"array": waves[1], "sampling_rate": rate}
 
 
-def probe_input(taken: Sequence[str], rate: int | None) -> Any:
+def _probe_texts(tokenizer: Any) -> tuple[str, str]:
+    texts = "a b c", "d e f g h i"
+    known = getattr(tokenizer, "get_vocab", None)
+    if known is None or all(tokenizer(text, verbose=False)["input_ids"] for text in texts):
+        return texts
+    # An alphabet of its own, as those of genes and molecules.
+    words = [word for word in sorted(known(), key=len) if tokenizer(word, add_special_tokens=False)["input_ids"]]
+    return (words[0] * 3, "".join(words[:3]) * 2) if words else texts
+
+
+def probe_input(taken: Sequence[str], rate: int | None, tokenizer: Any = None) -> Any:
     """Return the first of :func:`probe_inputs`."""
-    return probe_inputs(taken, rate)[0]
+    return probe_inputs(taken, rate, tokenizer)[0]

@@ -66,6 +66,8 @@ class MemoryModule(InputModule):
         if not hasattr(self.processor, "save_pretrained"):  # a function of the caller's
             return self.processor(given)
         options = {"return_tensors": "pt", **_CALLS[self.medium]}
+        if hasattr(self.processor, "padding_side"):
+            options["padding_side"] = "right"  # where positions are those of the text alone
         if self.medium == "audio":
             options["sampling_rate"] = given[0]["sampling_rate"]
             given = [waveform["array"] for waveform in given]
@@ -84,7 +86,7 @@ class MemoryModule(InputModule):
     @torch.no_grad()
     def get_embedding_dimension(self) -> int:
         """Return the width of the states, as one small input shows it."""
-        features = self.preprocess([probe_input([self.medium], sampling_rate(self.processor))])
+        features = self.preprocess([probe_input([self.medium], sampling_rate(self.processor), self.tokenizer)])
         on_device = moved(features, next(self.model.parameters()).device)
         return int(self.forward(on_device)["token_embeddings"].shape[-1])
 

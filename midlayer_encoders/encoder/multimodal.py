@@ -28,6 +28,7 @@ from midlayer_encoders.encoder.inputs import (
     without_needless_mask,
 )
 from midlayer_encoders.encoder.memory_module import MemoryModule
+from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.models import compat
 from midlayer_encoders.models.cut import whole_around
@@ -62,6 +63,7 @@ class MultimodalEncoder(PlainOnDisk):
     pooling: Pooling
     max_pixels: int
     layers: dict[str, int]
+    options: EncoderOptions
     _truncation_warned: bool
 
     @property
@@ -215,9 +217,13 @@ class MultimodalEncoder(PlainOnDisk):
         """Raise unless the folder, loaded as anyone loads it, gives the vectors that this encoder gives."""
         if self.training or self.layers:
             return
-        inputs = [one for one in probe_inputs(self.media, self.sampling_rate) if one is not None]
+        probes = probe_inputs(self.media, self.sampling_rate, self.tokenizer)
+        inputs = [one for one in probes if one is not None]
         options: dict[str, Any] = {"batch_size": 1, "convert_to_tensor": True, "show_progress_bar": False}
-        plain: Any = SentenceTransformer(path, device=str(self.device), model_kwargs={"dtype": self.dtype})
+        plain: Any = SentenceTransformer(
+            path, device=str(self.device), model_kwargs={"dtype": self.dtype},
+            trust_remote_code=self.options.trust_remote_code,
+        )  # fmt: skip
         ours, theirs = self.encode(inputs, **options), plain.encode(inputs, **options)
         if not close(ours.float(), theirs.float(), self.dtype):
             Path(path, "modules.json").unlink()  # so that nobody takes it for this encoder

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
@@ -232,6 +233,16 @@ def _device_name(argument: str, device: Any) -> str:
     return name
 
 
+_SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's ways to place a model
+
+
+def _device_map(argument: str, value: Any) -> str:
+    name = check_text(argument, value)
+    if name not in _SPREADS and not re.fullmatch(r"[a-z]{2,4}(:\d+)?", name):
+        raise OptionError(f"`{argument}` must be {', '.join(map(repr, _SPREADS))} or a device, but got {shown(value)}.")
+    return name
+
+
 def _prompt_texts(argument: str, prompts: Any) -> dict[str, str]:
     if not isinstance(prompts, Mapping):
         raise OptionError(f"`{argument}` must be a dict of names and texts, but got {shown(prompts)}.")
@@ -261,7 +272,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "revision": check_text,
     "dtype": _dtype_name,
     "device": _device_name,
-    "device_map": check_text,
+    "device_map": _device_map,
     "max_length": partial(check_count, what="tokens"),
     "prompts": _prompt_texts,
     "default_prompt_name": check_text,

@@ -151,6 +151,7 @@ class LayerEncoder(MultimodalEncoder):
                 check_padding(self[0], *probes(self[0]))
         if options.center is not None:
             self._center_on(options.center)
+        self.eval()
 
     def _check_width(self, truncate_dim: int | None) -> None:
         with self.truncate_embeddings(None):
@@ -223,8 +224,9 @@ class LayerEncoder(MultimodalEncoder):
         parameters = sum(parameter.numel() for parameter in self.parameters())
         trained = "generated_from_trainer" in self.model_card_data.tags
         return model_card(
-            self.spec, parameters=parameters, trained=trained, media=self.media, repository=repository, branch=branch
-        )
+            self.spec, parameters=parameters, trained=trained, media=self.media, repository=repository, branch=branch,
+            own_code=self.options.trust_remote_code,
+        )  # fmt: skip
 
     # --- encoding ---------------------------------------------------------------------------------------------------
 
@@ -278,10 +280,26 @@ class LayerEncoder(MultimodalEncoder):
             features: dict[str, Any] = super().preprocess(["."] * len(inputs), prompt=prompt, **kwargs)
             features["attention_mask"] = torch.zeros_like(features["attention_mask"])
             return features
+        if not isinstance(self[0], MemoryModule):
+            self.tokenizer.padding_side = "right"  # where positions are those of the text alone, whoever changed it
         features = super().preprocess(inputs, prompt=prompt, **kwargs)
+        self._check_ids(features.get("input_ids"))
         if not self._truncation_warned:
             self._warn_truncation(inputs, features, prompt)
         return with_padded_column(features) if wants_padding(self.transformer) else features
+
+    def _check_ids(self, ids: Tensor | None) -> None:
+        """Raise where a token has no embedding: one that was added to the tokenizer alone."""
+        if ids is None or self.tokenizer is None or not ids.numel():
+            return
+        path = None if self._anatomy is None else self._anatomy.embeddings
+        size = getattr(self.transformer.get_submodule(path), "num_embeddings", None) if path else None
+        if size is not None and len(self.tokenizer) > size and (last := int(ids.max())) >= size:
+            raise OptionError(
+                f"The tokenizer of {self.name} makes the token {self.tokenizer.convert_ids_to_tokens(last)!r}, number "
+                f"{last}, but the model has embeddings for {size} tokens only. Tokens were added to the tokenizer "
+                "alone: call `model.resize_token_embeddings(len(tokenizer))` and save both again."
+            )
 
     def _is_tokenizers(self, inputs: Sequence[Any]) -> bool:
         """Return whether these are for the tokenizer as they are: conversations, or pairs of texts."""

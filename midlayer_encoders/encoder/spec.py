@@ -145,6 +145,7 @@ def model_card(
     media: Sequence[str] = ("text",),
     repository: str | None = None,
     branch: str | None = None,
+    own_code: bool = False,
 ) -> str:
     """Return the README of an exported encoder: which layer of what it is, and how to load it.
 
@@ -155,6 +156,7 @@ def model_card(
         media: what it takes.
         repository: on the hub that it is uploaded to; ``None`` for a folder.
         branch: of the repository; ``None`` for the main one.
+        own_code: whether the model brings code of its own.
     """
     named = "" if spec.model.startswith("local/") else f"base_model: {spec.model}\n"
     states = (
@@ -163,6 +165,7 @@ def model_card(
     layer = _layer_words(spec) if spec.layers else f"{spec.layer} of {spec.num_layers}"
     whole = f"the {spec.tower} tower of {spec.model}" if spec.tower else spec.model
     place = f'"{repository or _FOLDER}"' + (f', revision="{branch}"' if branch else "")
+    place += ", trust_remote_code=True" if own_code else ""
     for_mteb = "" if repository else _NAMED_FOR_MTEB.format(name=result_name(spec), revision=result_revision(spec))
     examples = "\n".join(_EXAMPLES[medium] for medium in media)
     rows = {

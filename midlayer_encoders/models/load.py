@@ -21,12 +21,13 @@ from torch import nn
 from midlayer_encoders._types import Layer, Norm
 from midlayer_encoders.errors import CutError, LayerIndexError, MidlayerError, ModelNotFoundError, OptionError
 from midlayer_encoders.models import compat
+from midlayer_encoders.models.adapters import merge_adapters
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, resolve_layer, text_stack
 from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, plan_cut, plan_cuts
 from midlayer_encoders.models.hub import load_config, local_only, weight_names
 from midlayer_encoders.models.towers import TOWERS, check_tower, find_towers, tower_layers
 
-__all__ = ["NoPlanError", "has_automatic_class", "load_cut", "merge_adapters", "without_cache"]
+__all__ = ["NoPlanError", "has_automatic_class", "load_cut", "without_cache"]
 
 # What makes no state of a layer, so files may lack it: those of a masked language model have no pooler. A joint model's
 # vectors pass through its poolers and heads.
@@ -280,18 +281,6 @@ def has_automatic_class(config: Any) -> bool:
     from transformers import MODEL_MAPPING
 
     return type(config) in MODEL_MAPPING or not type(config).__module__.startswith("transformers.")
-
-
-def merge_adapters(model: nn.Module, adapters: Sequence[str]) -> nn.Module:
-    """Return ``model`` with PEFT adapters merged into its weights, in order."""
-    try:
-        from peft import PeftModel
-    except ImportError as reason:
-        raise MidlayerError("`adapters` need the peft package: pip install 'midlayer-encoders[adapters]'.") from reason
-    for adapter in adapters:
-        local_only(adapter, filename="adapter_config.json")
-        model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
-    return model
 
 
 def _check_gguf(model: str, gguf_file: str | None) -> None:

@@ -1,0 +1,109 @@
+"""PEFT adapters: those of a model with a head too are merged whole, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError
+from tests.tiny_folders import TEXTS, tokenizer
+
+peft = pytest.importorskip("peft")
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "LoRA": lambda: peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
+    "for a language model": lambda: peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"),
+    "random at first": lambda: peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False),
+    "DoRA": lambda: peft.LoraConfig(r=4, target_modules=["q_proj"], use_dora=True),
+    "IA3": lambda: peft.IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
+    "LoHa": lambda: peft.LoHaConfig(r=4, target_modules=["q_proj"]),
+    "LayerNorms": lambda: peft.LNTuningConfig(target_modules=["input_layernorm"]),
+    "with the head": lambda: peft.LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["lm_head"]),
+    "with embeddings": lambda: peft.LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["embed_tokens"]),
+    "of a dropped block": lambda: peft.LoraConfig(r=4, target_modules=["q_proj"], layers_to_transform=[3]),
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adapters") / "base"
+    config = tf.LlamaConfig(
+        vocab_size=len(tokenizer()), hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+        pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    tf.LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def trained(base: Path, config: Any, path: Path, kind: Any = tf.AutoModelForCausalLM) -> Any:
+    """Write an adapter whose every weight was changed, and return the whole model with it merged."""
+    made = peft.get_peft_model(kind.from_pretrained(base), config)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.3 * torch.randn(parameter.shape))
+    made.save_pretrained(path)
+    return made.merge_and_unload().eval()
+
+
+@pytest.mark.filterwarnings("ignore:Unsupported layer type")  # PEFT's, of norms
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_of_a_model_with_a_head_is_merged(kind: str, base: Path, tmp_path: Path) -> None:
+    merged = trained(base, KINDS[kind](), tmp_path)
+    for layer, norm in ((2, "none"), (4, "final")):
+        encoder = LayerEncoder(str(base), layer, norm=norm, adapters=[str(tmp_path)], device="cpu")  # type: ignore[arg-type]
+        with torch.no_grad():
+            states = merged(**encoder.tokenizer(TEXTS[:1], return_tensors="pt"), output_hidden_states=True)
+        wanted = states.hidden_states[layer][0].mean(dim=0).numpy()
+        np.testing.assert_allclose(encoder.encode(TEXTS[:1], show_progress_bar=False)[0], wanted, atol=2e-5)
+
+
+def test_two_adapters_are_merged_in_order_whatever_they_were_made_on(base: Path, tmp_path: Path) -> None:
+    trained(base, KINDS["LoRA"](), tmp_path / "one")
+    trained(base, KINDS["LoRA"](), tmp_path / "two", tf.AutoModel)
+    names = [str(tmp_path / "one"), str(tmp_path / "two")]
+    whole = tf.AutoModelForCausalLM.from_pretrained(base)
+    whole = peft.PeftModel.from_pretrained(whole, names[0]).merge_and_unload()
+    plain = peft.PeftModel.from_pretrained(whole.model, names[1]).merge_and_unload().eval()
+    encoder = LayerEncoder(str(base), -1, adapters=names, device="cpu")
+    with torch.no_grad():
+        wanted = plain(**encoder.tokenizer(TEXTS[:1], return_tensors="pt")).last_hidden_state[0].mean(dim=0)
+    np.testing.assert_allclose(encoder.encode(TEXTS[:1], show_progress_bar=False)[0], wanted.numpy(), atol=2e-5)
+
+
+def test_an_adapter_that_adds_tokens_or_is_of_another_model_is_refused(base: Path, tmp_path: Path) -> None:
+    prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    peft.get_peft_model(tf.AutoModelForCausalLM.from_pretrained(base), prompts).save_pretrained(tmp_path / "prompts")
+    with pytest.raises(OptionError, match=r"`adapters` must change weights.*PROMPT_TUNING"):
+        LayerEncoder(str(base), 2, adapters=[str(tmp_path / "prompts")], device="cpu")
+    config = tf.LlamaConfig(
+        vocab_size=40, hidden_size=48, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4
+    )
+    wide = peft.get_peft_model(tf.LlamaForCausalLM(config), KINDS["LoRA"]())
+    wide.save_pretrained(tmp_path / "wide")
+    config.hidden_size, config.num_hidden_layers = 32, 6
+    deep = peft.get_peft_model(tf.LlamaForCausalLM(config), KINDS["LoRA"]())
+    deep.save_pretrained(tmp_path / "deep")
+    other = peft.get_peft_model(
+        tf.GPT2LMHeadModel(tf.GPT2Config(n_embd=32, n_layer=4, n_head=4, vocab_size=40)),
+        peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True),
+    )
+    other.save_pretrained(tmp_path / "other")
+    for name in ("wide", "deep", "other"):
+        with pytest.raises(ModelNotFoundError, match=r"The adapter .* (does not fit|is not of) LlamaModel"):
+            LayerEncoder(str(base), 2, adapters=[str(tmp_path / name)], device="cpu")
+
+
+def test_an_adapter_that_is_not_there(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(MidlayerError, match="nowhere"):
+        LayerEncoder(str(base), 2, adapters=[str(tmp_path / "nowhere")], device="cpu")
