@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,24 @@ def test_figures_are_those_of_the_whole_history(tmp_path: Path) -> None:
         wanted, found = (np.asarray(Image.open(each)) for each in (drawn, tmp_path / "drawn" / f"{name}.png"))
         assert np.array_equal(wanted, found)
     assert [path.name for path in (tmp_path / "not").iterdir()] == ["history.parquet"]
+
+
+def test_a_run_does_not_wait_for_its_figures(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    class Late(LayerMetricsCallback):
+        def _draw_frame(self, *given: Any) -> None:
+            assert ended.wait(60)
+            super()._draw_frame(*given)
+
+    seen = Late(TEXTS, TOKENIZER, metrics=["curvature"], every_n_steps=1, dirpath=tmp_path)
+    fit(Boring(neox()), tmp_path, [seen], max_steps=1, logger=False)
+    assert not list(tmp_path.glob("*.png"))
+    ended.set()
+    fit(Boring(neox()), tmp_path, [seen], max_steps=1, logger=False)  # the next run waits for those of the one before
+    assert {path.name for path in tmp_path.glob("*.png")} == {"heat.png", "curves.png"}
+    assert seen._drawing is not None
+    seen._drawing.join()
 
 
 def test_the_file_is_whole_after_every_measurement(tmp_path: Path) -> None:
