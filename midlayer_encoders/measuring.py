@@ -219,9 +219,9 @@ def update_metrics(
     metrics: Mapping[str, LayerMetric],
     layers: Sequence[int],
     vectors: Tensor | Sequence[Tensor],
-    positions: Sequence[int],
+    positions: Sequence[int] | Tensor,
     *,
-    view: int = -1,
+    view: int | Tensor = -1,
 ) -> None:
     """Update the metrics that want one vector for each text.
 
@@ -230,11 +230,12 @@ def update_metrics(
         layers: of the vectors.
         vectors: ``(B, D)`` for each layer.
         positions: of the B texts in the whole list.
-        view: number of the view from ``0``; ``-1`` for the texts themselves.
+        view: number of the view from ``0``, of all or of each; ``-1`` for the texts themselves.
     """
-    index = torch.tensor(positions)
-    extra = {"index": index} if view < 0 else {"index": index, "view": view}
-    wanting = [metric for metric in metrics.values() if metric.kind == ("pooled" if view < 0 else "views")]
+    index = torch.as_tensor(positions)
+    of_views = isinstance(view, Tensor) or view >= 0
+    extra = {"index": index, "view": view} if of_views else {"index": index}
+    wanting = [metric for metric in metrics.values() if metric.kind == ("views" if of_views else "pooled")]
     for layer, rows in zip(layers, vectors, strict=True):
         for metric in wanting:
             metric.update(layer, rows, **extra)
@@ -256,15 +257,15 @@ def update_views(
         positions: ascending, of the batch in the list of all texts, followed by the first view of each, and so on.
         texts: number of texts.
     """
-    start = 0
-    while start < len(positions):
-        view = positions[start] // texts
-        end = bisect_left(positions, (view + 1) * texts, lo=start)
-        # Each layer's in its own memory, since the metrics keep them.
-        some = vectors if end - start == len(positions) else [rows[start:end].clone() for rows in vectors]
-        places = [position - view * texts for position in positions[start:end]]
-        update_metrics(metrics, layers, some, places, view=view - 1)
-        start = end
+    own = bisect_left(positions, texts)
+    if own:
+        # Each layer's in its own memory, since the metrics keep them; likewise below.
+        some = vectors if own == len(positions) else [rows[:own].clone() for rows in vectors]
+        update_metrics(metrics, layers, some, positions[:own])
+    if own < len(positions):
+        some = [rows[own:].clone() for rows in vectors] if own else vectors
+        places = torch.tensor(positions[own:])
+        update_metrics(metrics, layers, some, places % texts, view=places // texts - 1)
 
 
 def compute_metrics(metrics: Mapping[str, LayerMetric], *, named: bool = True) -> dict[str, dict[int, float]]:

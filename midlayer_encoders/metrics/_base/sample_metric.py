@@ -79,12 +79,12 @@ class SampleMetric(LayerMetric):
             for name in ("rows", "index", "view"):
                 self.add_state(f"{name}_{layer}", [], dist_reduce_fx="cat")
 
-    def _keep(self, layer: int, embeddings: Tensor, index: Tensor, view: int) -> None:
+    def _keep(self, layer: int, embeddings: Tensor, index: Tensor, view: int | Tensor) -> None:
         check_embeddings(embeddings, index)
         self._position(layer)
         # The numbers stay where they are, on the CPU as a rule: choosing the sample there waits for no GPU.
         index = index.to(torch.int64)
-        for name, new in (("rows", own(embeddings)), ("index", index), ("view", torch.full_like(index, view))):
+        for name, new in (("rows", own(embeddings)), ("index", index), ("view", torch.zeros_like(index) + view)):
             getattr(self, f"{name}_{layer}").append(new)
         if sum(map(len, getattr(self, f"index_{layer}"))) > 2 * self.max_samples * self.views:
             self._thin(layer)
@@ -223,20 +223,24 @@ class ViewMetric(SampleMetric):
     views: int = 2
     _compares = "the views"
 
-    def update(self, layer: int, embeddings: Tensor, *, view: int, index: Tensor) -> None:
-        """Add one layer's vectors of one view of a batch.
+    def update(self, layer: int, embeddings: Tensor, *, view: int | Tensor, index: Tensor) -> None:
+        """Add one layer's vectors of one view of a batch, or of several.
 
         Args:
             layer: one of ``layers``.
             embeddings: one row per text, shape ``(B, D)``.
-            view: which view, from 0; those past the metric's last are ignored, so that metrics with different numbers
-                of views can share the passes.
+            view: which view, from 0, of all rows or of each, shape ``(B,)``; those past the metric's last are ignored,
+                so that metrics with different numbers of views can share the passes.
             index: position of each text in the whole list, shape ``(B,)``.
         """
-        if view < 0:
-            raise OptionError(f"`view` must be 0 or more, but got {view}.")
-        if view < self.views:
-            self._keep(layer, embeddings, index, view)
+        views = torch.as_tensor(view).expand(index.shape)
+        if views.numel() and int(views.min()) < 0:
+            raise OptionError(f"`view` must be 0 or more, but got {int(views.min())}.")
+        wanted = (views < self.views).nonzero().squeeze(1)
+        if len(wanted) == len(views):
+            self._keep(layer, embeddings, index, views)
+        elif len(wanted):
+            self._keep(layer, embeddings[wanted.to(embeddings.device)], index[wanted.to(index.device)], views[wanted])
 
 
 class PairMetric(PooledSampleMetric):
