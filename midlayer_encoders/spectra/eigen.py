@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any, Literal, ParamSpec, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -31,8 +31,6 @@ Method: TypeAlias = Literal["auto", "exact", "fast"]
 """``"exact"``: float64. ``"fast"``: float32 on a GPU, else exact. ``"auto"``: fast where its error bound holds."""
 
 METHODS: tuple[Method, ...] = get_args(Method)
-
-_P = ParamSpec("_P")
 
 _INLINE_WORK = 2**20  # sum of rows cubed under which handing it to threads takes longer than the work
 _turn = threading.Lock()
@@ -225,7 +223,7 @@ def _threads(workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, thread_name_prefix="midlayer spectra")
 
 
-def _on_one_core(work: Callable[_P, Tensor], *given: _P.args, **options: _P.kwargs) -> Tensor:
+def _on_one_core(work: Callable[..., Tensor], *given: Any) -> Tensor:
     """Return what ``work`` does, in a thread that starts no others.
 
     Those of OpenMP wait for work, spinning: with 16 cores, and so 16 threads of 16, the decompositions of one layer
@@ -234,12 +232,12 @@ def _on_one_core(work: Callable[_P, Tensor], *given: _P.args, **options: _P.kwar
     """
     torch.get_num_threads()  # takes over torch's number, where it is new to this thread, which would end the limit
     _libraries().limit(limits=1, user_api="openmp")
-    return work(*given, **options)
+    return work(*given)
 
 
 @cache
 def _libraries() -> Any:
-    from threadpoolctl import ThreadpoolController
+    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
     return ThreadpoolController()
 

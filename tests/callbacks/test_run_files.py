@@ -147,6 +147,13 @@ def test_the_inputs_are_fixed_when_the_run_begins(tmp_path: Path) -> None:
     assert same.frame.equals(other.frame)
 
 
+def test_texts_and_views_that_fit_into_the_budget_are_read_in_one_pass(tmp_path: Path) -> None:
+    seen = LayerMetricsCallback(TEXTS, TOKENIZER, metrics="paper", every_n_steps=[1], figures=False, strict=True)
+    module = Shapes(neox())
+    fit(module, tmp_path, [seen], max_steps=1)
+    assert [rows for rows, _ in module.shapes] == [3 * len(TEXTS)]
+
+
 def test_no_batch_holds_more_tokens_than_the_budget(tmp_path: Path) -> None:
     seen = LayerMetricsCallback(
         TEXTS, TOKENIZER, metrics="infonce", token_budget=100, every_n_steps=[1], figures=False, strict=True

@@ -125,7 +125,7 @@ class SampleMetric(LayerMetric):
 
     def _numbers(self, views: int, texts: int) -> int:
         """Return how many temporary numbers one layer takes: the similarities of all texts and views."""
-        return (views * texts) ** 2
+        return views * texts * views * texts
 
     def _samples(self, layers: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """Return each layer's sample ``(V, N, D)``, and the index of each text, ascending, ``(N,)``.
@@ -151,7 +151,8 @@ class SampleMetric(LayerMetric):
 
     def _checked(self, layer: int, index: Tensor, view: Tensor) -> Tensor:
         """Return the texts of a sample, or raise where it lacks views or texts."""
-        name, kept, texts = type(self).__name__, view, torch.unique(index)
+        texts: Tensor = torch.unique(index)
+        name, kept = type(self).__name__, view
         if len(kept) != len(texts) * self.views:
             raise TooFewTextsError(
                 f"{name} must have all {self.views} views of every text, but layer {layer} has {len(kept)} vectors of "
