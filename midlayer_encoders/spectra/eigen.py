@@ -33,6 +33,9 @@ Method: TypeAlias = Literal["auto", "exact", "fast"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
 _INLINE_WORK = 2**20  # sum of rows cubed under which handing it to threads takes longer than the work
+# A GPU takes up to 32 rows in batches; larger ones one after the other, 0.3 ms for 64 rows and 0.7 for 128 on an H200,
+# where a single core of a CPU takes less.
+_BETTER_ON_CPU = range(33, 129)
 _turn = threading.Lock()
 
 
@@ -256,6 +259,8 @@ if hasattr(os, "register_at_fork"):
 def _exact(matrices: Tensor, counts: Tensor) -> Tensor:
     """Return float64 eigenvalues, each size by itself, so that no work is spent on padding."""
     n = matrices.shape[-1]
+    if matrices.is_cuda and n in _BETTER_ON_CPU:
+        return _exact(matrices.cpu(), counts.cpu()).to(matrices.device)
     values = matrices.new_zeros(matrices.shape[:2], dtype=torch.float64)
     groups: dict[int, list[int]] = {}
     for index, size in enumerate(counts.tolist()):
