@@ -3,6 +3,9 @@
 ``python -m benchmarks.callback_overhead`` trains a tiny model on a CPU and counts processor time, which other programs on the machine
 do not change. ``--device cuda --blocks 12 --width 512 --batch 256 --length 256 --steps 2048`` is the 38M model of the training record, by the
 clock; ``--width 1024`` has 151M parameters in its blocks, for the memory. Writes ``benchmarks/results/callbacks_<device>.md``.
+
+The bars are ratios within one run: what the callback adds in each of its parts (preparing, the first measurement, the others, the end), by
+the steps of the run without it. So a short run (``--steps 96``) gives them for any number of steps, and a long one checks that by the clock.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ import logging
 import resource
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -33,16 +38,63 @@ def probe_texts(number: int, words: int = 60) -> list[str]:
 
 
 class Counted(LayerMetricsCallback):
-    """The callback, counting its measurements and their time."""
+    """The callback, with the time of each of its parts."""
 
-    looks, seconds = 0, 0.0
     clock = staticmethod(time.process_time)
+    drawn = 0.0
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.preparing, self.ending = 0.0, 0.0
+        self.visits: list[float] = []
+
+    def _timed(self, part: Callable[..., None], *given: Any) -> float:
+        _wait()  # for the step before
+        start = self.clock()
+        part(*given)
+        _wait()
+        return self.clock() - start
+
+    def _prepare(self, *given: Any) -> None:
+        self.preparing += self._timed(super()._prepare, *given)
 
     def _visit(self, *given: Any) -> None:
-        start = self.clock()
-        super()._visit(*given)
-        self.looks += 1
-        self.seconds += self.clock() - start
+        self.visits.append(self._timed(super()._visit, *given))
+
+    def on_train_end(self, *given: Any) -> None:
+        before = sum(self.visits)
+        self.ending = self._timed(super().on_train_end, *given) - (sum(self.visits) - before)
+
+    @property
+    def each(self) -> float:
+        """Seconds of a measurement after the first, which also loads kernels and libraries."""
+        return median(self.visits[1:])
+
+    def added(self, steps: int) -> float:
+        """Return the seconds that a run of so many steps takes longer: measured at 0, 1, 2, 4 … and the last."""
+        later = steps.bit_length() + (steps & (steps - 1) > 0)
+        return self.preparing + self.visits[0] + later * self.each + self.ending
+
+
+class Steps(pl.Callback):  # type: ignore[misc]
+    """The time of the steps alone, after the first few."""
+
+    first, start, seconds = 8, 0.0, 0.0
+    clock = staticmethod(time.process_time)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == self.first:
+            _wait()
+            self.start = self.clock()
+
+    def on_train_end(self, trainer: Any, *_: Any) -> None:
+        _wait()
+        self.seconds = (self.clock() - self.start) / (trainer.global_step - self.first)
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def run(given: argparse.Namespace, steps: int, callbacks: list[Any]) -> dict[str, float]:
@@ -61,12 +113,16 @@ def run(given: argparse.Namespace, steps: int, callbacks: list[Any]) -> dict[str
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     clock = time.perf_counter if cuda else time.process_time
+    timed = Steps()
+    timed.clock = clock  # type: ignore[method-assign]
+    trainer.callbacks.insert(0, timed)
     start = clock()
     trainer.fit(module, Windows(tokens.to(given.device), steps, given.batch, given.length))
     if cuda:
         torch.cuda.synchronize()
     return {
         "seconds": clock() - start,
+        "step": timed.seconds,
         # Of a process the peak can only grow, so the run without the callback comes first.
         "peak": torch.cuda.max_memory_allocated() / 1e9
         if cuda
@@ -97,7 +153,7 @@ def table(
         f"# A training run with and without the callback ({given.device})",
         "",
         f"`python -m benchmarks.callback_overhead --device {given.device} {shape} --steps {given.steps}`: torch {torch.__version__}, "
-        f"{plain[0]['parameters']:.1f}M parameters, the callback's default options ({look.looks} measurements of {given.texts} texts), alternating runs. "
+        f"{plain[0]['parameters']:.1f}M parameters, the callback's default options ({len(look.visits)} measurements of {given.texts} texts), alternating runs. "
         + ("Seconds by the clock." if cuda else "Processor seconds."),
         "",
         "| round | without | with | added | peak GB without | with |",
@@ -108,16 +164,26 @@ def table(
         lines.append(
             f"| {number} | {one['seconds']:.1f} | {two['seconds']:.1f} | {added:+.2f} % | {one['peak']:.2f} | {two['peak']:.2f} |"
         )
-    step = min(one["seconds"] for one in [*plain, *watched]) / given.steps
-    each = look.seconds / look.looks
+    step = min(one["step"] for one in plain)
     lines += [
         "",
-        f"In the last run with it the measurements took {look.seconds:.1f} s, {100 * look.seconds / (watched[-1]['seconds'] - look.seconds):.2f} % "
-        "of the rest of that run; the difference between two runs also holds what else the machine did. "
-        f"A step takes {1000 * step:.1f} ms, a measurement {1000 * each:.0f} ms. Measurements are at steps 0, 1, 2, 4 …, so that their share falls as a run "
-        "grows: by these two numbers "
-        + ", ".join(f"{100 * (n.bit_length() + 2) * each / (n * step):.2f} % of {n} steps" for n in (1024, 4096, 16384))
-        + ". "
+        "Of the last run with it, parts by themselves, each with the device idle before and after:",
+        "",
+        "| a step | preparing | first measurement | a later one (median) | the end, drawing aside | a measurement, of a step (bar 1) |",
+        "|---|---|---|---|---|---|",
+        f"| {1e3 * step:.1f} ms | {1e3 * look.preparing:.0f} ms | {1e3 * look.visits[0]:.0f} ms | {1e3 * look.each:.1f} ms | {1e3 * look.ending:.0f} ms | "
+        f"**{look.each / step:.2f}** |",
+        "",
+        "| steps | added, by these parts | bar |",
+        "|---|---|---|",
+        *(
+            f"| {n} | **{100 * look.added(n) / (n * step):.2f} %** | {bar} |"
+            for n, bar in ((1024, "2 %"), (8192, "0.5 %"), (16384, ""))
+        ),
+        "",
+        f"Peak memory {watched[-1]['peak'] / plain[-1]['peak']:.3f} of the run without (bar 1.05). Measurements are at steps 0, 1, 2, 4 … and the last. "
+        "The difference between two runs also holds what else the machine did, and compiling. The files of the figures are drawn in a thread, which "
+        f"ended {look.drawn:.1f} s after the run. "
         + losses_in_words(plain[-1]["loss"], watched[-1]["loss"], promised=promised(given)),
     ]
     return "\n".join(lines) + "\n"
@@ -144,15 +210,20 @@ def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     texts = probe_texts(given.texts)
     tokenizer = train_tokenizer(texts, 2000)
-    run(given, 8, [])  # compile, and warm up
+    run(given, 2 * Steps.first, [])  # compile, and warm up
     plain, watched = [], []
     for _ in range(given.rounds):
-        look = Counted(texts, tokenizer, dirpath=Path("runs/callback_overhead"), strict=True)
+        look = Counted(texts, tokenizer, dirpath=Path("runs/callback_overhead"))
         look.clock = time.perf_counter if given.device == "cuda" else time.process_time
         plain.append(run(given, given.steps, []))
         watched.append(run(given, given.steps, [look]))
+        start = time.perf_counter()
+        if look._drawing is not None:
+            look._drawing.join()
+        look.drawn = time.perf_counter() - start
+        assert not look._warned, "a measurement failed"
         losses_in_words(plain[-1]["loss"], watched[-1]["loss"], promised=promised(given))
-        print(plain[-1], watched[-1], look.looks, look.seconds, flush=True)
+        print(plain[-1], watched[-1], look.preparing, look.visits, look.ending, flush=True)
     text = table(given, plain, watched, look)
     (given.out or RESULTS / f"callbacks_{given.device}.md").write_text(text)
     print(text)

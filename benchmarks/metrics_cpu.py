@@ -153,12 +153,12 @@ def compare(name: str, encoder: Any, texts: list[str], views: int) -> list[str]:
 
     made = augment(texts, views=views, seed=0)
     encoder.encode(texts[:2], show_progress_bar=False)
-    start = time.perf_counter()
+    start = time.process_time()
     frame = measure_layers(encoder, texts, metrics=METRICS, views=made)  # raw states, as the plain ones
-    ours = time.perf_counter() - start
-    start = time.perf_counter()
+    ours = time.process_time() - start
+    start = time.process_time()
     plain = plain_way(encoder, texts, made)
-    theirs = time.perf_counter() - start
+    theirs = time.process_time() - start
     lines = [
         f"| {name} | {num_passes(METRICS, views=views)} | {int(plain['passes'][0])} | {ours:.1f} | {theirs:.1f} | **{theirs / ours:.1f}** |"
     ]
@@ -208,7 +208,7 @@ def main() -> None:
         f"`python benchmarks/metrics_cpu.py --texts {given.texts} --smollm2-tokens {given.smollm2_tokens} --threads {given.threads}`:"
     ]
     text += [
-        f"{given.texts} paragraphs of WikiText-2, {len(METRICS)} metrics, both in one process, {given.threads} thread{'s' * (given.threads > 1)}.",
+        f"{given.texts} paragraphs of WikiText-2, {len(METRICS)} metrics, both in one process, {given.threads} thread{'s' * (given.threads > 1)}; processor seconds, which other programs do not change.",
         "",
     ]
     text += [

@@ -21,7 +21,8 @@ Identities = dict[str, dict[str, Any]]
 def identities(measurement: Measurement) -> Identities:
     """Return what each metric depends on, and no more: the values of a token metric do not change with ``pooling``."""
     settings = measurement.settings
-    inputs, *views = [_digest(_rows(batches)) for batches in measurement.passes]
+    rows, count = _rows(measurement.batches), measurement.count
+    inputs, *views = [_digest(rows[start : start + count]) for start in range(0, len(rows), count)]
     place = {"module": measurement.module, "blocks": measurement.anatomy.blocks}
     vectors = {"norm": settings.norm, "pooling": settings.pooling}
     found: Identities = {}
@@ -46,7 +47,7 @@ def _digest(rows: Sequence[bytes]) -> str:
 
 
 def _rows(batches: Sequence[Batch]) -> list[bytes]:
-    """Return each input, in the order of the whole list and without its padding, which depends on the batches."""
+    """Return each input, then each view of it, in their order and without padding, which depends on the batches."""
     rows: dict[int, bytes] = {}
     for batch in batches:
         for row, position in enumerate(batch.positions):

@@ -18,7 +18,7 @@ from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.selection.ridge import check_labels
 from midlayer_encoders.views.texts import augment
 
-__all__ = ["Batch", "Passes", "count_inputs", "label_numbers", "make_passes"]
+__all__ = ["Batch", "label_numbers", "make_batches"]
 
 _NOT_INPUTS = {"labels", "label", "decoder_input_ids", "return_dict", "output_hidden_states"}
 _SHORTEST = 4  # tokens: two steps have an angle between them, two halves two tokens each
@@ -26,18 +26,21 @@ _SHORTEST = 4  # tokens: two steps have an angle between them, two halves two to
 
 @dataclass(frozen=True)
 class Batch:
-    """Some of the inputs, ready for the model, and their positions in the whole list."""
+    """Some of the inputs and of their views, ready for the model.
+
+    Attributes:
+        positions: ascending, of its rows in the list of all inputs, followed by the first view of each, and so on.
+        inputs: keyword arguments of the model's forward.
+    """
 
     positions: list[int]
     inputs: dict[str, Tensor]
 
 
-Passes = list[list[Batch]]
-"""The batches of the inputs themselves, then those of each view of them."""
+def make_batches(settings: Settings, model: nn.Module, tokenizer: Any) -> tuple[list[Batch], int]:
+    """Return batches of the inputs and of as many views as the metrics want, and the number of inputs.
 
-
-def make_passes(settings: Settings, model: nn.Module, tokenizer: Any) -> Passes:
-    """Return the inputs and as many views of them as the metrics want; the global random generators stay as they are.
+    The global random generators stay as they are.
 
     Args:
         settings: of the callback.
@@ -51,7 +54,7 @@ def make_passes(settings: Settings, model: nn.Module, tokenizer: Any) -> Passes:
         raise OptionError(f"`views` must hold {needed} views for these metrics, but got {len(views)}.")
     with isolated_random():
         if isinstance(given, Sequence) and (not given or isinstance(given[0], str)):
-            return _text_passes(settings, needed, model, tokenizer)
+            return _text_batches(settings, needed, model, tokenizer), len(given)
         if isinstance(views, int) and needed:
             raise OptionError(
                 "`views` must be given, a dataloader for each, where the inputs are a dataloader and a metric compares "
@@ -59,15 +62,14 @@ def make_passes(settings: Settings, model: nn.Module, tokenizer: Any) -> Passes:
             )
         loaders = [] if isinstance(views, int) else views[:needed]
         passes = [_loaded(each, model, settings.max_inputs, view) for view, each in enumerate([given, *loaders], -1)]
-    counts = {count_inputs(batches) for batches in passes}
-    if len(counts) > 1:
-        raise OptionError(f"`views` must give one view for each input, but the numbers are {sorted(counts)}.")
-    return passes
-
-
-def count_inputs(batches: Sequence[Batch]) -> int:
-    """Return the number of inputs in batches."""
-    return sum(len(batch.positions) for batch in batches)
+    counts = [sum(len(batch.positions) for batch in batches) for batches in passes]
+    if len(set(counts)) > 1:
+        raise OptionError(f"`views` must give one view for each input, but the numbers are {sorted(set(counts))}.")
+    return [
+        Batch([view * counts[0] + position for position in batch.positions], batch.inputs)
+        for view, batches in enumerate(passes)
+        for batch in batches
+    ], counts[0]
 
 
 def label_numbers(labels: Sequence[int | str], count: int) -> Tensor:
@@ -83,8 +85,8 @@ def label_numbers(labels: Sequence[int | str], count: int) -> Tensor:
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
-def _text_passes(settings: Settings, needed: int, model: nn.Module, tokenizer: Any) -> Passes:
-    """Return the texts, then each view of them, as batches of token ids."""
+def _text_batches(settings: Settings, needed: int, model: nn.Module, tokenizer: Any) -> list[Batch]:
+    """Return the texts and all views of them as batches of token ids: one pass where they fit into the budget."""
     texts: Any = settings.texts_or_dataloader
     if tokenizer is None:
         raise OptionError("`tokenizer` must be given with texts. Pass the model's, or a dataloader instead of texts.")
@@ -99,8 +101,7 @@ def _text_passes(settings: Settings, needed: int, model: nn.Module, tokenizer: A
         for each in (texts, *_text_views(settings, needed))
     ]
     _check_lengths([len(ids) for ids in encoded[0]])
-    names = accepted_inputs(model)
-    return [_batches(ids, tokenizer, names, settings.token_budget) for ids in encoded]
+    return _batches([ids for each in encoded for ids in each], tokenizer, accepted_inputs(model), settings.token_budget)
 
 
 def _text_views(settings: Settings, needed: int) -> Sequence[Sequence[str]]:
@@ -138,7 +139,7 @@ def _check_lengths(lengths: Sequence[int]) -> None:
 
 
 def _batches(ids: list[list[int]], tokenizer: Any, names: set[str] | None, token_budget: int) -> list[Batch]:
-    plan = plan_batches([max(len(each), 1) for each in ids], token_budget=token_budget)
+    plan = map(sorted, plan_batches([max(len(each), 1) for each in ids], token_budget=token_budget))
     return [Batch(positions, _padded([ids[place] for place in positions], tokenizer, names)) for positions in plan]
 
 

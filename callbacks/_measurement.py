@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from midlayer_encoders.callbacks._backbone import accepted_inputs, find_backbone, model_name, module_path
-from midlayer_encoders.callbacks._inputs import Batch, Passes, count_inputs, label_numbers, make_passes
+from midlayer_encoders.callbacks._inputs import Batch, label_numbers, make_batches
 from midlayer_encoders.callbacks._settings import Settings
 from midlayer_encoders.callbacks._undisturbed import undisturbed
 from midlayer_encoders.errors import MidlayerError, NotFiniteError
-from midlayer_encoders.measuring import compute_metrics, token_receiver, update_metrics
+from midlayer_encoders.measuring import compute_metrics, token_receiver, update_views
+from midlayer_encoders.metrics import LayerMetric
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, resolve_layers
 from midlayer_encoders.reading.reader import LayerReader
 from midlayer_encoders.selection.ridge import ridge_correct
@@ -44,7 +45,8 @@ class Measurement:
         module: path of the transformer in what is trained.
         anatomy: of the transformer.
         layers: which layers, ascending.
-        passes: batches of the inputs themselves, then of each view.
+        batches: of the inputs and of each view.
+        count: number N of inputs.
         labels: class of each input, shape ``(N,)``, ``None`` where there are none.
     """
 
@@ -53,8 +55,10 @@ class Measurement:
     module: str
     anatomy: Anatomy
     layers: Sequence[int]
-    passes: Passes
+    batches: list[Batch]
+    count: int
     labels: Tensor | None
+    _metrics: dict[str, LayerMetric] = field(default_factory=dict, init=False, repr=False)
 
     def measure(self, root: nn.Module, autocast: AbstractContextManager[object]) -> Values:
         """Return every metric of every layer as the model is now, and leave it as it was.
@@ -67,27 +71,38 @@ class Measurement:
         """
         model = find_backbone(root, self.settings.module)
         device = next(model.parameters()).device
-        made = self.settings.make_metrics(self.layers)
         # The inputs are made already, so there is nothing to preprocess.
         reader = LayerReader(model, dict, self.anatomy, self.layers, self.settings.norm, self.settings.pooling)
         names = accepted_inputs(model)
         extra = {"use_cache": False} if names and "use_cache" in names else {}
         labeled: dict[int, Tensor] = {}
-        with undisturbed(model):
-            metrics = {name: metric.to(device) for name, metric in made.items()}
+        with undisturbed(model), self._empty_metrics(device) as metrics:
+            tokens = token_receiver(metrics, texts=self.count)
             with _together(device), autocast:
-                for view, batches in enumerate(self.passes, start=-1):
-                    tokens = token_receiver(metrics, view)
-                    for batch in _share(batches):
-                        inputs = {name: value.to(device, non_blocking=True) for name, value in batch.inputs.items()}
-                        vectors = reader.read({**inputs, **extra}, batch.positions, tokens=tokens)
-                        update_metrics(metrics, self.layers, vectors, batch.positions, view=view)
-                        if view < 0 and self.labels is not None:
-                            labeled.update(zip(batch.positions, torch.stack(vectors, dim=1), strict=True))
+                for batch in _share(self.batches):
+                    inputs = {name: value.to(device, non_blocking=True) for name, value in batch.inputs.items()}
+                    vectors = reader.read({**inputs, **extra}, batch.positions, tokens=tokens)
+                    update_views(metrics, self.layers, vectors, batch.positions, self.count)
+                    if self.labels is not None:
+                        own = [position for position in batch.positions if position < self.count]
+                        labeled.update(zip(own, torch.stack(vectors, dim=1), strict=False))
             values = compute_metrics(metrics)
         if self.labels is not None:
             values[LABEL_ACCURACY] = self._label_accuracy(labeled, self.labels)
         return values
+
+    @contextmanager
+    def _empty_metrics(self, device: torch.device) -> Iterator[dict[str, LayerMetric]]:
+        """Have the metrics with nothing in them: made once, since that takes as long as a small model's pass."""
+        if not self._metrics:
+            self._metrics.update(self.settings.make_metrics(self.layers))
+        for metric in self._metrics.values():
+            metric.to(device)
+        try:
+            yield self._metrics
+        finally:
+            for metric in self._metrics.values():
+                metric.reset()
 
     def _label_accuracy(self, vectors: dict[int, Tensor], labels: Tensor) -> dict[int, float]:
         """Return the accuracy of each layer; the vectors, ``(L, D)`` by position, are gathered from all processes."""
@@ -115,9 +130,9 @@ def make_measurement(settings: Settings, root: nn.Module, tokenizer: Any = None)
     anatomy = find_anatomy(model, blocks=settings.blocks)
     name = model_name(model)
     layers = resolve_layers(settings.layers, anatomy.num_layers, name=name)
-    passes = make_passes(settings, model, tokenizer)
-    labels = None if settings.labels is None else label_numbers(settings.labels, count_inputs(passes[0]))
-    return Measurement(settings, name, module_path(root, model), anatomy, layers, passes, labels)
+    batches, count = make_batches(settings, model, tokenizer)
+    labels = None if settings.labels is None else label_numbers(settings.labels, count)
+    return Measurement(settings, name, module_path(root, model), anatomy, layers, batches, count, labels)
 
 
 def _world() -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -33,6 +36,8 @@ class Recorder:
 
     The arguments are the fields of :class:`~midlayer_encoders.callbacks._settings.Settings`.
     """
+
+    _drawing: Thread | None = None
 
     @takes_settings(Settings)
     def __init__(self, settings: Settings) -> None:
@@ -66,6 +71,9 @@ class Recorder:
         self._history: History | None = None
         self._restored: dict[str, Any] | None = None
         self._warned = False
+        if self._drawing is not None:
+            self._drawing.join()  # or it could write over what this run draws
+            self._drawing = None
 
     def _refuse_shards(self, strategy: str) -> None:
         raise MidlayerError(
@@ -148,18 +156,33 @@ class Recorder:
             except Exception as error:
                 self._failed(error, max(self._history.steps))
 
-    def _draw(self, folder: Path) -> dict[str, Figure]:
-        """Draw the history and return the figures by name; none where there is nothing to draw."""
+    def _draw(self, folder: Path, show: Sequence[Callable[[str, Figure], None]]) -> None:
+        """Draw the history; the run does not wait for it, unless a logger does or an error must stop the run.
+
+        Args:
+            folder: of the files.
+            show: what hands a figure and its name to a logger that takes one.
+        """
         if not self.settings.figures or self._history is None or not self._history.steps:
-            return {}
+            return
+        draw = partial(self._draw_frame, self._history.frame(), folder, show, max(self._history.steps))
+        if show or self.settings.strict:
+            draw()
+            return
+        # Drawing takes matplotlib a second or more. No daemon: the interpreter waits for the files before it ends.
+        self._drawing = Thread(target=draw, name=f"{self.name} figures", daemon=False)
+        self._drawing.start()
+
+    def _draw_frame(
+        self, frame: pl.DataFrame, folder: Path, show: Sequence[Callable[[str, Figure], None]], step: int
+    ) -> None:
         try:
             from midlayer_encoders.report import plot_steps_curves, plot_steps_heat, write_figure
 
-            frame = self._history.frame()
-            drawn = {"heat": plot_steps_heat(frame), "curves": plot_steps_curves(frame)}
-            for name, figure in drawn.items():
+            for name, plot in (("heat", plot_steps_heat), ("curves", plot_steps_curves)):
+                figure = plot(frame)
                 write_figure(figure, folder / f"{name}.png", dpi=110)
+                for logger in show:
+                    logger(f"{self.name}/{name}", figure)
         except Exception as error:
-            self._failed(error, max(self._history.steps))
-            return {}
-        return drawn
+            self._failed(error, step)

@@ -51,7 +51,8 @@ class Settings:
         max_length: tokens after which a text is truncated.
         max_inputs: inputs read from a dataloader.
         token_budget: tokens in a batch of texts.
-        figures: whether to draw heat maps and curves at the end.
+        figures: whether to draw heat maps and curves at the end: in a thread of their own, which the run does not wait
+            for, but the interpreter does before it ends; at once where ``strict``, or where a logger takes them.
         dirpath: folder of ``history.parquet`` and the figures; by default beside the run's logs.
         name: prefix of what is logged, and of the files' folder; another for a second callback in one run.
         strict: whether an error in a measurement stops the run; else it is logged once and the run goes on.

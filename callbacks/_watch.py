@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeAlias
 from midlayer_encoders._types import Norm
 from midlayer_encoders.callbacks._cadence import EveryNSteps
 from midlayer_encoders.callbacks._decline import by_step, collapse, decline
-from midlayer_encoders.callbacks._inputs import count_inputs
 from midlayer_encoders.callbacks._measurement import LABEL_ACCURACY, Values
 from midlayer_encoders.callbacks._recorder import Recorder
 from midlayer_encoders.errors import NotFiniteError, OptionError, check_choice
@@ -117,7 +116,7 @@ class Watch(Recorder):
         measurement = self._history.measurement
         layers, score = measurement.layers, _LABEL_FREE if measurement.labels is None else LABEL_ACCURACY
         scores, entropies = (by_step(steps, name, layers) for name in (score, _ENTROPY))
-        noise: float = count_inputs(measurement.passes[0]) ** -0.5
+        noise: float = measurement.count**-0.5
         tolerance = noise if self.tolerance is None else self.tolerance
         return {
             "not finite": None if self._not_finite is None else str(self._not_finite).rstrip("."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,9 +87,14 @@ class LayerMetricsCallback(Recorder, Callback):
             self._visit(trainer, pl_module)
         folder = self._folder(trainer)
         if trainer.is_global_zero and not trainer.fast_dev_run:
-            for name, figure in self._draw(folder).items():
-                for logger in trainer.loggers:
-                    _show(logger, f"{self.name}/{name}", figure, trainer.global_step)
+            self._draw(
+                folder,
+                [
+                    partial(_SHOWS[kind], logger, step=trainer.global_step)
+                    for logger in trainer.loggers
+                    if (kind := type(logger).__name__) in _SHOWS
+                ],
+            )
 
     def on_validation_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Measure once where the run is a validation alone."""
@@ -169,12 +175,17 @@ def _makes_modules_later(pl_module: nn.Module) -> bool:
     return "configure_model" in own or "setup" in own
 
 
-def _show(logger: Any, name: str, figure: Figure, step: int) -> None:
-    """Hand a figure to a logger that takes one: TensorBoard, W&B, MLflow."""
-    kind = type(logger).__name__
-    if kind == "TensorBoardLogger":
-        logger.experiment.add_figure(name, figure, global_step=step)
-    elif kind == "WandbLogger":
-        logger.log_image(key=name, images=[figure], step=step)
-    elif kind == "MLFlowLogger":
-        logger.experiment.log_figure(logger.run_id, figure, f"{name}.png")
+def _to_tensorboard(logger: Any, name: str, figure: Figure, *, step: int) -> None:
+    logger.experiment.add_figure(name, figure, global_step=step)
+
+
+def _to_wandb(logger: Any, name: str, figure: Figure, *, step: int) -> None:
+    logger.log_image(key=name, images=[figure], step=step)
+
+
+def _to_mlflow(logger: Any, name: str, figure: Figure, *, step: int) -> None:  # noqa: ARG001
+    logger.experiment.log_figure(logger.run_id, figure, f"{name}.png")
+
+
+_SHOWS = {"TensorBoardLogger": _to_tensorboard, "WandbLogger": _to_wandb, "MLFlowLogger": _to_mlflow}
+"""How a figure is handed to each logger that takes one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,9 +87,14 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
         if not self._has(trained.global_step):
             self._visit(args, trained, control, model)
         if state.is_world_process_zero:
-            for name, figure in self._draw(self._folder(args)).items():
-                for logger in self._integrations():
-                    _show(logger, f"{self.name}/{name}", figure, state.global_step)
+            self._draw(
+                self._folder(args),
+                [
+                    partial(_SHOWS[kind], logger, step=state.global_step)
+                    for logger in self._integrations()
+                    if (kind := type(logger).__name__) in _SHOWS
+                ],
+            )
 
     def _resume_from(self, path: Path, step: int) -> None:
         """Take over the steps until the checkpoint from the file of the run before; a new run begins a new file."""
@@ -162,19 +168,24 @@ def _is_integration(callback: Any) -> bool:
     return type(callback).__module__.startswith("transformers.integrations")
 
 
-def _show(logger: Any, name: str, figure: Figure, step: int) -> None:
-    """Hand a figure to an integration that takes one: TensorBoard, W&B, MLflow."""
-    kind = type(logger).__name__
-    if kind == "TensorBoardCallback":
-        logger.tb_writer.add_figure(name, figure, global_step=step)
-    elif kind == "WandbCallback":
-        import wandb
+def _to_tensorboard(logger: Any, name: str, figure: Figure, *, step: int) -> None:
+    logger.tb_writer.add_figure(name, figure, global_step=step)
 
-        wandb.log({name: wandb.Image(figure), "train/global_step": step})  # as the integration logs its values
-    elif kind == "MLflowCallback":
-        import mlflow
 
-        mlflow.log_figure(figure, f"{name}.png")
+def _to_wandb(_: Any, name: str, figure: Figure, *, step: int) -> None:
+    import wandb
+
+    wandb.log({name: wandb.Image(figure), "train/global_step": step})  # as the integration logs its values
+
+
+def _to_mlflow(_: Any, name: str, figure: Figure, *, step: int) -> None:  # noqa: ARG001
+    import mlflow
+
+    mlflow.log_figure(figure, f"{name}.png")
+
+
+_SHOWS = {"TensorBoardCallback": _to_tensorboard, "WandbCallback": _to_wandb, "MLflowCallback": _to_mlflow}
+"""How a figure is handed to each integration that takes one."""
 
 
 def _autocast(args: Any, model: nn.Module) -> AbstractContextManager[object]:

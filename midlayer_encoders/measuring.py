@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +34,7 @@ __all__ = [
     "num_views",
     "token_receiver",
     "update_metrics",
+    "update_views",
 ]
 
 _log = logging.getLogger(__name__)
@@ -124,12 +126,17 @@ def measure_layers(
     wanted = num_views(made)
     passes = _passes(source, texts, wanted, seed) if isinstance(views, int) else (texts, *views[:wanted])
     stage = Stage(progress, "measuring", len(texts) * (1 + wanted))
-    for view, passed in enumerate(passes, start=-1):
+    if isinstance(texts[0], str):  # batches of all of them at once hold less padding than batches of each view
+        passes = ([text for passed in passes for text in passed],)
+    before = 0
+    for passed in passes:
         batches = batches_of(source, passed, token_budget=token_budget, prompt=prompt)
-        tokens = token_receiver(made, view)
-        for positions, vectors in reader.embed(passed, batches, tokens=tokens):
-            update_metrics(made, reader.layers, vectors, positions, view=view)
+        places = [sorted(batch) for batch in batches]  # the texts first, then each view
+        tokens = token_receiver(made, texts=len(texts)) if not before else None
+        for positions, vectors in reader.embed(passed, places, tokens=tokens):
+            update_views(made, reader.layers, vectors, [before + position for position in positions], len(texts))
             stage.step(len(positions))
+        before += len(passed)
     named = metrics not in ("all", "paper")
     found, spec = compute_metrics(made, named=named), source.spec
     return tidy_frame(
@@ -188,13 +195,22 @@ def _passes(source: LayerSource, texts: Sequence[Any], views: int, seed: int) ->
         yield from augment_media(texts, medium, views=views, seed=seed, max_pixels=source.max_pixels)
 
 
-def token_receiver(metrics: Mapping[str, LayerMetric], view: int = -1) -> TokenReceive | None:
-    """Return what updates the token metrics with the raw states of a pass; ``None`` where none wants them."""
+def token_receiver(
+    metrics: Mapping[str, LayerMetric], view: int = -1, *, texts: int | None = None
+) -> TokenReceive | None:
+    """Return what updates the token metrics with the raw states of a pass; ``None`` where none wants them.
+
+    Args:
+        metrics: by name; updated in place.
+        view: number of the view; nothing reads the token states of one.
+        texts: number of texts, where a batch holds views too: positions from there on, which come last, are of those.
+    """
     of_tokens = [metric for metric in metrics.values() if metric.kind == "tokens"] if view < 0 else []
 
     def tokens(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
-        for metric in of_tokens:
-            metric.update(layer, states, mask, index=torch.tensor(positions))
+        index = torch.tensor([position for position in positions if texts is None or position < texts])
+        for metric in of_tokens if len(index) else ():
+            metric.update(layer, states[: len(index)], mask[: len(index)], index=index)
 
     return tokens if of_tokens else None
 
@@ -203,9 +219,9 @@ def update_metrics(
     metrics: Mapping[str, LayerMetric],
     layers: Sequence[int],
     vectors: Tensor | Sequence[Tensor],
-    positions: Sequence[int],
+    positions: Sequence[int] | Tensor,
     *,
-    view: int = -1,
+    view: int | Tensor = -1,
 ) -> None:
     """Update the metrics that want one vector for each text.
 
@@ -214,14 +230,42 @@ def update_metrics(
         layers: of the vectors.
         vectors: ``(B, D)`` for each layer.
         positions: of the B texts in the whole list.
-        view: number of the view from ``0``; ``-1`` for the texts themselves.
+        view: number of the view from ``0``, of all or of each; ``-1`` for the texts themselves.
     """
-    index = torch.tensor(positions)
-    extra = {"index": index} if view < 0 else {"index": index, "view": view}
-    wanting = [metric for metric in metrics.values() if metric.kind == ("pooled" if view < 0 else "views")]
+    index = torch.as_tensor(positions)
+    of_views = isinstance(view, Tensor) or view >= 0
+    extra = {"index": index, "view": view} if of_views else {"index": index}
+    wanting = [metric for metric in metrics.values() if metric.kind == ("views" if of_views else "pooled")]
     for layer, rows in zip(layers, vectors, strict=True):
         for metric in wanting:
             metric.update(layer, rows, **extra)
+
+
+def update_views(
+    metrics: Mapping[str, LayerMetric],
+    layers: Sequence[int],
+    vectors: Tensor | Sequence[Tensor],
+    positions: Sequence[int],
+    texts: int,
+) -> None:
+    """Update the metrics with a batch that may hold texts and views of them.
+
+    Args:
+        metrics: by name; updated in place.
+        layers: of the vectors.
+        vectors: ``(B, D)`` for each layer.
+        positions: ascending, of the batch in the list of all texts, followed by the first view of each, and so on.
+        texts: number of texts.
+    """
+    own = bisect_left(positions, texts)
+    if own:
+        # Each layer's in its own memory, since the metrics keep them; likewise below.
+        some = vectors if own == len(positions) else [rows[:own].clone() for rows in vectors]
+        update_metrics(metrics, layers, some, positions[:own])
+    if own < len(positions):
+        some = [rows[own:].clone() for rows in vectors] if own else vectors
+        places = torch.tensor(positions[own:])
+        update_metrics(metrics, layers, some, places % texts, view=places // texts - 1)
 
 
 def compute_metrics(metrics: Mapping[str, LayerMetric], *, named: bool = True) -> dict[str, dict[int, float]]:

@@ -61,7 +61,15 @@ def alpha_req(
 
 
 def _slope(moments: Moments, *, first: int, last: int, weighted: bool, method: Method) -> Tensor:
-    values = eigenvalues(moments.matrix, method=method)
+    values = eigenvalues(moments.matrix, method=method, check=False)
+    fitted = [_fitted(each, first, last, weighted) for each in values.reshape(-1, values.shape[-1])]
+    return torch.stack(fitted).reshape(values.shape[:-1])
+
+
+def _fitted(values: Tensor, first: int, last: int, weighted: bool) -> Tensor:
+    """Return the slope of one spectrum, a scalar; NaN where it is."""
+    if torch.isnan(values[0]):
+        return values[0]
     # Rows are rounded to float32, so a direction without variance has that rounding's square, not 0.
     rounding = values[0] * len(values) * torch.finfo(torch.float32).eps ** 2
     values = values[values > rounding][first - 1 : last]

@@ -54,9 +54,10 @@ def anisotropy(embeddings: Tensor, *, form: AnisotropyForm = "cosine", method: M
 def _anisotropy(moments: Moments, *, form: AnisotropyForm, method: Method) -> Tensor:
     if form == "cosine":
         pairs = moments.count * (moments.count - 1)
-        return (moments.total.square().sum() - moments.matrix.diagonal().sum()) / pairs
-    values = eigenvalues(moments.matrix, method=method)
-    return values[0] / values.sum().clamp(min=torch.finfo(values.dtype).tiny)
+        own = moments.matrix.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
+        return (moments.total.square().sum(dim=-1) - own) / pairs
+    values = eigenvalues(moments.matrix, method=method, check=False)
+    return values[..., 0] / values.sum(dim=-1).clamp(min=torch.finfo(values.dtype).tiny)
 
 
 class Anisotropy(RowMetric):

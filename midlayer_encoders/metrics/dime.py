@@ -54,13 +54,19 @@ def dime(
     """
     _check_options(alpha, permutations)
     check_pair(first, second)
+    found = _dime(first, second, alpha=alpha, permutations=permutations, seed=seed, unit=unit, method=method)
+    return found.to(result_dtype(first))
+
+
+def _dime(
+    first: Tensor, second: Tensor, *, alpha: float, permutations: int, seed: int, unit: bool, method: Method
+) -> Tensor:
+    """Return the difference of entropies of views of several layers, each ``(*, N, D)``: shape ``(*)``."""
     kernels = _kernel(first, unit), _kernel(second, unit)
-    if not torch.isfinite(kernels[0].sum() + kernels[1].sum()):
-        return torch.tensor(torch.nan, dtype=result_dtype(first), device=first.device)
-    orders = _orders(len(first), permutations, seed).to(first.device)
-    shuffled = kernels[1][orders[:, :, None], orders[:, None, :]]
-    entropies = spectral_entropy(kernels[0] * shuffled, alpha=alpha, method=method)
-    return (entropies[1:].mean() - entropies[0]).to(result_dtype(first))
+    orders = _orders(first.shape[-2], permutations, seed).to(first.device, non_blocking=True)
+    shuffled = kernels[1][..., orders[:, :, None], orders[:, None, :]]
+    entropies = spectral_entropy(kernels[0].unsqueeze(-3) * shuffled, alpha=alpha, method=method, check=False)
+    return entropies[..., 1:].mean(dim=-1) - entropies[..., 0]
 
 
 def _kernel(rows: Tensor, unit: bool) -> Tensor:
@@ -103,5 +109,9 @@ class DiME(ViewMetric):
         **options: Any,
     ) -> None:
         _check_options(alpha, permutations)
-        of = partial(dime, alpha=alpha, permutations=permutations, seed=seed, unit=unit, method=method)
+        of = partial(_dime, alpha=alpha, permutations=permutations, seed=seed, unit=unit, method=method)
         super().__init__(layers, of, seed=seed, **options)
+        self.permutations = permutations
+
+    def _numbers(self, views: int, texts: int) -> int:  # noqa: ARG002
+        return (self.permutations + 1) * texts**2

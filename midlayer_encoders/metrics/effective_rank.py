@@ -76,7 +76,7 @@ def rank_of_gram(
         count: number of rows behind each matrix, shape ``(*)``, which have no more singular values than that.
     """
     finite = torch.isfinite(gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1))
-    values = eigenvalues(torch.where(finite[..., None, None], gram, 0.0), sizes, method=method)
+    values = eigenvalues(torch.where(finite[..., None, None], gram, 0.0), sizes, method=method, check=False)
     # The square root of an eigenvalue that is only rounding is not small: a rank-one matrix would seem to have more.
     rounding = values[..., :1] * values.shape[-1] * torch.finfo(values.dtype).eps
     sigma = torch.where(values > rounding, values, 0.0).sqrt()

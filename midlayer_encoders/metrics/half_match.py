@@ -44,20 +44,25 @@ def half_match(first: Tensor, second: Tensor, *, center: bool = True) -> Tensor:
         (tensor(1.), tensor(0.5000))
     """
     check_pair(first, second, same_width=True)
+    return _half_match(first, second, center=center).to(result_dtype(first))
+
+
+def _half_match(first: Tensor, second: Tensor, *, center: bool) -> Tensor:
+    """Return the mean reciprocal rank of halves at several layers, each ``(*, N, D)``: shape ``(*)``."""
     sides = [precise(side) for side in (first, second)]
-    x, y = (unit_rows(side - side.mean(dim=0) if center else side) for side in sides)
+    x, y = (unit_rows(side - side.mean(dim=-2, keepdim=True) if center else side) for side in sides)
     with full_precision(x.device):
         cosine = x @ y.mT
-    value = (_reciprocal_ranks(cosine) + _reciprocal_ranks(cosine.mT)).mean() / 2
-    return torch.where(torch.isfinite(cosine.sum()), value, torch.nan).to(result_dtype(first))
+    value = (_reciprocal_ranks(cosine) + _reciprocal_ranks(cosine.mT)).mean(dim=-1) / 2
+    return torch.where(torch.isfinite(cosine.sum(dim=(-2, -1))), value, torch.nan)
 
 
 def _reciprocal_ranks(cosine: Tensor) -> Tensor:
-    """Return one over the rank of each row's own column, shape ``(N,)``."""
-    own = cosine.diagonal().unsqueeze(-1)
+    """Return one over the rank of each row's own column, shape ``(*, N)``."""
+    own = cosine.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
     close = (cosine - own).abs() <= 16 * torch.finfo(cosine.dtype).eps  # equal but for rounding: cosines are at most 1
     nearer = (cosine > own) & ~close
-    return 2 / (1 + 2 * nearer.sum(dim=1) + close.sum(dim=1)).double()
+    return 2 / (1 + 2 * nearer.sum(dim=-1) + close.sum(dim=-1)).double()
 
 
 def half_means(states: Tensor, mask: Tensor) -> Tensor:
@@ -93,7 +98,7 @@ class HalfMatch(NumberedMetric):
     counted: ClassVar[str] = f"Different texts of {LEAST_TOKENS} tokens or more"
 
     def __init__(self, layers: Sequence[int], *, center: bool = True, **options: Any) -> None:
-        super().__init__(layers, partial(half_match, center=center), **options)
+        super().__init__(layers, partial(_half_match, center=center), **options)
 
     def update(self, layer: int, states: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:
         """Add one layer's token states of a batch.

@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.metrics._base.precision import full_precision, precise, result_dtype, unit_rows
@@ -51,24 +50,35 @@ def infonce(first: Tensor, second: Tensor, *, temperature: float = 0.1, form: In
     """
     _check_options(temperature, form)
     check_pair(first, second, same_width=True)
+    return _infonce(first, second, temperature=temperature, form=form).to(result_dtype(first))
+
+
+def _infonce(first: Tensor, second: Tensor, *, temperature: float, form: InfoNCEForm) -> Tensor:
+    """Return the loss of views of several layers, each ``(*, N, D)``: shape ``(*)``."""
     x, y = unit_rows(precise(first)), unit_rows(precise(second))
     loss = _simclr(x, y, temperature) if form == "simclr" else _one_way(x, y, temperature)
-    return (math.log(len(x)) - loss if form == "bound" else loss).to(result_dtype(first))
+    return math.log(x.shape[-2]) - loss if form == "bound" else loss
 
 
 def _simclr(x: Tensor, y: Tensor, temperature: float) -> Tensor:
-    views = torch.cat([x, y])
+    views = torch.cat([x, y], dim=-2)
     with full_precision(x.device):
         cosine = views @ views.mT
-    cosine.fill_diagonal_(-torch.inf)
-    partner = torch.arange(len(views), device=x.device).roll(len(x))
-    return cross_entropy(cosine / temperature, partner)
+    cosine.diagonal(dim1=-2, dim2=-1).fill_(-torch.inf)
+    half = x.shape[-2]
+    partners = torch.cat([cosine.diagonal(offset, dim1=-2, dim2=-1) for offset in (half, -half)], dim=-1)
+    return _cross_entropy(cosine, partners, temperature)
 
 
 def _one_way(x: Tensor, y: Tensor, temperature: float) -> Tensor:
     with full_precision(x.device):
         cosine = x @ y.mT
-    return cross_entropy(cosine / temperature, torch.arange(len(x), device=x.device))
+    return _cross_entropy(cosine, cosine.diagonal(dim1=-2, dim2=-1), temperature)
+
+
+def _cross_entropy(cosine: Tensor, own: Tensor, temperature: float) -> Tensor:
+    """Return the mean over rows of cosines ``(*, N, M)`` of how unlikely each row's own one, ``(*, N)``, is."""
+    return ((cosine / temperature).logsumexp(dim=-1) - own / temperature).mean(dim=-1)
 
 
 def _check_options(temperature: float, form: str) -> None:
@@ -87,4 +97,4 @@ class InfoNCE(ViewMetric):
         self, layers: Sequence[int], *, temperature: float = 0.1, form: InfoNCEForm = "simclr", **options: Any
     ) -> None:
         _check_options(temperature, form)
-        super().__init__(layers, partial(infonce, temperature=temperature, form=form), **options)
+        super().__init__(layers, partial(_infonce, temperature=temperature, form=form), **options)

@@ -12,7 +12,7 @@ from torch import Tensor
 from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.metrics._base.layer_metric import check_at_least
 from midlayer_encoders.metrics._base.precision import lengths, precise, result_dtype
-from midlayer_encoders.metrics._base.sample_metric import PooledSampleMetric
+from midlayer_encoders.metrics._base.sample_metric import PooledSampleMetric, layer_by_layer
 
 __all__ = ["IntrinsicDimension", "TwoNNForm", "intrinsic_dimension"]
 
@@ -96,4 +96,5 @@ class IntrinsicDimension(PooledSampleMetric):
 
     def __init__(self, layers: Sequence[int], *, form: TwoNNForm = "fit", discard: float = 0.1, **options: Any) -> None:
         _check_options(form, discard)
-        super().__init__(layers, partial(intrinsic_dimension, form=form, discard=discard), **options)
+        of = partial(intrinsic_dimension, form=form, discard=discard)
+        super().__init__(layers, layer_by_layer(of), **options)

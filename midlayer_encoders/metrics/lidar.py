@@ -38,7 +38,7 @@ def lidar(views: Tensor, *, delta: float = 1e-4, exponential: bool = False, meth
 
     Returns:
         Scalar, between ``0`` and ``log(min(N - 1, D))``; ``0`` where all texts have the same mean. NaN where the views
-        hold NaN or infinity.
+        hold NaN or infinity, or are so large that ``delta`` is lost in their rounding.
 
     Example:
         >>> lidar(torch.eye(4).expand(2, 4, 4))  # four orthogonal texts span three dimensions: log 3
@@ -50,23 +50,31 @@ def lidar(views: Tensor, *, delta: float = 1e-4, exponential: bool = False, meth
             f"`views` must be (V, N, D) with two or more views and texts, but got {tuple(views.shape)}: "
             "the scatter within a text needs two views, that between texts two texts."
         )
-    entropy = _entropy(precise(views), delta, method)
-    return (entropy.exp() if exponential else entropy).to(result_dtype(views))
+    return _of_views(*precise(views), delta=delta, exponential=exponential, method=method).to(result_dtype(views))
+
+
+def _of_views(*views: Tensor, delta: float, exponential: bool, method: Method) -> Tensor:
+    """Return LiDAR of views of several layers, each ``(*, N, D)``: shape ``(*)``."""
+    entropy = _entropy(torch.stack(views, dim=-3), delta, method)
+    return entropy.exp() if exponential else entropy
 
 
 def _entropy(views: Tensor, delta: float, method: Method) -> Tensor:
-    if not torch.isfinite(views.sum()):
-        return views.new_tensor(torch.nan)
-    means = views.mean(dim=0)
-    between = (means - means.mean(dim=0)) / (views.shape[1] - 1) ** 0.5
-    within = (views - means).flatten(0, 1) / (views.shape[1] * (views.shape[0] - 1)) ** 0.5
+    """Return the entropy of views of several layers, ``(*, V, N, D)``: shape ``(*)``."""
+    number, texts = views.shape[-3:-1]
+    means = views.mean(dim=-3, keepdim=True)
+    within = (views - means).flatten(-3, -2) / (texts * (number - 1)) ** 0.5
+    means = means.squeeze(-3)
+    between = (means - means.mean(dim=-2, keepdim=True)) / (texts - 1) ** 0.5
     with full_precision(views.device):
         scatter = within.mT @ within
-        scatter.diagonal().add_(delta)
+        scatter.diagonal(dim1=-2, dim2=-1).add_(delta)
         # With S_w = C C', the spectrum of C^-1 S_b C^-T is that of S_w^-1/2 S_b S_w^-1/2.
-        factor = torch.linalg.cholesky(scatter)
+        # Not `cholesky`, which waits for a GPU to learn that the matrix has a factor, as all but NaN have.
+        factor, lacks = torch.linalg.cholesky_ex(scatter)
         whitened = torch.linalg.solve_triangular(factor, between.mT, upper=False).mT
-    return spectral_entropy(smaller_gram(whitened), method=method)
+    entropy = spectral_entropy(smaller_gram(whitened), method=method, check=False)
+    return torch.where(lacks == 0, entropy, torch.nan)
 
 
 def _check_delta(delta: float) -> None:
@@ -95,9 +103,6 @@ class LiDAR(ViewMetric):
         _check_delta(delta)
         if views < 2:
             raise OptionError(f"`views` must be 2 or more, but got {views}.")
-        of = partial(lidar, delta=delta, exponential=exponential, method=method)
+        of = partial(_of_views, delta=delta, exponential=exponential, method=method)
         super().__init__(layers, of, max_samples=max_samples, **options)
         self.views, self.exponential = views, exponential
-
-    def _value(self, layer: int) -> Tensor:
-        return self._of(self._sample(layer)[0])

@@ -53,8 +53,8 @@ def logdet_entropy(
 
 
 def _rate(moments: Moments, *, epsilon: float, method: Method) -> Tensor:
-    values = eigenvalues(moments.matrix, method=method)
-    return 0.5 * torch.log1p(values * moments.width / (moments.count * epsilon**2)).sum()
+    values = eigenvalues(moments.matrix, method=method, check=False)
+    return 0.5 * torch.log1p(values * moments.width / (moments.count.unsqueeze(-1) * epsilon**2)).sum(dim=-1)
 
 
 def _check_epsilon(epsilon: float) -> None:

@@ -244,7 +244,7 @@ class Failing(LayerMetricsCallback):
 
     def _measure(self, root: nn.Module, step: int, autocast: Any) -> Any:
         if step > 2 and self._history is not None:
-            self._history.measurement.passes[0][0].inputs["input_ids"] = torch.full((8, 4), 10**6)
+            self._history.measurement.batches[0].inputs["input_ids"] = torch.full((8, 4), 10**6)
         return super()._measure(root, step, autocast)
 
 

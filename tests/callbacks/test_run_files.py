@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,24 @@ def test_figures_are_those_of_the_whole_history(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "not").iterdir()] == ["history.parquet"]
 
 
+def test_a_run_does_not_wait_for_its_figures(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    class Late(LayerMetricsCallback):
+        def _draw_frame(self, *given: Any) -> None:
+            assert ended.wait(60)
+            super()._draw_frame(*given)
+
+    seen = Late(TEXTS, TOKENIZER, metrics=["curvature"], every_n_steps=1, dirpath=tmp_path)
+    fit(Boring(neox()), tmp_path, [seen], max_steps=1, logger=False)
+    assert not list(tmp_path.glob("*.png"))
+    ended.set()
+    fit(Boring(neox()), tmp_path, [seen], max_steps=1, logger=False)  # the next run waits for those of the one before
+    assert {path.name for path in tmp_path.glob("*.png")} == {"heat.png", "curves.png"}
+    assert seen._drawing is not None
+    seen._drawing.join()
+
+
 def test_the_file_is_whole_after_every_measurement(tmp_path: Path) -> None:
     class Killed(Weights):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
@@ -126,6 +145,13 @@ def test_the_inputs_are_fixed_when_the_run_begins(tmp_path: Path) -> None:
     other = LayerMetricsCallback([rows], metrics=["curvature"], every_n_steps=1, figures=False, strict=True)
     fit(Boring(neox()), tmp_path / "b", [other], max_steps=2)
     assert same.frame.equals(other.frame)
+
+
+def test_texts_and_views_that_fit_into_the_budget_are_read_in_one_pass(tmp_path: Path) -> None:
+    seen = LayerMetricsCallback(TEXTS, TOKENIZER, metrics="paper", every_n_steps=[1], figures=False, strict=True)
+    module = Shapes(neox())
+    fit(module, tmp_path, [seen], max_steps=1)
+    assert [rows for rows, _ in module.shapes] == [3 * len(TEXTS)]
 
 
 def test_no_batch_holds_more_tokens_than_the_budget(tmp_path: Path) -> None:

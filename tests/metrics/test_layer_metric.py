@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from midlayer_encoders.errors import LayerIndexError, MidlayerError, NotFiniteError, OptionError
 from midlayer_encoders.metrics import METRICS, TooFewTextsError
@@ -27,6 +30,32 @@ def test_one_finite_float64_value_per_layer(name: str) -> None:
     assert torch.isfinite(values).tolist() == [name not in FIRST_IS_NAN, True, True]
     assert len(set(values[1:].tolist())) == 2, "layers with different states have different values"
     assert make(name, [0, 1]).needs_previous == (name in FIRST_IS_NAN)
+
+
+class Costly(TorchDispatchMode):
+    """Counts matrix products, decompositions, and reads of a number, for which a GPU would be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = op.overloadpacket.__name__
+        if name in ("mm", "bmm", "_linalg_eigh", "linalg_cholesky_ex", "_local_scalar_dense", "nonzero"):
+            self.count[name] += 1
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", [*ROWS[:3], ROWS[4], "infonce", "lidar", "dime", "half_match"])
+def test_layers_are_found_together(name: str) -> None:
+    counts = []
+    for layers in (2, 9):
+        metric = feed(make(name, range(layers)), corpus(layers=layers), [torch.arange(13)])
+        with Costly() as costly:
+            metric.compute()
+        counts.append(costly.count)
+    assert counts[0] == counts[1]
+    assert counts[0].total() > 0
 
 
 @pytest.mark.parametrize("name", METRICS)

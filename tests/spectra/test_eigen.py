@@ -4,6 +4,8 @@ import math
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from itertools import product
 
@@ -352,3 +354,27 @@ def test_kernels_leave_large_matrices_to_the_exact_method(monkeypatch: pytest.Mo
     expected = eigenvalues(matrices, sizes, method="exact")
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     assert torch.equal(found[[0, 3]], expected[[0, 3]])
+
+
+def test_threads_stay_and_take_one_core_each_and_the_process_keeps_its_number() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        matrices = gram(64, 32)
+        expected = np.stack([eigenvalues_read_aloud(each, 32) for each in matrices])
+        np.testing.assert_allclose(eigenvalues(matrices, method="exact"), expected, atol=1e-10)
+        pool = spectra._threads(2)
+        assert [each for each in threading.enumerate() if each.name.startswith("midlayer spectra")]
+
+        def number() -> Tensor:
+            torch.ones(10**6).exp()
+            return torch.tensor(torch.get_num_threads())
+
+        assert pool.submit(spectra._on_one_core, number).result() == 1
+        with ThreadPoolExecutor(1) as other:
+            assert (torch.get_num_threads(), other.submit(torch.get_num_threads).result()) == (2, 2)
+        spectra._start_anew()  # as in a process that was forked, which has none of these threads
+        assert spectra._threads(2) is not pool
+        np.testing.assert_allclose(eigenvalues(matrices, method="exact"), expected, atol=1e-10)
+    finally:
+        torch.set_num_threads(before)

@@ -21,7 +21,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["Kind", "LayerMetric", "TooFewTextsError", "check_at_least", "is_distributed", "joined"]
+__all__ = [
+    "Kind",
+    "LayerMetric",
+    "TooFewTextsError",
+    "check_at_least",
+    "in_stacks",
+    "is_distributed",
+    "joined",
+    "one_device",
+]
+
+_TOGETHER = 2**24  # numbers of several layers that are taken together: 128 MB in float64
 
 Kind: TypeAlias = Literal["tokens", "pooled", "views", "attentions"]
 """What ``update`` expects: token states and their mask, one vector per text, one per text and view, or attentions."""
@@ -76,7 +87,7 @@ class LayerMetric(Metric):
 
     def _values(self, layers: Sequence[int]) -> Tensor:
         """Return the numbers of some layers, shape ``(len(layers),)``, float64."""
-        return torch.stack([self._value(layer).double() for layer in layers])
+        return one_device([self._value(layer) for layer in layers])
 
     def _has_value(self, layer: int) -> bool:
         return not self.needs_previous or layer != self.layers[0]
@@ -171,7 +182,7 @@ class LayerMetric(Metric):
             if seen:
                 dtype = functools.reduce(torch.promote_types, [kind for kind, _ in seen])
                 empty = torch.empty((0, *seen[0][1]), dtype=dtype, device=self.device)
-                setattr(self, name, [mine.get(name, empty).to(dtype)])
+                setattr(self, name, [mine.get(name, empty).to(self.device, dtype)])
 
 
 def joined(state: Tensor | list[Tensor]) -> Tensor | None:
@@ -179,6 +190,35 @@ def joined(state: Tensor | list[Tensor]) -> Tensor | None:
     if isinstance(state, list):
         return torch.cat(state) if state else None
     return state
+
+
+def in_stacks(layers: Sequence[Tensor], of: Callable[[Tensor], Tensor], *, numbers: int = 0) -> list[Tensor]:
+    """Return the number of each layer, found for as many layers at once as are alike and fit into memory.
+
+    Args:
+        layers: what was kept of each layer.
+        of: the numbers ``(L,)`` of several layers whose tensors are stacked, ``(L, *)``.
+        numbers: how many temporary numbers one layer takes, where these are more than it has itself.
+
+    Example:
+        >>> in_stacks([torch.ones(2), torch.ones(3), torch.ones(3)], lambda stack: stack.sum(dim=1))
+        [tensor(2.), tensor(3.), tensor(3.)]
+    """
+    groups: dict[Any, list[int]] = {}
+    for place, kept in enumerate(layers):
+        groups.setdefault((kept.shape, kept.dtype, kept.device), []).append(place)
+    found: dict[int, Tensor] = {}
+    for places in groups.values():
+        size = max(1, _TOGETHER // max(1, numbers, layers[places[0]].numel()))
+        for start in range(0, len(places), size):
+            some = places[start : start + size]
+            found.update(zip(some, of(torch.stack([layers[place] for place in some])), strict=True))
+    return [found[place] for place in range(len(layers))]
+
+
+def one_device(values: Sequence[Tensor]) -> Tensor:
+    """Return scalars, of layers that may lie on several devices, as one tensor in float64."""
+    return torch.stack([value.to(values[0].device, torch.float64) for value in values])
 
 
 def is_distributed() -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.metrics._base.gram import prepared, smaller_gram
-from midlayer_encoders.metrics._base.layer_metric import LayerMetric, check_at_least, joined
+from midlayer_encoders.metrics._base.layer_metric import LayerMetric, check_at_least, in_stacks, joined, one_device
 from midlayer_encoders.metrics._base.precision import full_precision, result_dtype
 
 __all__ = ["MomentMetric", "Moments", "of_rows"]
@@ -21,9 +21,9 @@ class Moments:
     """What the metrics of a set of rows Z need to know of it.
 
     Attributes:
-        matrix: the smaller of ``Z Z'`` and ``Z' Z``, shape ``(n, n)``, of the rows as prepared.
-        total: sum of the rows, shape ``(D,)``, before centering.
-        count: number of rows N, a scalar.
+        matrix: the smaller of ``Z Z'`` and ``Z' Z``, shape ``(*, n, n)``, of the rows as prepared.
+        total: sum of the rows, shape ``(*, D)``, before centering.
+        count: number of rows N, shape ``(*)``.
         width: their dimension D.
     """
 
@@ -42,16 +42,17 @@ def of_rows(embeddings: Tensor, of: Callable[[Moments], Tensor], *, center: bool
 
 
 def _row_moments(embeddings: Tensor, *, center: bool, unit: bool) -> Moments:
+    """Return the moments of sets of rows, ``(*, N, D)``."""
     rows = prepared(embeddings.double(), None, center=False, unit=unit)
     centered = prepared(rows, None, center=True, unit=False) if center else rows
-    count = torch.tensor(len(rows), device=rows.device)
-    return Moments(smaller_gram(centered), rows.sum(dim=0), count, rows.shape[-1])
+    count = torch.full(rows.shape[:-2], rows.shape[-2], device=rows.device)
+    return Moments(smaller_gram(centered), rows.sum(dim=-2), count, rows.shape[-1])
 
 
 def _of_finite(moments: Moments, of: Callable[[Moments], Tensor]) -> Tensor:
-    if not torch.isfinite(moments.matrix).all():
-        return moments.matrix.new_tensor(torch.nan)
-    return of(moments)
+    # Without asking whether all are finite, which would wait for a GPU.
+    finite = torch.isfinite(moments.matrix).all(dim=-1).all(dim=-1)
+    return torch.where(finite, of(moments), torch.nan)
 
 
 class MomentMetric(LayerMetric):
@@ -59,7 +60,7 @@ class MomentMetric(LayerMetric):
 
     Args:
         layers: as in :class:`LayerMetric`.
-        of: the number of a set of rows, a scalar, from their moments.
+        of: the numbers of sets of rows, shape ``(*)``, from their moments; NaN where those are.
         center: subtract the mean of all rows, after ``unit``.
         unit: scale each row to unit length.
         torchmetrics_options: as in :class:`LayerMetric`.
@@ -98,16 +99,30 @@ class MomentMetric(LayerMetric):
         self.count[self._position(layer)] += count
 
     def _value(self, layer: int) -> Tensor:
-        return _of_finite(self._moments(layer), self._of)
+        return self._values([layer])[0]
 
-    def _moments(self, layer: int) -> Moments:
-        """Return the moments of all that was added to a layer: rows not yet folded, and the folded ones."""
-        rows, moment, total = (joined(getattr(self, f"{name}_{layer}")) for name in ("rows", "moment", "total"))
+    def _values(self, layers: Sequence[int]) -> Tensor:
+        rows = {layer: joined(getattr(self, f"rows_{layer}")) for layer in layers}
+        folded = [layer for layer in layers if len(getattr(self, f"moment_{layer}"))]
+        counts = dict(zip(self.layers, self.count.tolist(), strict=True)) if folded else {}
+        for layer in layers:
+            kept = rows[layer]
+            count = counts.get(layer, 0) + (0 if kept is None else len(kept))
+            check_at_least(self.least, count, f"Rows given to {type(self).__name__} at layer {layer}")
+        found = {layer: _of_finite(self._moments(layer, rows[layer]), self._of) for layer in folded}
+        whole = [kept for layer in layers if layer not in folded and (kept := rows[layer]) is not None]
+        values = iter(in_stacks(whole, self._of_stack))
+        return one_device([found[layer] if layer in found else next(values) for layer in layers])
+
+    def _of_stack(self, rows: Tensor) -> Tensor:
+        """Return the numbers of several layers, shape ``(L,)``, whose rows were not folded, ``(L, N, D)``."""
+        return _of_finite(_row_moments(rows, center=self.center, unit=self.unit), self._of)
+
+    def _moments(self, layer: int, rows: Tensor | None) -> Moments:
+        """Return the moments of all that was added to a layer: the folded rows, and those not yet folded."""
         count = self.count[self._position(layer)] + (0 if rows is None else len(rows))
-        check_at_least(self.least, int(count), f"Rows given to {type(self).__name__} at layer {layer}")
-        if moment is None or total is None or len(moment) == 0:
-            assert rows is not None
-            return _row_moments(rows, center=self.center, unit=self.unit)
+        moment, total = (getattr(self, f"{name}_{layer}") for name in ("moment", "total"))
+        moment, total = (torch.cat(one) if isinstance(one, list) else one for one in (moment, total))
         moment, total = moment.sum(dim=0), total.sum(dim=0)
         if rows is not None and len(rows):
             rest = prepared(rows.double(), None, center=False, unit=self.unit)

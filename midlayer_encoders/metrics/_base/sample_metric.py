@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,12 +15,23 @@ from midlayer_encoders.metrics._base.layer_metric import (
     LayerMetric,
     TooFewTextsError,
     check_at_least,
+    in_stacks,
     is_distributed,
     joined,
+    one_device,
 )
 from midlayer_encoders.metrics._base.row_metric import check_embeddings, own
 
-__all__ = ["NumberedMetric", "PairMetric", "PooledSampleMetric", "SampleMetric", "ViewMetric", "check_pair", "hashed"]
+__all__ = [
+    "NumberedMetric",
+    "PairMetric",
+    "PooledSampleMetric",
+    "SampleMetric",
+    "ViewMetric",
+    "check_pair",
+    "hashed",
+    "layer_by_layer",
+]
 
 
 class SampleMetric(LayerMetric):
@@ -32,7 +44,7 @@ class SampleMetric(LayerMetric):
 
     Args:
         layers: as in :class:`LayerMetric`.
-        of: the number of a sample, a scalar, from the vectors of each view, ``(N, D)`` float64.
+        of: the numbers of samples, shape ``(*)``, from the vectors of each view, ``(*, N, D)`` float64.
         max_samples: most texts that are kept, 2 or more.
         seed: which sample is drawn when there are more.
         torchmetrics_options: as in :class:`LayerMetric`.
@@ -67,11 +79,12 @@ class SampleMetric(LayerMetric):
             for name in ("rows", "index", "view"):
                 self.add_state(f"{name}_{layer}", [], dist_reduce_fx="cat")
 
-    def _keep(self, layer: int, embeddings: Tensor, index: Tensor, view: int) -> None:
+    def _keep(self, layer: int, embeddings: Tensor, index: Tensor, view: int | Tensor) -> None:
         check_embeddings(embeddings, index)
         self._position(layer)
-        index = index.to(embeddings.device, torch.int64)
-        for name, new in (("rows", own(embeddings)), ("index", index), ("view", torch.full_like(index, view))):
+        # The numbers stay where they are, on the CPU as a rule: choosing the sample there waits for no GPU.
+        index = index.to(torch.int64)
+        for name, new in (("rows", own(embeddings)), ("index", index), ("view", torch.zeros_like(index) + view)):
             getattr(self, f"{name}_{layer}").append(new)
         if sum(map(len, getattr(self, f"index_{layer}"))) > 2 * self.max_samples * self.views:
             self._thin(layer)
@@ -82,10 +95,12 @@ class SampleMetric(LayerMetric):
         kept = self._chosen(index, view)
         for name in ("rows", "index", "view"):
             state = getattr(self, f"{name}_{layer}")
-            state[:] = [torch.cat(state)[kept]]
+            joint = torch.cat(state)
+            state[:] = [joint[kept.to(joint.device)]]
 
     def _chosen(self, index: Tensor, view: Tensor) -> Tensor:
         """Return which rows are the sample, sorted by view and then index."""
+        index, view = index.cpu(), view.cpu()
         keys, order = torch.sort(index * self.views + view, stable=True)
         first = torch.ones_like(keys, dtype=torch.bool)
         first[1:] = keys[1:] != keys[:-1]
@@ -96,16 +111,48 @@ class SampleMetric(LayerMetric):
         return order[torch.argsort(view[order], stable=True)]
 
     def _value(self, layer: int) -> Tensor:
-        return self._of(*self._sample(layer)[0])
+        return self._values([layer])[0]
 
-    def _sample(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return a layer's sample ``(V, N, D)`` in float64, and the index of each text, ascending, ``(N,)``."""
-        rows, index, view = (joined(getattr(self, f"{name}_{layer}")) for name in ("rows", "index", "view"))
-        name = type(self).__name__
-        if rows is None or index is None or view is None:
-            raise TooFewTextsError(f"{name} has no text at layer {layer}: call `update` for every layer and batch.")
-        kept = self._chosen(index, view)
-        texts = torch.unique(index[kept])
+    def _values(self, layers: Sequence[int]) -> Tensor:
+        samples = [sample for sample, _ in self._samples(layers)]
+        views, texts, _ = samples[0].shape
+        return one_device(in_stacks(samples, self._of_stack, numbers=self._numbers(views, texts)))
+
+    def _of_stack(self, samples: Tensor) -> Tensor:
+        """Return the numbers of several layers, shape ``(L,)``, from their samples, ``(L, V, N, D)``."""
+        samples = samples.double()
+        return torch.where(_finite(samples), self._of(*samples.unbind(dim=1)), torch.nan)
+
+    def _numbers(self, views: int, texts: int) -> int:
+        """Return how many temporary numbers one layer takes: the similarities of all texts and views."""
+        return views * texts * views * texts
+
+    def _samples(self, layers: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """Return each layer's sample ``(V, N, D)``, and the index of each text, ascending, ``(N,)``.
+
+        The layers have seen the same texts as a rule, so that their sample is chosen once.
+        """
+        found: list[tuple[Tensor, Tensor]] = []
+        before: tuple[Tensor, Tensor] | None = None
+        for layer in layers:
+            rows, index, view = (joined(getattr(self, f"{name}_{layer}")) for name in ("rows", "index", "view"))
+            if rows is None or index is None or view is None:
+                raise TooFewTextsError(
+                    f"{type(self).__name__} has no text at layer {layer}: call `update` for every layer and batch."
+                )
+            now = index.cpu(), view.cpu()
+            if before is None or not all(map(torch.equal, now, before)):
+                before, kept = now, self._chosen(*now)
+                texts = self._checked(layer, *(each[kept] for each in now))
+                as_given = torch.equal(kept, torch.arange(len(kept)))
+            rows = rows if as_given and len(rows) == len(kept) else rows[kept.to(rows.device)]
+            found.append((rows.reshape(self.views, len(texts), -1), texts))
+        return found
+
+    def _checked(self, layer: int, index: Tensor, view: Tensor) -> Tensor:
+        """Return the texts of a sample, or raise where it lacks views or texts."""
+        texts: Tensor = torch.unique(index)
+        name, kept = type(self).__name__, view
         if len(kept) != len(texts) * self.views:
             raise TooFewTextsError(
                 f"{name} must have all {self.views} views of every text, but layer {layer} has {len(kept)} vectors of "
@@ -113,10 +160,21 @@ class SampleMetric(LayerMetric):
             )
         check_at_least(self.least, len(texts), f"{self.counted} for {name} at layer {layer}")
         self.num_samples = len(texts)
-        rows = rows[kept].double()
-        if not torch.isfinite(rows.sum()):
-            raise self._not_finite(layer, float(rows.sum()))
-        return rows.reshape(self.views, len(texts), -1), texts
+        return texts
+
+
+def _finite(samples: Tensor) -> Tensor:
+    """Return which of samples ``(L, *)`` are finite, bool, ``(L,)``, without waiting for a GPU."""
+    return torch.isfinite(samples.flatten(1).sum(dim=1))
+
+
+def layer_by_layer(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function of one layer's views as one of several layers', which it takes one after the other."""
+    return partial(_each, of)
+
+
+def _each(of: Callable[..., Tensor], *views: Tensor) -> Tensor:
+    return torch.stack([of(*each) for each in zip(*views, strict=True)])
 
 
 class NumberedMetric(SampleMetric):
@@ -166,20 +224,24 @@ class ViewMetric(SampleMetric):
     views: int = 2
     _compares = "the views"
 
-    def update(self, layer: int, embeddings: Tensor, *, view: int, index: Tensor) -> None:
-        """Add one layer's vectors of one view of a batch.
+    def update(self, layer: int, embeddings: Tensor, *, view: int | Tensor, index: Tensor) -> None:
+        """Add one layer's vectors of one view of a batch, or of several.
 
         Args:
             layer: one of ``layers``.
             embeddings: one row per text, shape ``(B, D)``.
-            view: which view, from 0; those past the metric's last are ignored, so that metrics with different numbers
-                of views can share the passes.
+            view: which view, from 0, of all rows or of each, shape ``(B,)``; those past the metric's last are ignored,
+                so that metrics with different numbers of views can share the passes.
             index: position of each text in the whole list, shape ``(B,)``.
         """
-        if view < 0:
-            raise OptionError(f"`view` must be 0 or more, but got {view}.")
-        if view < self.views:
-            self._keep(layer, embeddings, index, view)
+        views = torch.as_tensor(view).expand(index.shape)
+        if views.numel() and int(views.min()) < 0:
+            raise OptionError(f"`view` must be 0 or more, but got {int(views.min())}.")
+        wanted = (views < self.views).nonzero().squeeze(1)
+        if len(wanted) == len(views):
+            self._keep(layer, embeddings, index, views)
+        elif len(wanted):
+            self._keep(layer, embeddings[wanted.to(embeddings.device)], index[wanted.to(index.device)], views[wanted])
 
 
 class PairMetric(PooledSampleMetric):
@@ -209,17 +271,24 @@ class PairMetric(PooledSampleMetric):
         self.against = against
         self.needs_previous = against == "previous"
 
-    def _value(self, layer: int) -> Tensor:
-        (second,), texts = self._sample(layer)
-        if not self._has_value(layer):
-            return torch.full_like(second[0, 0], torch.nan)
-        other = self.layers[self._position(layer) - 1] if self.against == "previous" else self.against
-        (first,), their_texts = self._sample(other)
-        if not torch.equal(their_texts, texts):
-            raise OptionError(
-                f"Layers {other} and {layer} must be updated with the same texts: they have different `index`."
-            )
-        return self._of(first, second)
+    def _values(self, layers: Sequence[int]) -> Tensor:
+        others = {layer: self._other(layer) for layer in layers if self._has_value(layer)}
+        wanted = list(dict.fromkeys([*layers, *others.values()]))
+        samples = dict(zip(wanted, self._samples(wanted), strict=True))
+        for layer, other in others.items():
+            if not torch.equal(samples[other][1], samples[layer][1]):
+                raise OptionError(
+                    f"Layers {other} and {layer} must be updated with the same texts: they have different `index`."
+                )
+        rows = {layer: sample.squeeze(0).double() for layer, (sample, _) in samples.items()}
+        for layer, each in rows.items():  # one that is not finite has no number with the next layer either
+            if not torch.isfinite(each.sum()):
+                raise self._not_finite(layer, float(each.sum()))
+        found = {layer: self._of(rows[other], rows[layer]) for layer, other in others.items()}
+        return one_device([found.get(layer, rows[layer].new_tensor(torch.nan)) for layer in layers])
+
+    def _other(self, layer: int) -> int:
+        return self.layers[self._position(layer) - 1] if self.against == "previous" else self.against
 
 
 def check_pair(first: Tensor, second: Tensor, *, least: int = 2, same_width: bool = False) -> None:
