@@ -78,6 +78,8 @@ class TextInputs:
             real = real[:, ::-1]
         ids = np.full(real.shape, tokenizer.pad_token_id, dtype=np.int64)
         ids[real] = np.fromiter(chain.from_iterable(one.ids for one in found), np.int64, int(lengths.sum()))
+        if not plain and ids.max() >= tokenizer.vocab_size:  # an added token: has it an embedding? The plain way asks
+            return None
         made = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(real.astype(np.int64))}
         return made | {
             name: torch.zeros_like(made["input_ids"]) if isinstance(value, Tensor) else value
