@@ -44,6 +44,7 @@ Read = TypeVar("Read")
 _STALE = 3600.0  # seconds without a change after which what is left beside a file is that of a killed process
 _LEFT = re.compile(r"\.?[0-9a-f]{32}\.tmp")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_TAKEN = (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST)
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 _log = logging.getLogger(__name__)
@@ -89,8 +90,16 @@ def beside(path: Path) -> Iterator[Path]:
     with naming_a_full_disk(path), scratch(path.parent) as aside:
         yield aside
         _sync(aside)
-        aside.replace(path)
+        _put(aside, path)
         _sync(path.parent)
+
+
+def _put(aside: Path, path: Path) -> None:
+    """Rename a file to its place, or raise where a folder is there, which may be anyone's."""
+    try:
+        aside.replace(path)
+    except IsADirectoryError as error:
+        raise FolderError(f"{path} must be a file, but is a folder: move it away, and run again.") from error
 
 
 def write_folder(path: Path, write: Callable[[Path], object], *, last: Sequence[str] = ()) -> None:
@@ -117,7 +126,7 @@ def write_folder(path: Path, write: Callable[[Path], object], *, last: Sequence[
         files = [one.relative_to(aside) for one in aside.rglob("*") if one.is_file()]
         for file in sorted(files, key=lambda one: (last.index(str(one)) if str(one) in last else -1, one)):
             make_folder((home / file).parent)
-            (aside / file).replace(home / file)
+            _put(aside / file, home / file)
 
 
 @contextmanager
@@ -229,6 +238,10 @@ def set_aside(path: Path, why: str) -> None:
     except FileNotFoundError:
         return  # another process was quicker
     except OSError as error:
+        if error.errno in _TAKEN:
+            raise FolderError(
+                f"{path} cannot be used ({why}), nor moved to {aside} ({error.strerror}): move both away, and run again."
+            ) from error
         if error.errno not in _READ_ONLY:
             raise
         aside = path
@@ -268,6 +281,9 @@ def lock(path: Path) -> Iterator[bool]:
         yield True
         return
     except OSError as error:
+        if error.errno in (errno.EISDIR, errno.ELOOP):
+            what = "a folder" if error.errno == errno.EISDIR else "a symbolic link"
+            raise FolderError(f"{path} must be a file, but is {what}: remove it, and run again.") from error
         if error.errno not in (*_READ_ONLY, *_FULL):
             raise
         yield True  # the first file that is written says so
