@@ -221,7 +221,7 @@ class MultimodalEncoder(PlainOnDisk):
             del first.save
 
     def _check_folder(self, aside: Path, path: str) -> None:
-        """Raise unless the folder for ``path``, loaded as anyone loads it, gives the vectors that this encoder gives."""
+        """Raise unless what is written for ``path``, loaded as anyone loads it, gives this encoder's vectors."""
         if self.transformer.training or self.layers:  # a new encoder is in training mode, its model is not
             return
         inputs = [one for one in probe_inputs(self.media, self.sampling_rate) if one is not None]

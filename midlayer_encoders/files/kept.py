@@ -240,7 +240,7 @@ def set_aside(path: Path, why: str) -> None:
     except OSError as error:
         if error.errno in _TAKEN:
             raise FolderError(
-                f"{path} cannot be used ({why}), nor moved to {aside} ({error.strerror}): move both away, and run again."
+                f"{path} cannot be used ({why}), nor moved to {aside} ({error.strerror}): move both away."
             ) from error
         if error.errno not in _READ_ONLY:
             raise

@@ -57,7 +57,7 @@ class Score:
 
 
 def run_job(job: Job, embedder: Embedder | None = None) -> Score:
-    """Return the score of one layer on a fresh task object; an error is returned, not raised, but for a disk or folder that cannot be written to.
+    """Return the score of one layer on a fresh task object; an error is returned, and raised only of disk or folder.
 
     mteb keeps its own result file, and returns what is in it when it is there already.
     """
