@@ -73,9 +73,9 @@ class LayerEncoder(MultimodalEncoder):
         options: as in :class:`~midlayer_encoders.EncoderOptions`: ``norm``, ``pooling``, ``revision``, ``dtype``, ….
 
     A text without tokens embeds as the zero vector. An empty one is such a text where the tokenizer adds no special
-    tokens; where it does, they are what is embedded. ``save_pretrained`` writes a folder that any ``SentenceTransformer`` loads,
-    without this package; where a family does not allow that, the error says why. ``docs/media.md`` covers images and
-    audio.
+    tokens; where it does, they are what is embedded. ``save_pretrained`` writes a folder that any
+    ``SentenceTransformer`` loads, without this package; where a family does not allow that, the error says why.
+    ``docs/media.md`` covers images and audio.
     """
 
     def __init__(

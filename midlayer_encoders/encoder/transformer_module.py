@@ -132,7 +132,7 @@ def most_tokens(model: nn.Module) -> int | None:
         return None
     for name, table in model.named_modules():
         padding: Any = getattr(table, "padding_idx", None)
-        if name.rpartition(".")[2] == "position_embeddings" and padding is not None and len(table.weight) == rows:  # type: ignore[arg-type]
+        if name.rpartition(".")[2] == "position_embeddings" and padding is not None and len(table.weight) == rows:
             return rows - int(padding) - 1
     return rows
 
