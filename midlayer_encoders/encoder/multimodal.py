@@ -28,7 +28,7 @@ from midlayer_encoders.encoder.inputs import (
     without_needless_mask,
 )
 from midlayer_encoders.encoder.memory_module import MemoryModule
-from midlayer_encoders.errors import CutError
+from midlayer_encoders.errors import CutError, check_path
 from midlayer_encoders.files import write_folder
 from midlayer_encoders.models import compat
 from midlayer_encoders.models.cut import whole_around
@@ -179,6 +179,9 @@ class MultimodalEncoder(PlainOnDisk):
             FolderError: a file is in its place.
             DiskFullError: no room.
         """
+        check_path("path", path)
+        if path is None:  # as the base class has it
+            return
         self._check_export()
 
         def write(aside: Path) -> None:

@@ -43,7 +43,7 @@ from midlayer_encoders.encoder.options import (
 )
 from midlayer_encoders.encoder.spec import CardData, base_name, model_card, weights_digest
 from midlayer_encoders.encoder.transformer_module import checked_length
-from midlayer_encoders.errors import NotFiniteError, OptionError, check_count, check_text
+from midlayer_encoders.errors import NotFiniteError, OptionError, check_count, check_text, shown
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.media import InputError
 from midlayer_encoders.models import compat
@@ -245,6 +245,11 @@ class LayerEncoder(MultimodalEncoder):
 
     @max_seq_length.setter
     def max_seq_length(self, value: int) -> None:
+        if isinstance(self[0], MemoryModule) or self.tokenizer is None:  # it would change the spec, and no vector
+            raise OptionError(
+                f"`max_seq_length` must be left alone for {self.name}, whose inputs no tokenizer of ours truncates, "
+                f"but got {shown(value)}."
+            )
         cast(Any, self[0]).max_seq_length = checked_length("max_seq_length", value, self.transformer, self.name)
 
     def encode(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -36,6 +36,13 @@ def test_a_length_that_is_none_is_refused_where_it_is_set(value: Any, tiny_folde
     assert encoder.preprocess(TEXTS)["input_ids"].shape[1] == 4
 
 
+def test_a_length_without_effect_is_refused(tiny_folder: Folder) -> None:
+    in_memory = LayerEncoder.from_module(tiny("Llama"), 1, processor=tokenizer(), medium="text", device="cpu")
+    for encoder in (LayerEncoder(tiny_folder("ViT"), 1, device="cpu"), in_memory):
+        with pytest.raises(OptionError, match=r"`max_seq_length` must be left alone for .*, but got 5"):
+            encoder.max_seq_length = 5
+
+
 @pytest.mark.parametrize(
     ("family", "more", "most"),
     [

@@ -11,7 +11,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.errors import CutError, DiskFullError, FolderError
+from midlayer_encoders.errors import CutError, DiskFullError, FolderError, OptionError
 from tests.tiny_folders import TEXTS, save_tiny
 
 Folder = Callable[[str], str]
@@ -86,3 +86,6 @@ def test_a_file_in_the_place_of_the_folder_is_named(tiny_folder: Folder, tmp_pat
         with pytest.raises(FolderError, match=r"must be a folder, but .*out is a file"):
             encoder.save_pretrained(str(tmp_path / place))
     assert (tmp_path / "out").read_text() == "mine"
+    for wrong in ("", 5, "a\0b"):
+        with pytest.raises(OptionError, match="`path` must be"):
+            encoder.save_pretrained(wrong)  # type: ignore[arg-type]
