@@ -169,7 +169,7 @@ class MultimodalEncoder(PlainOnDisk):
 
     # --- the plain folder --------------------------------------------------------------------------------------------
 
-    def save(self, path: str, *args: Any, **kwargs: Any) -> None:
+    def save(self, path: str | None, *args: Any, **kwargs: Any) -> None:
         """Write a folder that any ``SentenceTransformer`` loads, or raise where it would give other vectors.
 
         It is written and checked beside ``path``: what was there stays until it is whole. Other files there stay.
@@ -183,13 +183,14 @@ class MultimodalEncoder(PlainOnDisk):
         if path is None:  # as the base class has it
             return
         self._check_export()
+        home = Path(path)
 
         def write(aside: Path) -> None:
             with self._whole_on_disk():
                 super(MultimodalEncoder, self).save(str(aside), *args, **kwargs)
-            self._check_folder(aside, path)
+            self._check_folder(aside, home)
 
-        write_folder(Path(path), write, last=_ASKED_FOR)
+        write_folder(home, write, last=_ASKED_FOR)
 
     @contextmanager
     def _whole_on_disk(self) -> Iterator[None]:
@@ -223,8 +224,8 @@ class MultimodalEncoder(PlainOnDisk):
         finally:
             del first.save
 
-    def _check_folder(self, aside: Path, path: str) -> None:
-        """Raise unless what is written for ``path``, loaded as anyone loads it, gives this encoder's vectors."""
+    def _check_folder(self, aside: Path, home: Path) -> None:
+        """Raise unless what is written for ``home``, loaded as anyone loads it, gives this encoder's vectors."""
         if self.transformer.training or self.layers:  # a new encoder is in training mode, its model is not
             return
         inputs = [one for one in probe_inputs(self.media, self.sampling_rate) if one is not None]
@@ -233,7 +234,7 @@ class MultimodalEncoder(PlainOnDisk):
         ours, theirs = self.encode(inputs, **options), plain.encode(inputs, **options)
         if not close(ours.float(), theirs.float(), self.dtype):
             raise CutError(
-                f"The folder {path} would give other vectors than this encoder when sentence-transformers loads it: "
+                f"The folder {home} would give other vectors than this encoder when sentence-transformers loads it: "
                 f"transformers reads the model or the tokenizer of {type(self.transformer).__name__} otherwise from "
                 "a folder. Use this encoder itself; nothing was written."
             )
