@@ -43,14 +43,12 @@ def export(
         )
     quieten()
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-    from midlayer_encoders.files import write_folder
     from midlayer_encoders.media.texts import read_texts
 
     if center is not None:
         options = replace(options, center=tuple(read_texts(center)))
     encoder = LayerEncoder(model, _layers(layer), **options.changed())
-    # No loader reads weights without these two.
-    write_folder(out, lambda aside: encoder.save_pretrained(str(aside)), last=("modules.json", "config.json"))
+    encoder.save_pretrained(str(out))
     parameters = sum(parameter.numel() for parameter in encoder.parameters())
     towers = ", ".join(f"{name} {number}" for name, number in encoder.layers.items())
     which = towers or f"{encoder.layer} of {encoder.num_layers}"

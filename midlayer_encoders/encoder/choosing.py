@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
+
+import polars as pl
 
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import OptionError, shown
 from midlayer_encoders.selection import Selection, select
-
-if TYPE_CHECKING:
-    import polars as pl
 
 __all__ = ["select_layer"]
 
@@ -52,8 +52,13 @@ def select_layer(
         (2, 'few-labels: the score on STS is highest there, 60.0')
     """
     source: Any = model
-    if isinstance(model, str):
-        source = LayerEncoder(model, -1, **options)
+    if isinstance(model, str | os.PathLike):
+        source = LayerEncoder(os.fspath(model), -1, **options)
+    elif not isinstance(model, LayerEncoder | pl.DataFrame):
+        raise OptionError(
+            f"`model` must be a folder, a name on the hub, a LayerEncoder or a frame of results, but got "
+            f"{shown(model)}."
+        )
     elif options:
         raise OptionError(f"`{next(iter(options))}` must not be given with an encoder or a frame: it is the encoder's.")
     return select(source, texts, labels, rule=rule, all_rules=all_rules, max_texts=max_texts, seed=seed)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from midlayer_encoders._types import Layer, Medium, Norm
 from midlayer_encoders.encoder.inputs import moved, probe_input, sampling_rate
 from midlayer_encoders.encoder.spec import processor_name
-from midlayer_encoders.errors import CutError, OptionError
+from midlayer_encoders.errors import CutError, OptionError, shown
 from midlayer_encoders.models.anatomy import find_anatomy, resolve_layer
 from midlayer_encoders.models.cut import Cut, cut_model
 from midlayer_encoders.reading.capture import capture
@@ -59,6 +59,11 @@ class MemoryModule(InputModule):
         """Return what the processor makes of a batch."""
         given = [(prompt or "") + text for text in inputs] if self.medium == "text" else list(inputs)
         made = self._prepared(given)
+        if not any(isinstance(one, Tensor) for one in (made.values() if isinstance(made, Mapping) else [made])):
+            raise OptionError(
+                f"`processor` must return a tensor, or a mapping of tensors by the names that "
+                f"{type(self.model).__name__} takes, but returned {shown(made)}."
+            )
         values = dict(made) if isinstance(made, Mapping) else {self._taken[0]: made}
         return {**values, "modality": self.medium}
 

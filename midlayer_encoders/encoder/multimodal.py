@@ -29,7 +29,8 @@ from midlayer_encoders.encoder.inputs import (
 )
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.errors import CutError
+from midlayer_encoders.errors import CutError, check_path
+from midlayer_encoders.files import write_folder
 from midlayer_encoders.models import compat
 from midlayer_encoders.models.cut import whole_around
 from midlayer_encoders.models.load import has_automatic_class
@@ -42,6 +43,10 @@ logger = logging.getLogger(__name__)
 
 # What sentence-transformers keeps among a batch's features for itself.
 _BOOKKEEPING = {"modality", "task", "prompt_length", "token_embeddings", "sentence_embedding"}
+
+# What loaders ask for in an exported folder: without the last of these nobody loads it, and no weights of an export
+# before it stay for them to find.
+_ASKED_FOR = ("model.safetensors.index.json", "model.safetensors", "modules.json", "config.json")
 
 
 def _of_whole(entry: dict[str, Any]) -> Any:
@@ -170,16 +175,28 @@ class MultimodalEncoder(PlainOnDisk):
 
     # --- the plain folder --------------------------------------------------------------------------------------------
 
-    def save(self, path: str, *args: Any, **kwargs: Any) -> None:
+    def save(self, path: str | None, *args: Any, **kwargs: Any) -> None:
         """Write a folder that any ``SentenceTransformer`` loads, or raise where it would give other vectors.
+
+        It is written and checked beside ``path``: what was there stays until it is whole. Other files there stay.
 
         Raises:
             CutError: naming the reason.
+            FolderError: a file is in its place.
+            DiskFullError: no room.
         """
+        check_path("path", path)
+        if path is None:  # as the base class has it
+            return
         self._check_export()
-        with self._whole_on_disk():
-            super().save(path, *args, **kwargs)
-        self._check_folder(path)
+        home = Path(path)
+
+        def write(aside: Path) -> None:
+            with self._whole_on_disk():
+                super(MultimodalEncoder, self).save(str(aside), *args, **kwargs)
+            self._check_folder(aside, home)
+
+        write_folder(home, write, last=_ASKED_FOR)
 
     @contextmanager
     def _whole_on_disk(self) -> Iterator[None]:
@@ -213,24 +230,23 @@ class MultimodalEncoder(PlainOnDisk):
         finally:
             del first.save
 
-    def _check_folder(self, path: str) -> None:
-        """Raise unless the folder, loaded as anyone loads it, gives the vectors that this encoder gives."""
-        if self.training or self.layers:
+    def _check_folder(self, aside: Path, home: Path) -> None:
+        """Raise unless what is written for ``home``, loaded as anyone loads it, gives this encoder's vectors."""
+        if self.transformer.training or self.layers:  # a new encoder is in training mode, its model is not
             return
         probes = probe_inputs(self.media, self.sampling_rate, self.tokenizer)
         inputs = [one for one in probes if one is not None]
         options: dict[str, Any] = {"batch_size": 1, "convert_to_tensor": True, "show_progress_bar": False}
         plain: Any = SentenceTransformer(
-            path, device=str(self.device), model_kwargs={"dtype": self.dtype},
+            str(aside), device=str(self.device), model_kwargs={"dtype": self.dtype},
             trust_remote_code=self.options.trust_remote_code,
         )  # fmt: skip
         ours, theirs = self.encode(inputs, **options), plain.encode(inputs, **options)
         if not close(ours.float(), theirs.float(), self.dtype):
-            Path(path, "modules.json").unlink()  # so that nobody takes it for this encoder
             raise CutError(
-                f"The folder {path} gives other vectors than this encoder when sentence-transformers loads it: "
+                f"The folder {home} would give other vectors than this encoder when sentence-transformers loads it: "
                 f"transformers reads the model or the tokenizer of {type(self.transformer).__name__} otherwise from "
-                "there. Use this encoder itself; the folder is left without its modules.json."
+                "a folder. Use this encoder itself; nothing was written."
             )
 
     def _check_export(self) -> None:

@@ -36,6 +36,8 @@ __all__ = [
     "DTYPES",
     "EncoderKeywords",
     "EncoderOptions",
+    "check_device",
+    "device_name",
     "flag_name",
     "make_options",
     "option_fields",
@@ -226,7 +228,8 @@ def _dtype_name(argument: str, dtype: Any) -> str:
     return name.removeprefix("torch.")
 
 
-def _device_name(argument: str, device: Any) -> str:
+def device_name(argument: str, device: Any) -> str:
+    """Return the name of a device of torch, or that was named."""
     name = str(device) if type(device).__module__ == "torch" else device
     if not isinstance(name, str):
         raise OptionError(f"`{argument}` must be a device such as 'cpu' or 'cuda:1', but got {shown(device)}.")
@@ -271,7 +274,7 @@ def _path_text(value: Any) -> Any:
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "revision": check_text,
     "dtype": _dtype_name,
-    "device": _device_name,
+    "device": device_name,
     "device_map": _device_map,
     "max_length": partial(check_count, what="tokens"),
     "prompts": _prompt_texts,

@@ -16,6 +16,7 @@ from typing import Any, Unpack, cast
 
 import numpy as np
 import torch
+from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from midlayer_encoders._types import EncoderSpec, Layer, Medium, Norm, Pooling
@@ -33,9 +34,17 @@ from midlayer_encoders.encoder.inputs import (
 )
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.multimodal import MultimodalEncoder
-from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, with_options
+from midlayer_encoders.encoder.options import (
+    EncoderKeywords,
+    EncoderOptions,
+    check_device,
+    device_name,
+    make_options,
+    with_options,
+)
 from midlayer_encoders.encoder.spec import CardData, base_name, model_card, weights_digest
-from midlayer_encoders.errors import NotFiniteError, OptionError, check_count, check_text
+from midlayer_encoders.encoder.transformer_module import checked_length
+from midlayer_encoders.errors import NotFiniteError, OptionError, check_count, check_text, shown
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.media import InputError
 from midlayer_encoders.models import compat
@@ -64,9 +73,10 @@ class LayerEncoder(MultimodalEncoder):
         labels: where ``layer`` is a rule, the class of each text, ``None`` for those without.
         options: as in :class:`~midlayer_encoders.EncoderOptions`: ``norm``, ``pooling``, ``revision``, ``dtype``, ….
 
-    An empty text embeds as the zero vector. ``save_pretrained`` writes a folder that any ``SentenceTransformer`` loads,
-    without this package; where a family does not allow that, the error says why. ``docs/media.md`` covers images and
-    audio.
+    A text without tokens embeds as the zero vector. An empty one is such a text where the tokenizer adds no special
+    tokens; where it does, they are what is embedded. ``save_pretrained`` writes a folder that any
+    ``SentenceTransformer`` loads, without this package; where a family does not allow that, the error says why.
+    ``docs/media.md`` covers images and audio.
     """
 
     def __init__(
@@ -113,6 +123,7 @@ class LayerEncoder(MultimodalEncoder):
                 ``pooling``, ``device``, ``prompts``, ``truncate_dim``, ….
         """
         given = make_options(options)
+        module = getattr(module, "_orig_mod", module)  # what `torch.compile` wraps, and traces anew after a cut
         built = build_from_module(
             module, layer, given, processor=processor, medium=medium, blocks=blocks, final=final
         )  # fmt: skip
@@ -230,6 +241,20 @@ class LayerEncoder(MultimodalEncoder):
 
     # --- encoding ---------------------------------------------------------------------------------------------------
 
+    @property
+    def max_seq_length(self) -> int | None:
+        """Number of tokens after which a text is truncated; ``None`` where a model takes no text."""
+        return super().max_seq_length
+
+    @max_seq_length.setter
+    def max_seq_length(self, value: int) -> None:
+        if isinstance(self[0], MemoryModule) or self.tokenizer is None:  # it would change the spec, and no vector
+            raise OptionError(
+                f"`max_seq_length` must be left alone for {self.name}, whose inputs no tokenizer of ours truncates, "
+                f"but got {shown(value)}."
+            )
+        cast(Any, self[0]).max_seq_length = checked_length("max_seq_length", value, self.transformer, self.name)
+
     def encode(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Return embeddings as ``SentenceTransformer.encode`` does, or raise where one is not finite.
 
@@ -244,8 +269,7 @@ class LayerEncoder(MultimodalEncoder):
             inputs = inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
         if self.layers and any(both_media(item) for item in ([inputs] if single else inputs[:1])):
             return self._encode_both(inputs, single, *args, **kwargs)
-        if "batch_size" in kwargs:
-            kwargs["batch_size"] = check_count("batch_size", kwargs["batch_size"], "inputs")
+        args, kwargs = _checked_call(self, inputs, args, kwargs)
         items = [inputs] if single else inputs
         try:
             media, name = self.media, self.name
@@ -393,6 +417,25 @@ class LayerEncoder(MultimodalEncoder):
 
 
 LayerEncoder.__init__.__signature__ = with_options(inspect.signature(LayerEncoder.__init__))  # type: ignore[attr-defined]
+
+
+_ENCODE = inspect.signature(SentenceTransformer.encode)
+
+
+def _checked_call(
+    encoder: LayerEncoder, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what ``encode`` was given after its inputs, by position or by name, once it is checked."""
+    call = _ENCODE.bind(encoder, inputs, *args, **kwargs)
+    given = call.arguments
+    if "batch_size" in given:
+        given["batch_size"] = check_count("batch_size", given["batch_size"], "inputs")
+    if given.get("truncate_dim") is not None:
+        given["truncate_dim"] = check_count("truncate_dim", given["truncate_dim"], "dimensions")
+    devices = given.get("device")
+    for device in devices if isinstance(devices, list | tuple) else [devices]:
+        check_device(None if device is None else device_name("device", device))
+    return call.args[2:], call.kwargs
 
 
 def _chosen_layer(

@@ -10,12 +10,12 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import nn
 
 from midlayer_encoders.encoder.compat import tokenizer_alone, transformer_around
-from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError
+from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError, check_count
 from midlayer_encoders.models import compat
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.models.padding import suffers_from_padding
 
-__all__ = ["transformer_module"]
+__all__ = ["checked_length", "most_tokens", "transformer_module"]
 
 # The medium of models whose processor may prepare others too, by what their forward takes first.
 _MEDIA = {"pixel_values": "image", "input_values": "audio", "input_features": "audio"}
@@ -69,6 +69,9 @@ def transformer_module(
         module.processing_kwargs = {"audio": {"return_attention_mask": True}}
     if module.tokenizer is not None:
         _make_padding_safe(module.tokenizer, model)
+        module.tokenizer.model_max_length = min(
+            module.tokenizer.model_max_length, most_tokens(loaded) or module.tokenizer.model_max_length
+        )
     return module  # type: ignore[no-any-return]
 
 
@@ -88,7 +91,7 @@ def _processor_options(
         if not hasattr(config, "type_vocab_size"):  # GPT2 would embed the token types
             options["model_input_names"] = ["input_ids", "attention_mask"]
         if max_length is not None:
-            options["model_max_length"] = _checked_length(max_length, config, model)
+            options["model_max_length"] = checked_length("max_length", max_length, loaded, model)
     return options
 
 
@@ -117,10 +120,26 @@ def _make_padding_safe(tokenizer: Any, model: str) -> None:
         )
 
 
-def _checked_length(max_length: int, config: Any, model: str) -> int:
-    longest = getattr(config, "max_position_embeddings", None)
-    if isinstance(longest, int) and 0 < longest < max_length:
-        raise OptionError(
-            f"`max_length` must be at most {longest}, the positions that {model} has, but got {max_length}."
-        )
-    return max_length
+def most_tokens(model: nn.Module) -> int | None:
+    """Return how many tokens a model has positions for; ``None`` where none are counted.
+
+    RoBERTa and its kind (XLM-R, MPNet, Longformer, …) number positions from after that of the padding on, so their
+    table has room for fewer tokens than it has rows; its ``padding_idx`` tells.
+    """
+    config: Any = getattr(model, "config", None)
+    rows = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
+    if not isinstance(rows, int) or rows <= 0:
+        return None
+    for name, table in model.named_modules():
+        padding: Any = getattr(table, "padding_idx", None)
+        if name.rpartition(".")[2] == "position_embeddings" and padding is not None and len(table.weight) == rows:
+            return rows - int(padding) - 1
+    return rows
+
+
+def checked_length(argument: str, length: object, model: nn.Module, name: str) -> int:
+    """Return a number of tokens that a model has positions for."""
+    number, most = check_count(argument, length, "tokens"), most_tokens(model)
+    if most is not None and most < number:
+        raise OptionError(f"`{argument}` must be at most {most}, the positions that {name} has, but got {number}.")
+    return number

@@ -44,6 +44,7 @@ Read = TypeVar("Read")
 _STALE = 3600.0  # seconds without a change after which what is left beside a file is that of a killed process
 _LEFT = re.compile(r"\.?[0-9a-f]{32}\.tmp")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_TAKEN = (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST)
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 _log = logging.getLogger(__name__)
@@ -89,34 +90,43 @@ def beside(path: Path) -> Iterator[Path]:
     with naming_a_full_disk(path), scratch(path.parent) as aside:
         yield aside
         _sync(aside)
-        aside.replace(path)
+        _put(aside, path)
         _sync(path.parent)
 
 
+def _put(aside: Path, path: Path) -> None:
+    """Rename a file to its place, or raise where a folder is there, which may be anyone's."""
+    try:
+        aside.replace(path)
+    except IsADirectoryError as error:
+        raise FolderError(f"{path} must be a file, but is a folder: move it away, and run again.") from error
+
+
 def write_folder(path: Path, write: Callable[[Path], object], *, last: Sequence[str] = ()) -> None:
-    """Have ``write`` make a folder elsewhere, and put it in its place in one step, or its files where there are some.
+    """Have ``write`` make a folder elsewhere, and put it in its place in one step, or its files where there is one.
 
     Args:
-        path: of the folder; a link to one stays a link.
+        path: of the folder; a link to one stays a link. Files in it that the new one does not have stay.
         write: makes the folder that it is called with.
-        last: files without which the others are not used: in a folder that holds files they are removed first, and
-            come last, so that old files and new ones are never taken for one whole.
+        last: files without which the others are not used, the one that is asked for first at the end: in a folder that
+            is there they are removed before anything else, from the end, and come last, in this order, so that old
+            files and new ones are never taken for one whole.
     """
     home = path.resolve()
-    make_folder(home.parent)
-    alone = home.is_dir() and (os.path.ismount(home) or not os.access(home.parent, os.W_OK))
-    filled = alone or (home.is_dir() and any(home.iterdir()))
+    make_folder(home if home.exists() else home.parent)
+    there = home.is_dir()
+    alone = there and (os.path.ismount(home) or not os.access(home.parent, os.W_OK))
     with naming_a_full_disk(home), scratch(home if alone else home.parent) as aside:
         write(aside)
-        if not filled:
+        if not there:
             aside.replace(home)
             return
-        for name in last:
+        for name in reversed(last):
             (home / name).unlink(missing_ok=True)
         files = [one.relative_to(aside) for one in aside.rglob("*") if one.is_file()]
-        for file in sorted(files, key=lambda one: (str(one) in last, one)):
+        for file in sorted(files, key=lambda one: (last.index(str(one)) if str(one) in last else -1, one)):
             make_folder((home / file).parent)
-            (aside / file).replace(home / file)
+            _put(aside / file, home / file)
 
 
 @contextmanager
@@ -155,8 +165,8 @@ def naming_a_full_disk(path: Path) -> Iterator[None]:
     """Name the disk and the path where there is no room for it."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in _FULL:
+    except Exception as error:
+        if not _means_full(error):
             raise
         folder = next(one for one in path.absolute().parents if one.exists())
         free = shutil.disk_usage(folder).free / 2**20
@@ -164,6 +174,12 @@ def naming_a_full_disk(path: Path) -> Iterator[None]:
             f"The disk of {_mount(folder)} is full ({free:.1f} MiB free): {path} was not written. What was there "
             "before stays readable: make room, for example with `midlayer cache`, or write elsewhere, and run again."
         ) from error
+
+
+def _means_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    return any(f"(os error {number})" in str(error) for number in _FULL)  # of libraries in Rust, as safetensors
 
 
 def _mount(folder: Path) -> Path:
@@ -222,6 +238,10 @@ def set_aside(path: Path, why: str) -> None:
     except FileNotFoundError:
         return  # another process was quicker
     except OSError as error:
+        if error.errno in _TAKEN:
+            raise FolderError(
+                f"{path} cannot be used ({why}), nor moved to {aside} ({error.strerror}): move both away."
+            ) from error
         if error.errno not in _READ_ONLY:
             raise
         aside = path
@@ -261,6 +281,9 @@ def lock(path: Path) -> Iterator[bool]:
         yield True
         return
     except OSError as error:
+        if error.errno in (errno.EISDIR, errno.ELOOP):
+            what = "a folder" if error.errno == errno.EISDIR else "a symbolic link"
+            raise FolderError(f"{path} must be a file, but is {what}: remove it, and run again.") from error
         if error.errno not in (*_READ_ONLY, *_FULL):
             raise
         yield True  # the first file that is written says so

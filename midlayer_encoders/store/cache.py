@@ -65,8 +65,8 @@ def _info(folder: Path, label: Mapping[str, object]) -> StoreInfo:
                 shard, keys = read_head(path)
                 layers.update(shard.layers)
                 texts.update(keys)
-        except FileNotFoundError:
-            continue  # merged by another process
+        except OSError:
+            continue  # merged by another process, or a link that leads nowhere
         except DamagedError:
             pass  # set aside when the store is opened
         size += status.st_size

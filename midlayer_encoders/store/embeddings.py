@@ -180,6 +180,11 @@ class EmbeddingStore:
         except DamagedError as damage:
             self._discard(name, damage)
             return
+        except OSError:
+            if not path.is_symlink():
+                raise
+            self._discard(name, DamagedError("it is a link that leads nowhere"))
+            return
         if (shard.store, shard.dim, shard.dtype) != (self.key, self.dim, self.dtype):
             raise StoreError(
                 f"{path} must hold {self.dtype} vectors of {self.dim} dimensions of the store {self.key!r}, but holds "
@@ -380,9 +385,11 @@ class EmbeddingStore:
 
 def read_label(path: Path) -> dict[str, Any] | None:
     """Return what a store's ``store.json`` says, or None where there is none that can be read."""
+    if not path.is_file():  # a FIFO would never end
+        return None
     try:
         label = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     return label if isinstance(label, dict) and {"format", "dim", "dtype"} <= label.keys() else None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -108,6 +109,8 @@ class Shard:
 
 def read_head(path: Path) -> tuple[Shard, list[bytes]]:
     """Return a shard and its keys, once their checksum and the file's length are right."""
+    if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would never end
+        raise DamagedError("it is no ordinary file")
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
@@ -117,7 +120,7 @@ def read_head(path: Path) -> tuple[Shard, list[bytes]]:
         try:
             shard = _shard_of(json.loads(written))
             whole = shard.size
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedError("its head cannot be read") from error
         if size != whole:
             raise DamagedError(f"it has {size} bytes instead of {whole}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import joblib
 import mteb
 
-from midlayer_encoders.errors import DiskFullError, MidlayerError
+from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError
 from midlayer_encoders.store import EmbeddingStore, TextNotStoredError
 from midlayer_encoders.sweeping.result_files import ResultFiles
 from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer
@@ -71,7 +71,7 @@ class Score:
 
 
 def run_job(job: Job, embedder: Embedder | None = None) -> Score:
-    """Return the score of one layer on a fresh task object; an error is returned, not raised, but for a full disk.
+    """Return the score of one layer on a fresh task object; an error is returned, and raised only of disk or folder.
 
     mteb keeps its own result file, and returns what is in it when it is there already.
     """
@@ -85,7 +85,7 @@ def run_job(job: Job, embedder: Embedder | None = None) -> Score:
                 mteb.evaluate(layer, task, cache=cache, show_progress_bar=False, co2_tracker=False)
                 # What its file holds, rounded as mteb rounds, so that a resumed run has the same numbers.
                 result = _cached(layer, known, cache)
-    except DiskFullError:  # the next task would fail for it too
+    except (DiskFullError, FolderError):  # not the task's fault: the next one may fail for it too
         raise
     except Exception as error:  # whatever a task does wrong is that task's failure, and the others go on
         lacked = isinstance(error, TextNotStoredError)

@@ -172,6 +172,31 @@ def export(data: Path) -> Scenario:
     return run
 
 
+def saved(data: Path) -> Scenario:
+    """A folder over another one: a killed save leaves the old one, the new one, or one that nobody loads."""
+    from sentence_transformers import SentenceTransformer
+
+    from midlayer_encoders import LayerEncoder
+
+    model = save_tiny("GPTNeoX", data / "model")
+    encoders = [LayerEncoder(model, layer, pooling="last", device="cpu") for layer in (3, 1)]
+    vectors = [encoder.encode(TEXTS).tolist() for encoder in encoders]
+
+    def run(out: Path) -> Any:
+        folder = out / "cut"
+        for encoder in encoders if not folder.exists() else encoders[1:]:
+            try:
+                found = SentenceTransformer(str(folder), device="cpu").encode(TEXTS).tolist()
+            except (OSError, ValueError):  # none, or one without its config
+                found = vectors[0]
+            assert found in vectors
+            encoder.save_pretrained(str(folder))
+        files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+        return [files, SentenceTransformer(str(folder), device="cpu").encode(TEXTS).tolist()]
+
+    return run
+
+
 def history(data: Path) -> Scenario:
     """A Lightning run with the callback's history and figures."""
     from midlayer_encoders.callbacks import LayerMetricsCallback
@@ -205,6 +230,6 @@ def resumed(data: Path) -> Scenario:
 
 
 SCENARIOS: dict[str, Callable[[Path], Scenario]] = {
-    one.__name__: one for one in (store, sweep, metrics, progression, reproduce, export, history, resumed)
+    one.__name__: one for one in (store, sweep, metrics, progression, reproduce, export, saved, history, resumed)
 }
 """Each prepares what it needs in a folder, without polars, whose threads a fork does not survive."""

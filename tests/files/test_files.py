@@ -181,6 +181,9 @@ def test_a_lock_on_a_disk_that_cannot_be_written_to_is_held_and_none_is_written_
     with pytest.raises(OSError, match="symbolic link"), folder_lock(tmp_path / "home"):
         pass
     assert (tmp_path / "mine.txt").read_text() == "mine"
+    (tmp_path / "mine.txt").unlink()
+    with pytest.raises(FolderError, match="must be a file, but is a symbolic link"), folder_lock(tmp_path / "home"):
+        pass
 
 
 def test_a_folder_takes_its_place_in_one_step_or_file_by_file(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def test_some_points() -> None:
         ("progression", 70),
         ("reproduce:4", 100),
         ("export", 60),
+        ("saved", 60),
         ("history", 30),
         ("resumed", 12),
     ],

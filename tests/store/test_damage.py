@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from midlayer_encoders.store import TextNotStoredError
+from midlayer_encoders.errors import FolderError
+from midlayer_encoders.store import TextNotStoredError, list_stores
 from tests.store.filling import DIM, check, fill, keys_of, opened, shards_of
 
 
@@ -103,3 +104,48 @@ def test_a_damaged_label_is_written_again(tmp_path: Path) -> None:
     fill(opened(tmp_path), range(4))
     (tmp_path / "k" / "store.json").write_text('{"format"')
     check(opened(tmp_path), range(4))
+
+
+def in_place_of(path: Path, what: str) -> None:
+    path.unlink()
+    if what == "folder":
+        path.mkdir()
+    elif what == "FIFO":
+        os.mkfifo(path)
+    else:
+        path.symlink_to({"link": "nowhere", "loop": path.name}[what])
+
+
+@pytest.mark.parametrize("what", ["folder", "FIFO", "link", "loop"])
+def test_what_is_no_file_costs_the_texts_of_one_shard(
+    what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(opened(tmp_path), range(8))
+    in_place_of(shards_of(opened(tmp_path))[1], what)
+    assert [store.texts for store in list_stores(tmp_path)] == [4]
+    assert opened(tmp_path).missing(keys_of(range(8))) == [4, 5, 6, 7]
+    assert "could not be read (it is" in caplog.text
+    fill(opened(tmp_path), range(4, 8))
+    check(opened(tmp_path), range(8))
+
+
+@pytest.mark.parametrize("what", ["FIFO", "link", "loop", "nested"])
+def test_what_is_no_label_is_written_again(what: str, tmp_path: Path) -> None:
+    fill(opened(tmp_path), range(4))
+    label = tmp_path / "k" / "store.json"
+    label.write_text("[" * 100_000) if what == "nested" else in_place_of(label, what)
+    assert list_stores(tmp_path) == []
+    check(opened(tmp_path), range(4))
+
+
+def test_a_folder_is_never_moved_over_another_nor_taken_for_a_label(tmp_path: Path) -> None:
+    fill(opened(tmp_path), range(4))
+    (shard,) = shards_of(opened(tmp_path))
+    in_place_of(shard, "folder")
+    Path(f"{shard}.broken").write_text("of before")
+    with pytest.raises(FolderError, match=rf"{shard.name} cannot be used .* move both away"):
+        opened(tmp_path)
+    shard.rmdir()
+    in_place_of(tmp_path / "k" / "store.json", "folder")
+    with pytest.raises(FolderError, match=r"store\.json must be a file, but is a folder: move it away"):
+        opened(tmp_path)

@@ -195,3 +195,23 @@ def test_a_full_disk_ends_a_sweep_and_it_goes_on_when_there_is_room(encoder: Lay
 def used(folder: Path) -> int:
     status = os.statvfs(folder)
     return (status.f_blocks - status.f_bfree) * status.f_frsize
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["mteb/**/near-*.json", "embeddings/*/store.json", "sweep.json", "frame.parquet", "frame.csv", "midlayer.lock"],
+)
+def test_a_folder_in_the_place_of_a_file_is_named_and_moved_away_by_hand(
+    pattern: str, encoder: LayerEncoder, tmp_path: Path
+) -> None:
+    task, out = near(tmp_path), tmp_path / "out"
+    first = sweep(encoder, task, out=out, **HERE)
+    (path,) = out.glob(pattern)
+    path.unlink()
+    path.mkdir()
+    for shard in out.glob("embeddings/*/*.safetensors"):
+        shard.unlink()
+    with pytest.raises(FolderError, match=rf"{path} must be a file, but is a folder"):
+        sweep(encoder, task, out=out, **HERE)
+    path.rmdir()
+    assert sweep(encoder, task, out=out, **HERE).frame.equals(first.frame)

@@ -113,6 +113,7 @@ def changed(task_type: str, number: int, **values: Any) -> Rows:
         (changed("STS", 0, sentence2=5), "line 1: `sentence2` must be a string that is not empty, but got 5"),
         (changed("STS", 4, score="high"), "line 5: `score` must be a finite number, but got 'high'"),
         (changed("STS", 4, score=float("nan")), "line 5: `score` must be a finite number, but got nan"),
+        (changed("STS", 4, score=10**400), "line 5: `score` must be a finite number, but got 1000"),
         (changed("STS", 4, score=True), "line 5: `score` must be a finite number, but got True"),
         ([{**row, "score": 1} for row in ROWS["STS"]], "two different values in `score`, but all 48 rows have 1"),
         (changed("PairClassification", 1, labels=2), "line 2: `labels` must be 0 or 1, but got 2"),
