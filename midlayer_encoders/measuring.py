@@ -126,8 +126,10 @@ def measure_layers(
     wanted = num_views(made)
     passes = _passes(source, texts, wanted, seed) if isinstance(views, int) else (texts, *views[:wanted])
     stage = Stage(progress, "measuring", len(texts) * (1 + wanted))
-    if isinstance(texts[0], str):  # batches of all of them at once hold less padding than batches of each view
-        passes = ([text for passed in passes for text in passed],)
+    if isinstance(texts[0], str) and wanted:
+        # Batches of all views at once hold less padding than batches of each. The texts' own do not change with them.
+        own, *others = passes
+        passes = (own, [text for view in others for text in view])
     before = 0
     for passed in passes:
         batches = batches_of(source, passed, token_budget=token_budget, prompt=prompt)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -132,14 +130,9 @@ def test_every_command_that_takes_long_has_the_flags() -> None:
 
 def test_what_a_command_prints_is_not_mixed_with_its_progress(tiny_folder: Any, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("\n".join(f"text number {n} of a few" for n in range(8)))
-    command = [sys.executable, "-m", "midlayer_encoders.cli", "metrics", tiny_folder("Llama"), "--texts", "texts.txt"]
-    command += ["--metrics", "prompt_entropy", "--out", "out", "--device", "cpu"]
-    root = Path(__file__).parents[2]
-    run = lambda *more: subprocess.run(  # noqa: E731
-        [*command, *more], cwd=tmp_path, env={"PYTHONPATH": str(root), "PATH": "", "HOME": str(tmp_path)},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    lines, machine = run(), run("--json")
+    command = ["metrics", tiny_folder("Llama"), "--texts", str(tmp_path / "texts.txt"), "--metrics", "prompt_entropy"]
+    command += ["--out", str(tmp_path / "out"), "--device", "cpu"]
+    lines, machine = (CliRunner().invoke(app, [*command, *more]) for more in ((), ("--json",)))
     assert "Loading" not in lines.stdout
     assert "Loading" in lines.stderr
     assert lines.stdout == machine.stdout
