@@ -218,7 +218,12 @@ def test_the_cache_lists_and_removes_what_was_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("words", "said"), [([], None), (["--metrics", "paper"], "17 times, once and as 16 views")])
 def test_metrics_that_compare_views_name_their_price_first(
-    words: list[str], said: str | None, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    said: str | None,
+    tiny_folder: Folder,
+    tasks: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: dict[str, Any] = {}
 
@@ -227,7 +232,17 @@ def test_metrics_that_compare_views_name_their_price_first(
         raise OptionError("enough")
 
     monkeypatch.setattr(sweeping, "sweep", stop)
-    command = ["sweep", tiny_folder("Llama"), "--tasks", "builtin", "--out", str(tmp_path), "--device", "cpu", *words]
+    command = [
+        "sweep",
+        tiny_folder("Llama"),
+        "--tasks",
+        tasks["near"],
+        "--out",
+        str(tmp_path),
+        "--device",
+        "cpu",
+        *words,
+    ]
     output = " ".join(CliRunner().invoke(app, command).output.split())
     assert (said is None and "views" not in output) or (said is not None and said in output)
     assert seen["metrics"] == (

@@ -96,8 +96,9 @@ def test_every_type_scores_as_mteb_scores_an_encoder_cut_at_that_layer(
 def test_prompts_are_chosen_as_mteb_does(five: dict[str, Path], tiny_folder: Folder, tmp_path: Path) -> None:
     model, prompts = tiny_folder("Llama"), {"query": "q: ", "document": "d: ", "STS": "same? "}
     result = sweep(
-        model, [five["ranks"], five["near"]], layers=[2], out=tmp_path, baselines=False, prompts=prompts, device="cpu"
-    )
+        model, [five["ranks"], five["near"]], layers=[2], out=tmp_path, baselines=False, prompts=prompts, workers=1,
+        device="cpu",
+    )  # fmt: skip
     for name in ("ranks", "near"):
         expected = mteb_score(LayerEncoder(model, 2, prompts=prompts, device="cpu"), five[name])
         got = result.frame.filter(pl.col("dataset").str.starts_with(name), kind="score")["value"].item()
