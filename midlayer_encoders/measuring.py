@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -124,6 +124,7 @@ def measure_layers(
     reader = layer_reader(source, layers=layers, norm=norm, prompt=prompt)
     made = make_for_views(metrics, reader.layers, views if isinstance(views, int) else len(views))
     wanted = num_views(made)
+    passes: Iterable[Sequence[Any]]
     passes = _passes(source, texts, wanted, seed) if isinstance(views, int) else (texts, *views[:wanted])
     stage = Stage(progress, "measuring", len(texts) * (1 + wanted))
     if isinstance(texts[0], str) and wanted:
