@@ -211,16 +211,18 @@ def test_killed_in_mid_batch_and_resumed_it_gives_the_same_frame_bit_for_bit(
 ) -> None:
     model, tasks = tiny_folder("Llama"), [five["near"], five["pairs"]]
     whole = start(model, tmp_path / "whole", tmp_path / "whole/embeddings", *tasks)
-    assert whole.wait() == 0, whole.stderr.read()
+    said = whole.communicate()[1]
+    assert whole.returncode == 0, said
     killed = start(model, tmp_path / "killed", tmp_path / "killed/embeddings", *tasks)
     shards = lambda: [p for p in (tmp_path / "killed/embeddings").rglob("*") if p.is_file() and p.suffix != ".json"]  # noqa: E731
     while killed.poll() is None and len(shards()) < 3:
         time.sleep(0.002)
     killed.send_signal(signal.SIGKILL)
-    killed.wait()
+    killed.communicate()
     assert not (tmp_path / "killed/frame.parquet").exists(), "it ended before it was killed"
     resumed = start(model, tmp_path / "killed", tmp_path / "killed/embeddings", *tasks)
-    assert resumed.wait() == 0, resumed.stderr.read()
+    said = resumed.communicate()[1]
+    assert resumed.returncode == 0, said
     frames = [pl.read_parquet(tmp_path / name / "frame.parquet") for name in ("whole", "killed")]
     assert frames[0].equals(frames[1])
 
@@ -230,7 +232,8 @@ def test_two_sweeps_share_a_store(five: dict[str, Path], tiny_folder: Folder, tm
     tasks = [five["near"], five["pairs"]]
     both = [start(tiny_folder("Llama"), tmp_path / name, tmp_path / "store", *tasks) for name in ("a", "b")]
     for process in both:
-        assert process.wait() == 0, process.stderr.read()
+        said = process.communicate()[1]
+    assert process.returncode == 0, said
     frames = [pl.read_parquet(tmp_path / name / "frame.parquet").sort("dataset", "layer") for name in ("a", "b")]
     assert frames[0].equals(frames[1])
 
