@@ -22,6 +22,7 @@ from tests.scoring.made import classification, pairs, retrieval, sts
 pytestmark = MTEB
 
 
+@pytest.mark.slow
 def test_the_built_in_tasks_and_mteb_s_plain_ones_are_scored_together() -> None:
     assert [scores_together(task) for task in builtin_tasks()] == [None] * 5
     for name in ("STSBenchmark", "Banking77Classification", "TwitterURLCorpus", "AskUbuntuDupQuestions", "SciFact",

@@ -43,6 +43,7 @@ def measured(model: str, out: str, *tasks: str) -> list[float]:
     return frame.sort("name", "layer")["value"].to_list()  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_the_sample_depends_on_the_texts_alone(tiny_folder: Folder, tmp_path: Path) -> None:
     model, half = tiny_folder("Llama"), len(SENTENCES) // 2
     near = [{"sentence1": a, "sentence2": SENTENCES[0], "score": n % 5} for n, a in enumerate(SENTENCES[:half])]
