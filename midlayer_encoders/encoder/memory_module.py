@@ -15,6 +15,7 @@ from midlayer_encoders._types import Layer, Medium, Norm
 from midlayer_encoders.encoder.inputs import moved, probe_input, sampling_rate
 from midlayer_encoders.encoder.spec import processor_name
 from midlayer_encoders.errors import CutError, OptionError, shown
+from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import find_anatomy, resolve_layer
 from midlayer_encoders.models.cut import Cut, cut_model
 from midlayer_encoders.reading.capture import capture
@@ -81,7 +82,8 @@ class MemoryModule(InputModule):
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
         """Return the features with the layer's states as ``token_embeddings``."""
         found: list[Tensor] = []
-        inputs = {key: value for key, value in features.items() if key in self._taken}
+        taken = {key: value for key, value in features.items() if key in self._taken}
+        inputs = compat.without_cache(self.model, taken)
         capture(
             self.model, inputs, lambda _layer, _site, states: found.append(states), anatomy=self.anatomy,
             layers=[self.layer], norm=self.norm,

@@ -232,7 +232,7 @@ class MultimodalEncoder(PlainOnDisk):
 
     def _check_folder(self, aside: Path, home: Path) -> None:
         """Raise unless what is written for ``home``, loaded as anyone loads it, gives this encoder's vectors."""
-        if self.transformer.training or self.layers:  # a new encoder is in training mode, its model is not
+        if self.transformer.training or self.layers:
             return
         probes = probe_inputs(self.media, self.sampling_rate, self.tokenizer)
         inputs = [one for one in probes if one is not None]

@@ -345,10 +345,7 @@ class LayerEncoder(MultimodalEncoder):
         apart = not self.training and suffers_from_padding(self.transformer)
         if not self.layers and (apart or input.get("modality") in ("image", "audio")):
             return self._forward_media(input)
-        cached = self.training or "use_cache" in input
-        features: dict[str, Any] = super().forward(input if cached else self._without_cache(input), **kwargs)
-        if not cached:
-            features.pop("use_cache", None)
+        features: dict[str, Any] = super().forward(input, **kwargs)
         mask, embedding = features.get("attention_mask"), features.get("sentence_embedding")
         if (
             not self.training
@@ -359,10 +356,6 @@ class LayerEncoder(MultimodalEncoder):
         ):
             features["sentence_embedding"] = embedding.masked_fill(~mask.bool().any(dim=1, keepdim=True), 0.0)
         return features
-
-    def _without_cache(self, features: dict[str, Any]) -> dict[str, Any]:
-        text = features.get("modality", "text") == "text" and not self.layers
-        return compat.without_cache(self.transformer, features) if text else features
 
     def _warn_truncation(self, inputs: Sequence[Any], features: dict[str, Any], prompt: str | None) -> None:
         limit, mask = self.max_seq_length, features.get("attention_mask")

@@ -27,7 +27,7 @@ from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, p
 from midlayer_encoders.models.hub import load_config, local_only, weight_names
 from midlayer_encoders.models.towers import TOWERS, check_tower, find_towers, tower_layers
 
-__all__ = ["NoPlanError", "has_automatic_class", "load_cut", "without_cache"]
+__all__ = ["NoPlanError", "has_automatic_class", "load_cut"]
 
 # What makes no state of a layer, so files may lack it: those of a masked language model have no pooler. A joint model's
 # vectors pass through its poolers and heads.
@@ -81,7 +81,7 @@ def load_cut(
     extra: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if gguf_file is not None:
         extra["gguf_file"] = gguf_file
-    config = without_cache(load_config(model, revision, local=local, **extra))
+    config = _caching_nothing(load_config(model, revision, local=local, **extra))
     source = {"revision": revision, "local_files_only": local, "device_map": device_map, **extra}
     source["dtype"] = dtype if dtype is not None else "auto"
     with compat.LOADING:
@@ -112,7 +112,7 @@ class NoPlanError(Exception):
     """No way is left in which a layer could be had."""
 
 
-def without_cache(config: Any) -> Any:
+def _caching_nothing(config: Any) -> Any:
     """Have a config, and those inside it, keep no keys and values of a pass, and return it.
 
     No vector is made of them; and a hybrid that is cut before its first attention block cannot ask its cache how long
@@ -189,7 +189,7 @@ def _load_part(
     plan: int, spare: bool,
 ) -> tuple[nn.Module, Cut]:  # fmt: skip
     """Read a whole model and keep its language model, or a tower, cut at a layer."""
-    config = without_cache(load_config(model, source["revision"], local=source["local_files_only"]))
+    config = _caching_nothing(load_config(model, source["revision"], local=source["local_files_only"]))
     composite = _empty(config)
     read = _read(type(composite), model, config, source).get_submodule(part)
     loaded = read if isinstance(read, kind) else read.base_model
