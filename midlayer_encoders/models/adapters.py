@@ -39,7 +39,6 @@ def merge_adapters(model: nn.Module, adapters: Sequence[str]) -> nn.Module:
                 f"`adapters` must change weights, but {adapter!r} is of the kind {config.peft_type.value}, which adds "
                 "tokens to every input. Merge it by other means, or leave it out."
             )
-        config.task_type = None  # a task asks for a model with a head
         names = [name.removeprefix(_ROOT) for name in peft.load_peft_weights(adapter, device="cpu")]
         prefix = _prefix(names, model)
         try:

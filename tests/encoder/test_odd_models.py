@@ -128,3 +128,10 @@ def test_a_folder_is_looked_at_again_though_nothing_was_embedded_before(
 def test_a_way_to_spread_a_model_that_there_is_not(tiny_folder: Folder) -> None:
     with pytest.raises(OptionError, match="`device_map` must be 'auto'"):
         LayerEncoder(tiny_folder("Llama"), 2, device_map="banana")
+
+
+def test_no_keys_and_values_are_kept(tiny_folder: Folder) -> None:
+    """Before transformers 5.18 a hybrid that is cut before its first block of attention fails for them."""
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    with torch.no_grad():
+        assert encoder.transformer(torch.tensor([[5, 6]])).past_key_values is None
