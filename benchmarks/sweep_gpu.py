@@ -25,7 +25,7 @@ from store import forget_cached
 
 RESULTS = Path(__file__).parent / "results" / "sweep_gpu.md"
 BATCHES = (32, 128, 256, 512, 1024)
-PARTS = ("embedding", "profile", "encode", "compile", "million")
+PARTS = ("embedding", "profile", "encode", "whole", "compile", "million")
 QUIET = {"show_progress_bar": False}
 
 
@@ -218,6 +218,44 @@ class Bench:
             )
         return lines
 
+    def whole_sweep(self) -> list[str]:
+        """Return what a sweep of real tasks takes, to the end, of one last-layer pass over their distinct texts."""
+        from midlayer_encoders import sweep
+        from midlayer_encoders.tasks import task_sources, task_texts
+
+        if self.given.tasks is None:
+            raise ValueError("the part `whole` needs --tasks, a folder with a folder for each task")
+        folders = sorted(path for path in self.given.tasks.iterdir() if path.is_dir())
+        inputs = sorted({text for source in task_sources(folders) for text in task_texts(source.make())})
+        stages: dict[str, list[float]] = {}
+
+        def note(stage: str, *_: int) -> None:
+            stages.setdefault(stage, []).append(time.perf_counter())
+
+        def run(number: int, **options: Any) -> float:
+            stages.clear()
+            out = self.root / f"swept{number}"
+            return timed(lambda: sweep(self.whole, folders, out=out, progress=note, **options))
+
+        plain = [timed(lambda: self.plain.encode(inputs, batch_size=self.best or 512, **QUIET)) for _ in range(2)]
+        seconds = [run(number) for number in range(self.given.rounds)]
+        spans = ", ".join(f"{stage} {times[-1] - times[0]:.1f} s" for stage, times in stages.items())
+        bare = run(-1, baselines=False)
+        again = timed(lambda: sweep(self.whole, folders, out=self.root / "swept0"))
+        rows = {
+            "sentence-transformers, last layer, one pass": min(plain),
+            "the sweep, first run (workers start, kernels are compiled)": seconds[0],
+            "the sweep": min(seconds),
+            "the sweep without baselines": bare,
+            "the same sweep again, from what is stored": again,
+        }
+        lines = [
+            f"{len(folders)} tasks, {len(inputs):,} distinct texts. From the first to the last of a stage: {spans}.",
+            "",
+        ]
+        lines += ["| | seconds | ratio |", "|---|---|---|"]
+        return lines + [f"| {name} | {took:.2f} | **{took / min(plain):.2f}** |" for name, took in rows.items()]
+
     def compile(self) -> list[str]:
         eager, made = Ours(self.whole, self.root / "eager"), Ours(self.whole, self.root / "compiled", compile=True)
         first = timed(lambda: made(self.inputs))
@@ -305,6 +343,7 @@ TITLES = {
     "embedding": "All layers, of one last-layer pass by sentence-transformers",
     "profile": "Where the device's time goes",
     "encode": "`encode` of one layer, of plain sentence-transformers over the same cut model",
+    "whole": "A whole sweep of real tasks: embedding, scoring, confirmation by mteb",
     "compile": "`compile=True`",
     "million": "Many short texts",
 }
@@ -321,6 +360,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--budgets", type=int, nargs="*", default=[32768])
     parser.add_argument("--growth", type=int, nargs="*", default=[100_000, 1_000_000])
+    parser.add_argument("--tasks", type=Path, help="folder with a folder for each task, for the part `whole`")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--grow", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -340,7 +380,11 @@ def main() -> None:
         for part in given.parts:
             start = time.perf_counter()
             try:
-                made = million(Path(name), given) if part == "million" else getattr(bench, part)()
+                made = (
+                    million(Path(name), given)
+                    if part == "million"
+                    else getattr(bench, {"whole": "whole_sweep"}.get(part, part))()
+                )
             except Exception:
                 made = ["```", traceback.format_exc(), "```"]  # the other parts are still worth having
             lines += ["", f"## {TITLES[part]}", "", *made]

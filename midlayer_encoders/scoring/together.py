@@ -15,9 +15,10 @@ from torch import Tensor
 if TYPE_CHECKING:
     from midlayer_encoders.scoring.recording import Question
 
-__all__ = ["layer_scores", "memory_budget"]
+__all__ = ["Read", "layer_scores", "memory_budget"]
 
 Read = Callable[[int, Sequence[str]], npt.NDArray[np.float32]]
+"""Returns the vectors ``(N, D)`` of keys at a layer."""
 
 
 def memory_budget(device: torch.device) -> int:

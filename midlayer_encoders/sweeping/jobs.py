@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +26,7 @@ from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
-__all__ = ["Job", "Score", "quiet_mteb", "run_job", "run_jobs", "with_data"]
+__all__ = ["Job", "Score", "Workers", "quiet_mteb", "run_job", "with_data"]
 
 
 @dataclass(frozen=True)
@@ -111,21 +112,52 @@ def with_data(source: TaskSource) -> TaskSource:
     return task_sources(task)[0]
 
 
-def run_jobs(jobs: Sequence[Job], *, workers: int) -> Iterator[Score]:
-    """Yield the scores of many jobs as they come, from worker processes that share the cores when there are several."""
-    if workers <= 1 or len(jobs) <= 1:
-        yield from map(run_job, jobs)
-        return
-    count = min(workers, len(jobs))
-    with joblib.parallel_config(backend="loky", n_jobs=count, inner_max_num_threads=workers // count):
-        scores = joblib.Parallel(return_as="generator_unordered")(joblib.delayed(_in_worker)(job) for job in jobs)
-        try:
-            yield from scores
-        except BrokenExecutor as error:
-            raise MidlayerError(
-                "A worker process was killed while it scored layers, perhaps because memory ran out. What was scored "
-                "is kept: run again, with fewer `workers` where memory is short."
-            ) from error
+class Workers:
+    """Processes that score layers by mteb; they share the cores.
+
+    Args:
+        count: how many may run; with one, everything is run in this process.
+        most: jobs that there may be at once.
+    """
+
+    def __init__(self, count: int, most: int) -> None:
+        self.count, self.threads = max(min(count, most), 1), max(count // max(most, 1), 1)
+        self._starting: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Have the processes import what they need while this one does something else: it takes them seconds."""
+        if self.count > 1 and self._starting is None:
+            self._starting = threading.Thread(target=self._import, name="midlayer-workers", daemon=True)
+            self._starting.start()
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Score]:
+        """Yield the scores of jobs as they come."""
+        if self._starting is not None:
+            self._starting.join()
+        if self.count == 1 or len(jobs) <= 1:
+            yield from map(run_job, jobs)
+            return
+        with self._pool():
+            scores = joblib.Parallel(return_as="generator_unordered")(joblib.delayed(_in_worker)(job) for job in jobs)
+            try:
+                yield from scores
+            except BrokenExecutor as error:
+                raise MidlayerError(
+                    "A worker process was killed while it scored layers, perhaps because memory ran out. What was "
+                    "scored is kept: run again, with fewer `workers` where memory is short."
+                ) from error
+
+    def _pool(self) -> joblib.parallel_config:
+        return joblib.parallel_config(backend="loky", n_jobs=self.count, inner_max_num_threads=self.threads)
+
+    def _import(self) -> None:
+        with suppress(Exception), self._pool():  # whatever is wrong is said where jobs are run
+            joblib.Parallel(batch_size=1)(joblib.delayed(_wait)(0.1) for _ in range(self.count))
+
+
+def _wait(seconds: float) -> None:
+    """Keep one worker busy, so that another takes the next call; this module is imported where it runs."""
+    time.sleep(seconds)
 
 
 def _in_worker(job: Job) -> Score:

@@ -30,11 +30,12 @@ _APART = 0.01  # a score further than this from mteb's is worth a remark
 
 @dataclass(frozen=True)
 class Scored:
-    """What came of scoring: each layer on each task, those that mteb confirmed, and how each task was scored."""
+    """What came of scoring: each layer on each task, those that mteb confirmed, how, and TF-IDF on some tasks."""
 
     scores: Sequence[Score]
     confirmed: Sequence[Score]
     ways: Mapping[str, str]
+    baselines: Mapping[str, float]
 
 
 def sweep_notes(
@@ -48,7 +49,7 @@ def sweep_notes(
     seconds: float,
     tokens: int,
 ) -> Notes:
-    """Return the notes of a sweep; TF-IDF is scored on the tasks in ``baselines`` that did not fail."""
+    """Return the notes of a sweep; TF-IDF is scored on the tasks in ``baselines`` that did not fail, unless it was."""
     scores = found.scores
     failed = {score.task: f"layer {score.layer}: {score.error}" for score in reversed(scores) if score.error}
     return Notes(
@@ -57,7 +58,11 @@ def sweep_notes(
         how=_how(encoder, spec, sources, seconds, tokens) | _scoring(found.ways),
         parameters=_parameters(encoder, layers, spec.norm),
         seconds=_pass_seconds(encoder, layers, scores),
-        baselines={source.name: tfidf_scores(source.make()) for source in baselines if source.name not in failed},
+        baselines={
+            source.name: found.baselines[source.name] if source.name in found.baselines else tfidf_scores(source.make())
+            for source in baselines
+            if source.name not in failed
+        },
         remarks=[*_remarks(sources), *_undefined(scores), *_apart(found)],
         failures=failed,
         options=encoder.options.recreating(),

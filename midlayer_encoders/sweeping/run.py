@@ -36,11 +36,11 @@ from midlayer_encoders.reading.batches import TokenBudget, check_budget
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
 from midlayer_encoders.sweeping.items import item_key, task_media
-from midlayer_encoders.sweeping.jobs import Job, Score, run_job, run_jobs
+from midlayer_encoders.sweeping.jobs import Job, Score, Workers, run_job
 from midlayer_encoders.sweeping.notes import TOGETHER, Scored, sweep_notes
 from midlayer_encoders.sweeping.result import SweepResult
 from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts
-from midlayer_encoders.sweeping.together import Together, layers_to_confirm, why_not_together
+from midlayer_encoders.sweeping.together import MOST_CONFIRMED, Together, layers_to_confirm, why_not_together
 from midlayer_encoders.tasks import TaskSource, task_sources, task_texts
 
 if TYPE_CHECKING:
@@ -146,8 +146,9 @@ def sweep(
         )
         jobs = [_jobs(source, wanted, spec, embedder, folder) for source in sources]
         together = Together(
-            embedder, folder / "together", Stage(progress, "scoring"), group.rank, group.world, group.barrier
-        )
+            embedder, folder / "together", Stage(progress, "scoring"), group.rank, group.world, group.barrier,
+            baselines=baselines and "text" in encoder.media,
+        )  # fmt: skip
         found = _score(jobs, together if scoring == "together" else None, embedder, workers, progress, group)
         frame = pl.concat([_score_frame(spec, found.scores, "score"), _score_frame(spec, found.confirmed, "confirmed")])
         if metrics:
@@ -237,9 +238,13 @@ def _score(
     """Score every layer on every task, and have mteb confirm some of what was scored together."""
     stage = Stage(progress, "scoring") if together is None else together.stage
     stage.expect(sum(map(len, jobs_of_tasks)))
+    confirming = Workers(workers, MOST_CONFIRMED * len(jobs_of_tasks))
+    if together is not None:
+        confirming.start()
     scores: list[Score] = []
     to_confirm: list[Job] = []
     ways: dict[str, str] = {}
+    baselines: dict[str, float] = {}
     for jobs in jobs_of_tasks:
         made, why = ([], "it was asked to") if together is None else _by_all(jobs, together)
         if why is not None:
@@ -248,10 +253,12 @@ def _score(
             continue
         ways[jobs[0].task.name] = TOGETHER
         scores += made
+        if together is not None and (baseline := together.baseline(jobs[0])) is not None:
+            baselines[jobs[0].task.name] = baseline
         layers = layers_to_confirm(made)
         to_confirm += [job for job in jobs if job.layer in layers]
-    confirmed = _confirmed(to_confirm, embedder, workers, Stage(progress, "confirming"), group)
-    return Scored(scores, confirmed, ways)
+    confirmed = _confirmed(to_confirm, embedder, confirming, Stage(progress, "confirming"), group)
+    return Scored(scores, confirmed, ways, baselines)
 
 
 def _by_all(jobs: Sequence[Job], together: Together) -> tuple[list[Score], str | None]:
@@ -273,7 +280,8 @@ def _by_mteb(jobs: Sequence[Job], embedder: Embedder, workers: int, stage: Stage
     stage.step()
     group.barrier()
     if made[0].error is None:
-        for score in run_jobs(jobs[1:][group.rank :: group.world], workers=workers):
+        mine = jobs[1:][group.rank :: group.world]
+        for score in Workers(workers, len(mine)).run(mine):
             stage.step()
             made.append(score)
         group.barrier()
@@ -285,13 +293,13 @@ def _by_mteb(jobs: Sequence[Job], embedder: Embedder, workers: int, stage: Stage
     return sorted(made, key=lambda score: score.layer)
 
 
-def _confirmed(jobs: Sequence[Job], embedder: Embedder, workers: int, stage: Stage, group: _Group) -> list[Score]:
+def _confirmed(jobs: Sequence[Job], embedder: Embedder, workers: Workers, stage: Stage, group: _Group) -> list[Score]:
     """Have mteb score some layers of all tasks side by side, from what is stored."""
     if not jobs:
         return []
     stage.expect(len(jobs))
     found: dict[tuple[str, int], Score] = {}
-    for score in run_jobs(jobs[group.rank :: group.world], workers=workers):
+    for score in workers.run(jobs[group.rank :: group.world]):
         stage.step()
         found[score.task, score.layer] = score
     group.barrier()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from midlayer_encoders._random import isolated_random
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
     from mteb.abstasks import AbsTask
     from mteb.types import Array
@@ -19,6 +21,8 @@ __all__ = ["TfidfEncoder", "task_texts", "tfidf_scores"]
 class TfidfEncoder:
     """An mteb encoder of TF-IDF vectors: L2-normed, float32, over the commonest 4096 words of ``texts``.
 
+    Where no text has a word of two letters, as in some scripts and in formulas, the characters are counted instead.
+
     Args:
         texts: what the vocabulary and the document frequencies are counted on.
     """
@@ -27,7 +31,11 @@ class TfidfEncoder:
         from mteb.models.model_meta import ModelMeta, ScoringFunction
         from sklearn.feature_extraction.text import TfidfVectorizer
 
-        self._vectorizer = TfidfVectorizer(max_features=4096, sublinear_tf=True).fit(texts)
+        words = TfidfVectorizer(max_features=4096, sublinear_tf=True)
+        analyze = words.build_analyzer()
+        if not any(map(analyze, texts)):
+            words.set_params(analyzer="char")
+        self._vectorizer = words.fit(texts)
         self.mteb_model_meta = ModelMeta.create_empty(
             overwrites={
                 "name": "midlayer-encoders/tfidf",
@@ -39,7 +47,10 @@ class TfidfEncoder:
 
     def encode(self, inputs: DataLoader[Any], **kwargs: Any) -> Array:  # noqa: ARG002
         """Return one row for each text, shape ``(N, D)``."""
-        texts = [text for batch in inputs for text in batch["text"]]
+        return self.vectors([text for batch in inputs for text in batch["text"]])
+
+    def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Return one row for each text, shape ``(N, D)``."""
         return self._vectorizer.transform(texts).toarray().astype("float32")  # type: ignore[no-any-return]
 
     def similarity(self, one: Array, other: Array) -> torch.Tensor:

@@ -166,9 +166,9 @@ def _ends(job: jobs.Job) -> jobs.Score:
 def test_a_killed_worker_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "_in_worker", _ends)
     with pytest.raises(MidlayerError, match=r"A worker process was killed .* run again, with fewer `workers`"):
-        list(jobs.run_jobs([1, 2], workers=2))  # type: ignore[list-item]
+        list(jobs.Workers(2, 2).run([1, 2]))  # type: ignore[list-item]
     monkeypatch.setattr(jobs, "_in_worker", abs)
-    assert sorted(jobs.run_jobs([-1, 2], workers=2)) == [1, 2]  # type: ignore[list-item, type-var]
+    assert sorted(jobs.Workers(2, 2).run([-1, 2])) == [1, 2]  # type: ignore[list-item, type-var]
     joblib.externals.loky.get_reusable_executor().shutdown(wait=True)
 
 

@@ -13,7 +13,7 @@ import pytest
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.sweeping import SweepResult, sweep, together
-from midlayer_encoders.tasks import task_sources
+from midlayer_encoders.tasks import task_sources, tfidf_scores
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, near, ranks, scores
@@ -133,3 +133,26 @@ def test_old_notes_are_read_without_it(tiny_folder: Folder, tmp_path: Path) -> N
     loaded = SweepResult.load(tmp_path)
     assert loaded.notes.scoring == {}
     assert isinstance(loaded.frame, pl.DataFrame)
+
+
+def test_tfidf_is_scored_beside_the_layers_as_mteb_would_and_kept(
+    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = ranks(tmp_path)
+    how: dict[str, Any] = {"out": tmp_path / "out", "layers": [1], "workers": 1, "baselines": True}
+    found = sweep(tiny_folder("Llama"), task, **how).notes.baselines
+    (source,) = task_sources(task)
+    assert found == pytest.approx({source.name: tfidf_scores(source.make())}, abs=1e-4)
+    monkeypatch.setattr(together, "TfidfEncoder", None)  # the next run has nothing to score
+    assert sweep(tiny_folder("Llama"), task, **how).notes.baselines == found
+
+
+def test_texts_without_words_have_a_baseline_of_their_characters(tiny_folder: Folder, tmp_path: Path) -> None:
+    rows = [
+        {"sentence1": a, "sentence2": b, "score": n % 5}
+        for n, (a, b) in enumerate(zip("+-*/=<", "-+/*<>", strict=True))
+    ]
+    path = tmp_path / "signs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = sweep(tiny_folder("Llama"), path, out=tmp_path / "out", layers=[1], workers=1)
+    assert list(result.notes.baselines) == [task_sources(path)[0].name]
