@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from midlayer_encoders.encoder.options import EncoderOptions, flag_name, option_fields
+from midlayer_encoders.recipes import KINDS
 
 __all__ = ["model_options"]
 
@@ -52,11 +53,16 @@ def _parameter(one: Field[Any], defaults: Mapping[str, Any]) -> inspect.Paramete
     kind: Any = str | None
     if isinstance(one.default, bool):
         kind = bool
-    elif one.name in ("prompts", "adapters"):
+    elif one.name == "template_tokens":
+        kind = bool | None
+    elif one.name in ("prompts", "adapters", "template"):
         kind, default = list[str] | None, None
-    elif one.name in ("max_length", "truncate_dim", "max_pixels"):
+    elif one.name in ("max_length", "truncate_dim", "max_pixels", "skip_first"):
         kind = int | None
-    annotation = Annotated[kind, typer.Option(flag_name(one), help=one.metadata["help"], rich_help_panel="Encoder")]
+    flag = flag_name(one)
+    if kind == bool | None:
+        flag += flag.replace("--", "/--no-", 1)
+    annotation = Annotated[kind, typer.Option(flag, help=one.metadata["help"], rich_help_panel="Encoder")]
     return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -68,4 +74,23 @@ def _value(one: Field[Any], given: Any) -> Any:
             if not sign or not name:
                 raise typer.BadParameter(f"must be NAME=TEXT, but got {name!r}", param_hint="--prompt")
         return {name: text for name, _, text in pairs} or None
+    if one.name == "template":
+        return _template(given or ())
     return tuple(given or ()) if one.name == "adapters" else given
+
+
+def _template(words: Sequence[str]) -> str | dict[str, str] | None:
+    """Return one template, or one for each kind of text.
+
+    Example:
+        >>> _template(['"{text}" in one word:']), _template(["query=Q: {text}", "document={text}"])
+        ('"{text}" in one word:', {'query': 'Q: {text}', 'document': '{text}'})
+    """
+    if not words:
+        return None
+    pairs = [word.partition("=") for word in words]
+    if all(kind in KINDS for kind, _, _ in pairs):
+        return {kind: template for kind, _, template in pairs}
+    if len(words) > 1:
+        raise typer.BadParameter("must be given once, or as query=…, document=… and text=…", param_hint="--template")
+    return words[0]

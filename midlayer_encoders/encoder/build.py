@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sentence_transformers.sentence_transformer.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from sentence_transformers.util import get_device_name
-from torch import Tensor, nn
+from torch import nn
 
 from midlayer_encoders._types import Layer, Medium, Pooling
+from midlayer_encoders.encoder.asking import ask
 from midlayer_encoders.encoder.checks import check_padding, check_states
 from midlayer_encoders.encoder.inputs import (
     media_taken,
@@ -32,8 +32,9 @@ from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
 from midlayer_encoders.models.hub import BUILT_IN, built_in_model
 from midlayer_encoders.models.load import NoPlanError, load_cut
 from midlayer_encoders.models.padding import suffers_from_padding
+from midlayer_encoders.recipes import Placed
 
-__all__ = ["Built", "build_from_files", "build_from_module", "centering", "probes"]
+__all__ = ["Built", "build_from_files", "build_from_module", "probes"]
 
 _MODES = {"last": "lasttoken"}  # sentence-transformers' own name for it
 
@@ -49,6 +50,7 @@ class Built:
         cut: how the layer is read.
         gguf_file: file of quantized weights, if any.
         anatomy: where the cut model keeps its parts, seen in a pass; ``None`` where none was watched.
+        placed: where a text's own tokens are among those that the template and the tokenizer add.
     """
 
     source: str
@@ -57,6 +59,7 @@ class Built:
     cut: Cut | JointCut
     gguf_file: str | None = None
     anatomy: Anatomy | None = None
+    placed: Placed = Placed()
 
     def modules(self, pooling: Pooling | None) -> list[nn.Module]:
         """Return the first module and the pooling; a joint model has none, since its heads pool."""
@@ -112,7 +115,9 @@ def build_from_files(model: str, layer: Layer | Mapping[str, Layer], options: En
                 )
                 refused.__cause__ = reason
         else:
-            return Built(model, base_name(folder, gguf_file), first, cut, gguf_file, anatomy)
+            name = base_name(folder, gguf_file)
+            placed = ask(first, options, name)
+            return Built(model, name, first, cut, gguf_file, anatomy, placed)
     assert refused is not None
     raise refused from refused.__cause__
 
@@ -175,13 +180,3 @@ def _check_batches(first: Any) -> None:
             f"`processor` must return an `attention_mask` beside what {type(first.model).__name__} takes, or nothing "
             "that is padded: an input has other states beside a longer one, and nothing says where it ends."
         )
-
-
-def centering(vectors: Tensor) -> Dense:
-    """Return a module that subtracts the mean of these vectors, shape ``(N, D)``."""
-    width = vectors.shape[1]
-    shift = Dense(
-        width, width, activation_function=nn.Identity(), init_weight=torch.eye(width),
-        init_bias=-vectors.double().mean(dim=0).float().cpu(),
-    )  # fmt: skip
-    return shift.to(device=vectors.device, dtype=vectors.dtype)

@@ -36,6 +36,7 @@ from midlayer_encoders.models.cut import whole_around
 from midlayer_encoders.models.load import has_automatic_class
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.reading.turns import turn
+from midlayer_encoders.recipes import Counting
 
 __all__ = ["MultimodalEncoder"]
 
@@ -67,6 +68,7 @@ class MultimodalEncoder(PlainOnDisk):
     name: str
     pooling: Pooling
     max_pixels: int
+    counting: Counting
     layers: dict[str, int]
     options: EncoderOptions
     _truncation_warned: bool
@@ -251,6 +253,11 @@ class MultimodalEncoder(PlainOnDisk):
 
     def _check_export(self) -> None:
         model: Any = self[0].model
+        if not self.counting.all:
+            raise CutError(
+                "A plain folder pools every token of a text, and `skip_first` and `template_tokens=False` leave some "
+                "out, so its vectors would be others. Use this encoder itself, or pooling='last' with all tokens."
+            )
         if isinstance(self[0], MemoryModule):
             self[0].save("a folder")
         if getattr(model, "main_input_name", "") == "input_features" and self.pooling != "cls":

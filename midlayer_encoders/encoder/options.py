@@ -28,6 +28,7 @@ from midlayer_encoders.errors import (
     shown,
     warn_deprecated,
 )
+from midlayer_encoders.recipes import RECIPES, SMALLEST_SAMPLE, Recipe, Template, check_template, recipe_of
 
 if TYPE_CHECKING:
     import torch
@@ -47,8 +48,6 @@ __all__ = [
 ]
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-
-_SMALLEST_CENTER = 16  # texts: the mean of fewer is one of them as much as what all share
 
 
 def _option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002  (typer's word)
@@ -86,6 +85,15 @@ class EncoderOptions:
         max_pixels: of the largest image that is read.
         center: texts like those to come, a few hundred, whose mean vector is subtracted from every vector (by a
             ``Dense`` with a bias, so the folder stays plain); benchmarks/selection/README.md says what that is worth.
+        recipe: a :class:`~midlayer_encoders.Recipe`, or the name of one (``"one-word"``): its fields are taken where
+            those of the same name here are left at their defaults.
+        template: what stands around every text, as ``'The essence of "{text}" is:"'``, or one for each of ``"query"``,
+            ``"document"`` and ``"text"``.
+        skip_first: real tokens at the beginning that are not pooled.
+        template_tokens: whether tokens of the template, and special ones, are pooled (``None``: they are).
+        whiten: scale every direction by its spread over the texts in ``center``.
+        embed_filter: keep the middle singular directions of the model's output embeddings alone.
+        normalize: scale every vector to length 1.
     """
 
     norm: Norm = _option("final", "final: the model's own final norm is applied; none: raw states.", in_memory=True)
@@ -112,8 +120,21 @@ class EncoderOptions:
     trust_remote_code: bool = _option(False, "Let the model's own code from the hub run.")
     max_pixels: int = _option(MAX_PIXELS, "Pixels of the largest image that is read.", in_memory=True, medium="image")
     center: tuple[str, ...] | None = _option(None, "Texts whose mean vector is subtracted.", flag=None, in_memory=True)
+    recipe: str | None = _option(
+        None, f"How texts are asked: {', '.join(RECIPES)}; see docs/recipes.md.", medium="text"
+    )
+    template: Template | None = _option(
+        None, 'Around every text: \'The essence of "{text}" is:"\'; or query=…, document=… and text=….', medium="text"
+    )
+    skip_first: int = _option(0, "Tokens at the beginning that are not pooled.", in_memory=True, medium="text")
+    template_tokens: bool | None = _option(None, "Whether the template's tokens are pooled (they are).", medium="text")
+    whiten: bool = _option(False, "Scale directions by their spread over the texts of --center.", in_memory=True)
+    embed_filter: bool = _option(False, "Keep the middle directions of the output embeddings.", medium="text")
+    normalize: bool = _option(False, "Scale every vector to length 1.", in_memory=True)
 
     def __post_init__(self) -> None:
+        if self.recipe is not None:
+            self._follow(recipe_of("recipe", self.recipe))
         check_choice("norm", self.norm, NORMS)
         if self.pooling is not None:
             check_choice("pooling", self.pooling, POOLINGS)
@@ -125,10 +146,20 @@ class EncoderOptions:
                 object.__setattr__(self, name, check(name, value))
         if self.device_map is not None and self.device is not None:
             raise OptionError(f"`device` must be None when `device_map` places the model, but got {self.device!r}.")
+        if self.template is not None and self.chat_template:
+            raise OptionError("`template` must be None with `chat_template`, which lays out the text itself.")
         if self.default_prompt_name is not None:
             if not self.prompts:
                 raise OptionError("`default_prompt_name` must be None without `prompts`, of which it names one.")
             check_choice("default_prompt_name", self.default_prompt_name, self.prompts)
+
+    def _follow(self, recipe: Recipe) -> None:
+        """Take a recipe's fields where nothing else was asked for; what has a name is known by it from then on."""
+        for name, value in recipe.changed().items():
+            known = option_fields().get(name)
+            if known is not None and name != "center" and getattr(self, name) == known.default:
+                object.__setattr__(self, name, value)
+        object.__setattr__(self, "recipe", recipe.name if RECIPES.get(recipe.name) == recipe else None)
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, by name.
@@ -141,8 +172,12 @@ class EncoderOptions:
 
     def recreating(self) -> dict[str, Any]:
         """Return the options that change a vector and differ from their defaults, by name."""
-        known = option_fields()
-        return {name: value for name, value in self.changed().items() if known[name].metadata.get("recreates", True)}
+        known, of_recipe = option_fields(), RECIPES[self.recipe].changed() if self.recipe else {}
+        return {
+            name: value
+            for name, value in self.changed().items()
+            if known[name].metadata.get("recreates", True) and (name not in of_recipe or of_recipe[name] != value)
+        }
 
     def check_for_module(self) -> None:
         """Raise where an option is set that applies to files only, and not to a module in memory."""
@@ -185,6 +220,13 @@ class EncoderKeywords(TypedDict, total=False):
     trust_remote_code: bool
     max_pixels: int
     center: Sequence[str] | None
+    recipe: str | Recipe | None
+    template: Template | None
+    skip_first: int
+    template_tokens: bool | None
+    whiten: bool
+    embed_filter: bool
+    normalize: bool
 
 
 def make_options(given: Mapping[str, Any], **defaults: Any) -> EncoderOptions:
@@ -264,7 +306,7 @@ def _adapter_names(argument: str, adapters: Any) -> tuple[str, ...]:
 
 
 def _center_texts(argument: str, texts: Any) -> tuple[str, ...]:
-    return tuple(check_texts(argument, texts, least=_SMALLEST_CENTER))
+    return tuple(check_texts(argument, texts, least=SMALLEST_SAMPLE))
 
 
 def _path_text(value: Any) -> Any:
@@ -287,6 +329,12 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "trust_remote_code": check_flag,
     "max_pixels": partial(check_count, what="pixels"),
     "center": _center_texts,
+    "template": check_template,
+    "skip_first": partial(check_count, least=0),
+    "template_tokens": check_flag,
+    "whiten": check_flag,
+    "embed_filter": check_flag,
+    "normalize": check_flag,
 }
 """What checks each option, and returns it as it is kept; those of few words are checked against them."""
 
@@ -346,8 +394,8 @@ def flag_name(one: Field[Any]) -> str:
 
 def _flag_words(one: Field[Any], value: Any) -> list[str]:
     flag = flag_name(one)
-    if value is True:
-        return [flag]
+    if isinstance(value, bool):
+        return [flag if value else flag.replace("--", "--no-", 1)]
     if isinstance(value, Mapping):
         return [word for name, text in value.items() for word in (flag, f"{name}={text}")]
     if isinstance(value, tuple):

@@ -20,8 +20,9 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from midlayer_encoders._types import EncoderSpec, Layer, Medium, Norm, Pooling
+from midlayer_encoders.encoder.asking import after_pooling, asked, prompts_of
 from midlayer_encoders.encoder.batches_ahead import prepared, preparing
-from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, centering, probes
+from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, probes
 from midlayer_encoders.encoder.causal_mask import turn_mask_off
 from midlayer_encoders.encoder.checks import check_padding
 from midlayer_encoders.encoder.inputs import (
@@ -50,8 +51,11 @@ from midlayer_encoders.media import InputError
 from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, JointCut
+from midlayer_encoders.models.hub import BUILT_IN, built_in_model
+from midlayer_encoders.models.output_embeddings import output_embeddings
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.reading.turns import turn
+from midlayer_encoders.recipes import Counting
 from midlayer_encoders.selection import Selection, select
 from midlayer_encoders.selection.rules import check_rule
 
@@ -133,11 +137,12 @@ class LayerEncoder(MultimodalEncoder):
 
     def _assemble(self, built: Built, options: EncoderOptions, selection: Selection | None) -> None:
         """Become the encoder of what was built, and check that it reads the layer."""
+        prompts, default_prompt_name = prompts_of(options)
         super().__init__(
             modules=built.modules(options.pooling),
             device=options.device,
-            prompts=dict(options.prompts) if options.prompts is not None else None,
-            default_prompt_name=options.default_prompt_name,
+            prompts=prompts,
+            default_prompt_name=default_prompt_name,
             truncate_dim=options.truncate_dim,
             trust_remote_code=options.trust_remote_code,
             model_card_data=CardData(local_files_only=True),
@@ -151,6 +156,7 @@ class LayerEncoder(MultimodalEncoder):
         # A joint model's own heads pool: no pooling of states that others could ask for.
         self.pooling: Pooling = cast(Any, "head") if isinstance(cut, JointCut) else options.pooling or "mean"
         self.max_pixels = options.max_pixels
+        self.counting = Counting(built.placed, options.skip_first, options.template_tokens is not False)
         options.check_for_media(self.media, self.name)
         self._check_width(options.truncate_dim)
         self._gguf_file = built.gguf_file
@@ -160,9 +166,8 @@ class LayerEncoder(MultimodalEncoder):
             turn_mask_off(self[0], cut, self.name)
             if not isinstance(self[0], MemoryModule) and not wants_padding(self.transformer):
                 check_padding(self[0], *probes(self[0]))
-        if options.center is not None:
-            self._center_on(options.center)
         self.eval()
+        self._follow_pooling(options)
 
     def _check_width(self, truncate_dim: int | None) -> None:
         with self.truncate_embeddings(None):
@@ -180,12 +185,23 @@ class LayerEncoder(MultimodalEncoder):
         for name in options:
             agreed(name, getattr(given, name), own.get(name, getattr(self.options, name)))
 
-    def _center_on(self, texts: Sequence[str]) -> None:
-        """Add a module that subtracts the mean vector of these texts."""
+    def _follow_pooling(self, options: EncoderOptions) -> None:
+        """Add what the options do to pooled vectors."""
+        if not (options.center or options.whiten or options.embed_filter or options.normalize):
+            return
         kept, self.truncate_dim = self.truncate_dim, None
-        vectors = self.encode(list(texts), convert_to_tensor=True, show_progress_bar=False)
+        width = cast(int, self.get_embedding_dimension())
+
+        def vectors(texts: Sequence[str]) -> Tensor:
+            return cast(Tensor, self.encode(list(texts), convert_to_tensor=True, show_progress_bar=False))
+
+        def embeddings() -> Tensor:
+            folder = built_in_model()[0] if self.source == BUILT_IN else self.source
+            return output_embeddings(self.transformer, folder, options.revision, gguf_file=self._gguf_file)
+
+        for module in after_pooling(options, width, vectors=vectors, embeddings=embeddings):
+            self.append(module.to(device=self.device, dtype=self.dtype))
         self.truncate_dim = kept
-        self.append(centering(vectors))
 
     # --- identity ---------------------------------------------------------------------------------------------------
 
@@ -217,6 +233,7 @@ class LayerEncoder(MultimodalEncoder):
             tower=given.tower,
             layers=tuple(self.layers.items()),
             similarity=self.similarity_fn_name,
+            asked=asked(given),
         )
 
     @property
@@ -345,6 +362,8 @@ class LayerEncoder(MultimodalEncoder):
         apart = not self.training and suffers_from_padding(self.transformer)
         if not self.layers and (apart or input.get("modality") in ("image", "audio")):
             return self._forward_media(input)
+        if not self.counting.all:
+            return self._forward_counted(input)
         features: dict[str, Any] = super().forward(input, **kwargs)
         mask, embedding = features.get("attention_mask"), features.get("sentence_embedding")
         if (
@@ -356,6 +375,19 @@ class LayerEncoder(MultimodalEncoder):
         ):
             features["sentence_embedding"] = embedding.masked_fill(~mask.bool().any(dim=1, keepdim=True), 0.0)
         return features
+
+    def _forward_counted(self, features: dict[str, Any]) -> dict[str, Any]:
+        """Run the modules; the pooling sees the tokens that count alone."""
+        modules: list[Any] = list(self)
+        made = modules[0](features)
+        mask = made["attention_mask"]
+        made["attention_mask"] = counted = self.counting(mask).to(mask.dtype)
+        for module in modules[1:]:
+            made = module(made)
+        made["attention_mask"] = mask
+        found = made["sentence_embedding"]
+        made["sentence_embedding"] = found.masked_fill(~counted.bool().any(dim=1, keepdim=True), 0.0)
+        return made  # type: ignore[no-any-return]
 
     def _warn_truncation(self, inputs: Sequence[Any], features: dict[str, Any], prompt: str | None) -> None:
         limit, mask = self.max_seq_length, features.get("attention_mask")

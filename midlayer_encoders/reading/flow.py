@@ -25,6 +25,7 @@ from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.reading.causal import mask_is_needless, padded_right
 from midlayer_encoders.reading.fused import FusedPooling
 from midlayer_encoders.reading.pooling import real_tokens
+from midlayer_encoders.recipes import Counting
 
 __all__ = ["Passed", "TokenReceive", "passes"]
 
@@ -51,6 +52,8 @@ class Reading(Protocol):
     def norm(self) -> Norm: ...
     @property
     def pooling(self) -> Pooling: ...
+    @property
+    def counting(self) -> Counting: ...
     @property
     def truncate_dim(self) -> int | None: ...
     @property
@@ -194,17 +197,19 @@ class _Flow:
         real = features.get("attention_mask")
         if prepared.right and self._mask_is_needless(features):
             features = {key: value for key, value in features.items() if key != "attention_mask"}
-        masks: dict[Any, Tensor] = {}
+        masks: dict[Any, tuple[Tensor, Tensor]] = {}
         made: list[Tensor] = []
         order: list[int] = []
 
         def receive(layer: int, _: str, states: Tensor) -> None:
             key = states.shape[:2], states.device
             if key not in masks:
-                masks[key] = real_tokens(real, states, model=reader.model)
+                mask = real_tokens(real, states, model=reader.model)
+                masks[key] = mask, reader.counting(mask)
+            mask, counted = masks[key]
             if self.tokens is not None:
-                self.tokens(layer, states, masks[key], batch)
-            vectors = self.pooled(states, masks[key])[:, : reader.truncate_dim]
+                self.tokens(layer, states, mask, batch)
+            vectors = self.pooled(states, counted)[:, : reader.truncate_dim]
             if not made:  # of all layers, so that one copy brings them to the host; other devices' layers come here
                 made.append(torch.empty(len(places), *vectors.shape, device=vectors.device))
             made[0][places[layer]].copy_(vectors, non_blocking=True)

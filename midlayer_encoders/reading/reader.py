@@ -20,6 +20,7 @@ from midlayer_encoders.reading.norm import final_norm
 from midlayer_encoders.reading.pooling import pool, real_tokens
 from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.reading.texts import TextInputs
+from midlayer_encoders.recipes import Counting
 
 __all__ = ["LayerReader", "TokenReceive", "layer_reader"]
 
@@ -38,6 +39,7 @@ class LayerReader:
         truncate_dim: number of leading dimensions of a vector to keep, ``None`` for all.
         device: where the inputs are copied to; ``None`` where ``preprocess`` makes them there.
         unmasked: leave out the padding mask where it is seen to change nothing: causal models padded on the right.
+        counting: which tokens count in the pooling.
     """
 
     model: nn.Module
@@ -49,6 +51,7 @@ class LayerReader:
     truncate_dim: int | None = None
     device: torch.device | None = None
     unmasked: bool = False
+    counting: Counting = Counting()
 
     def read(
         self, inputs: Mapping[str, Any], positions: list[int], *, tokens: TokenReceive | None = None
@@ -70,7 +73,7 @@ class LayerReader:
             mask = real_tokens(real, states, model=self.model)
             if tokens is not None:
                 tokens(layer, states, mask, positions)
-            made[layer] = pool(normed(states), mask, self.pooling)[:, : self.truncate_dim]
+            made[layer] = pool(normed(states), self.counting(mask), self.pooling)[:, : self.truncate_dim]
 
         capture(self.model, inputs, receive, anatomy=self.anatomy, layers=self.layers)
         return [made[layer] for layer in self.layers]
@@ -161,7 +164,7 @@ def layer_reader(
     if source.after_pooling:
         raise OptionError(
             f"`encoder` must be a model and its pooling to read its layers, but {source.after_pooling[0]} follows "
-            "them, which is made for one layer. Make it without `center`."
+            "them, which is made for one layer. Make it without `center`, `embed_filter` and `normalize`."
         )
     anatomy = source.anatomy
     if not anatomy.num_blocks:
@@ -185,4 +188,5 @@ def layer_reader(
         source.truncate_dim,
         device=source.device,
         unmasked=source.device.type == "cuda",
+        counting=source.counting,
     )

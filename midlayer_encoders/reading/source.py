@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from midlayer_encoders._types import EncoderSpec, Norm, Pooling
 from midlayer_encoders.models.anatomy import Anatomy
+from midlayer_encoders.recipes import Counting
 
 __all__ = ["LayerSource"]
 
@@ -56,6 +57,10 @@ class LayerSource(Protocol):
     @property
     def default_prompt(self) -> str:
         """What is put before a text when no prompt is named."""
+
+    @property
+    def counting(self) -> Counting:
+        """Which tokens count in the pooling."""
 
     @property
     def after_pooling(self) -> list[str]:

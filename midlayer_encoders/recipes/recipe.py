@@ -1,0 +1,145 @@
+"""``Recipe``: how a text is put to a model and what becomes of its states; the named recipes, with their sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
+from midlayer_encoders.errors import OptionError, check_choice, check_count, check_flag, check_text, did_you_mean
+from midlayer_encoders.recipes.template import check_template
+
+__all__ = ["PLAIN", "RECIPES", "Recipe", "Template", "recipe_of", "recipes_of"]
+
+Template: TypeAlias = str | Mapping[str, str]
+"""``'Before {text} after'``, or one for each of ``"query"``, ``"document"`` and ``"text"`` (whatever is neither)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a text becomes a vector, before and after the model.
+
+    Attributes:
+        name: in frames, on pages and in commands.
+        template: what stands around the text, with ``{text}`` in its place, once or (the text is then repeated) twice.
+        layer: or layers; ``None`` leaves that to whoever uses the recipe.
+        norm: ``None`` likewise.
+        pooling: ``None`` likewise; under a template that ends in a question it is ``"last"``.
+        skip_first: tokens at the beginning that no mean counts: causal models put outsized states there.
+        template_tokens: whether a mean counts the tokens of the template too. Of a text that stands there twice, the
+            second copy is pooled when it does not.
+        center: subtract the mean vector of texts like those to come.
+        whiten: after that, scale every direction by its spread over those texts, shrunk toward equal scales.
+        embed_filter: keep the middle singular directions of the model's output embeddings alone.
+        normalize: scale every vector to length 1.
+        source: where the recipe is from.
+    """
+
+    name: str
+    template: Template | None = None
+    layer: Layer | tuple[Layer, ...] | None = None
+    norm: Norm | None = None
+    pooling: Pooling | None = None
+    skip_first: int = 0
+    template_tokens: bool = True
+    center: bool = False
+    whiten: bool = False
+    embed_filter: bool = False
+    normalize: bool = False
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        check_text("name", self.name)
+        if self.template is not None:
+            check_template("template", self.template)
+        if self.norm is not None:
+            check_choice("norm", self.norm, NORMS)
+        if self.pooling is not None:
+            check_choice("pooling", self.pooling, POOLINGS)
+        check_count("skip_first", self.skip_first, least=0)
+        for name in ("template_tokens", "center", "whiten", "embed_filter", "normalize"):
+            check_flag(name, getattr(self, name))
+        if self.whiten and not self.center:
+            raise OptionError("`whiten` must be False without `center`: directions are scaled around the mean.")
+
+    def changed(self) -> dict[str, Any]:
+        """Return what differs from the plain text, by name."""
+        aside = ("name", "source")
+        return {
+            one.name: getattr(self, one.name)
+            for one in fields(self)
+            if one.name not in aside and getattr(self, one.name) != one.default
+        }
+
+
+PLAIN = "plain"
+
+_ALL = (
+    Recipe(name=PLAIN, source="the text itself, with the encoder's own pooling"),
+    Recipe(
+        name="one-word",
+        template='This sentence : "{text}" means in one word:"',
+        pooling="last",
+        source="PromptEOL: Jiang et al., 'Scaling Sentence Embeddings with Large Language Models', 2023",
+    ),
+    Recipe(
+        name="summarize",
+        template='Summarize the sentence "{text}" in one word:"',
+        pooling="last",
+        source="after MetaEOL: Lei et al., 'Meta-Task Prompting Elicits Embeddings from LLMs', 2024",
+    ),
+    Recipe(
+        name="echo",
+        template='Rewrite the sentence "{text}". The rewritten sentence: "{text}"',
+        pooling="mean",
+        template_tokens=False,
+        source="Springer et al., 'Repetition Improves Language Model Embeddings', 2024",
+    ),
+    Recipe(
+        name="instruction",
+        template={
+            "text": "Instruct: Retrieve semantically similar text.\nQuery: {text}",
+            "query": "Instruct: Given a search query, retrieve relevant passages that answer the query.\nQuery: {text}",
+            "document": "{text}",
+        },
+        pooling="last",
+        source="Wang et al., 'Improving Text Embeddings with Large Language Models', 2024; for models tuned that way",
+    ),
+)
+RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
+"""The named recipes.
+
+Token prepending (Fu et al., 2024) is not among them: it changes the states between blocks, which no plain folder does.
+"""
+
+
+def recipe_of(argument: str, value: Any) -> Recipe:
+    """Return a recipe as it is, or the one of this name.
+
+    Example:
+        >>> recipe_of("recipe", "one-word").pooling
+        'last'
+    """
+    if isinstance(value, Recipe):
+        return value
+    if not isinstance(value, str) or value not in RECIPES:
+        near = did_you_mean(value, RECIPES) if isinstance(value, str) else ""
+        raise OptionError(
+            f"`{argument}` must be a Recipe or one of {', '.join(map(repr, RECIPES))}, but got {value!r}.{near}"
+        )
+    return RECIPES[value]
+
+
+def recipes_of(argument: str, values: Any) -> list[Recipe]:
+    """Return several recipes, from their names, ``"all"``, or as they are; no two of one name."""
+    if values == "all":
+        return list(_ALL)
+    given: Sequence[Any] = [values] if isinstance(values, str | Recipe) else list(values)
+    found = [recipe_of(argument, value) for value in given]
+    if not found:
+        raise OptionError(f"`{argument}` must name a recipe, but got none. Write {argument}=['plain', 'one-word'].")
+    names = [recipe.name for recipe in found]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise OptionError(f"`{argument}` must be recipes of different names, but got {min(twice)!r} twice.")
+    return found

@@ -1,0 +1,153 @@
+"""A template inside tokenizers of every make: where its tokens stand, what truncation leaves, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.recipes import Frame, Placed, check_template, frames_of, with_frame
+from tests.tiny_folders import tokenizer as characters
+
+CORPUS = ['this sentence : "a cat sat" means in one word:"', "Query: the cat {text} }{ sat on the mat", "a the"] * 9
+ASK = 'this sentence : "{text}" means in one word:"'
+NAMES = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "[BOS]", "eos_token": "[EOS]"}
+
+
+def trained(model: Any, trainer: Any, pre: Any, **parts: Any) -> Tokenizer:
+    made = Tokenizer(model)
+    made.pre_tokenizer = pre
+    for name, part in parts.items():
+        setattr(made, name, part)
+    made.train_from_iterator(CORPUS, trainer)
+    return made
+
+
+def byte_level(post: Any = None) -> PreTrainedTokenizerFast:
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=list(NAMES.values()), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    made = trained(
+        models.BPE(), trainer, pre_tokenizers.ByteLevel(add_prefix_space=False), decoder=decoders.ByteLevel()
+    )
+    if post is not None:
+        made.post_processor = post
+    return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=64, **NAMES)
+
+
+def wordpiece() -> PreTrainedTokenizerFast:
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=list(NAMES.values()), show_progress=False)
+    made = trained(
+        models.WordPiece(unk_token="[UNK]"), trainer, pre_tokenizers.BertPreTokenizer(),
+        normalizer=normalizers.BertNormalizer(),
+    )  # fmt: skip
+    made.post_processor = processors.BertProcessing(("[EOS]", 3), ("[BOS]", 2))
+    return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=64, **NAMES)
+
+
+def metaspace() -> PreTrainedTokenizerFast:
+    trainer = trainers.UnigramTrainer(
+        vocab_size=200, special_tokens=list(NAMES.values()), unk_token="[UNK]", show_progress=False
+    )
+    made = trained(models.Unigram(), trainer, pre_tokenizers.Metaspace(), decoder=decoders.Metaspace())
+    made.post_processor = processors.TemplateProcessing(single="[BOS] $A", special_tokens=[("[BOS]", 2)])
+    return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=64, **NAMES)
+
+
+def with_bos() -> Any:
+    """Return a tokenizer whose class writes its post-processor anew from `add_bos_token` when it is loaded."""
+    plain = byte_level()
+    return LlamaTokenizerFast(
+        vocab=plain.get_vocab(), merges=[], model_max_length=64, add_bos_token=True, add_eos_token=True, **NAMES
+    )
+
+
+TOKENIZERS = {
+    "characters": characters,
+    "byte level": byte_level,
+    "byte level, Roberta's ends": lambda: byte_level(processors.RobertaProcessing(("[EOS]", 3), ("[BOS]", 2))),
+    "WordPiece, BERT's ends": wordpiece,
+    "Metaspace, one token before": metaspace,
+    "Llama, both ends by its class": with_bos,
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_special_tokens_stay_at_the_ends_and_the_template_around_the_text(name: str, tmp_path: Path) -> None:
+    plain = TOKENIZERS[name]()
+    framed, placed = with_frame(plain, frames_of(ASK)["text"], model="m")
+    bare = plain("a cat sat", add_special_tokens=False)["input_ids"]
+    whole = plain("a cat sat")["input_ids"]
+    at = whole.index(bare[0]) if bare[0] not in (2, 3) else 0
+    opening, closing = whole[:at], whole[at + len(bare) :]
+    found = framed("a cat sat")["input_ids"]
+    assert found[: len(opening)] == opening
+    assert found[len(found) - len(closing) :] == closing
+    assert found[placed.front : len(found) - placed.back] == bare
+    assert placed.added == len(found) - len(bare)
+    words = framed.decode(found[placed.front - 3 :], skip_special_tokens=True).replace(" ", "")
+    assert words.endswith('"acatsat"meansinoneword:"')
+    framed.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded("a cat sat")["input_ids"] == found
+    assert plain("a cat sat")["input_ids"] == whole  # the model's own is left alone
+    short = loaded("a cat sat on the mat " * 9, truncation=True, max_length=placed.added + 2)["input_ids"]
+    assert len(short) == placed.added + 2
+    assert short[: placed.front] == found[: placed.front]
+    assert short[len(short) - placed.back :] == found[len(found) - placed.back :]
+
+
+def test_text_in_a_byte_level_template_has_the_tokens_that_it_has_in_one_string() -> None:
+    plain = byte_level()
+    for template in ("Query: {text}", ASK, "{text} means in one word:"):
+        framed, _ = with_frame(plain, frames_of(template)["text"], model="m")
+        for text in ("the cat", "sat on the mat", "{text} }{"):
+            assert framed(text)["input_ids"] == plain(template.replace("{text}", text, 1))["input_ids"]
+
+
+def test_text_that_stands_twice_is_truncated_so_that_both_copies_fit() -> None:
+    framed, placed = with_frame(characters(), Frame("ab", "cd", "e"), model="m")
+    assert placed == Placed(front=2, between=2, back=1, copies=2)
+    found = framed("x" * 500, truncation=True)["input_ids"]
+    own, x = (64 - 5) // 2, characters()("x")["input_ids"][0]
+    assert len(found) == 5 + 2 * own <= 64
+    assert found[2 : 2 + own] == found[4 + own : 4 + 2 * own] == [x] * own
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("no place", r"`template` must hold \{text\} once, or twice to repeat the text, but got 'no place'"),
+        ("{text}{text}{text}", r"must hold \{text\} once, or twice"),
+        (7, r"`template` must be a string, but got 7"),
+        ({"query": "{text}", "passage": "{text}"}, r"must be for 'text', 'query', 'document', but has 'passage'"),
+        ({"query": "q {text}", "document": "d"}, r"`template\['document'\]` must hold \{text\}"),
+        ({"query": "q {text}?", "document": "d {text}"}, r"must end alike for queries, documents and other texts"),
+        ("half \ud83d {text}", r"holds half a character"),
+    ],
+)
+def test_a_template_that_is_none_is_refused(template: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        check_template("template", template)
+
+
+def test_what_the_tokenizer_cannot_hold_is_refused() -> None:
+    with pytest.raises(
+        OptionError, match=r"with it 70 tokens are not the text's, and m is to take 64. Write a shorter"
+    ):
+        with_frame(characters(), Frame("x" * 70), model="m")
+    with pytest.raises(OptionError, match=r"with it 63 tokens .* pass a larger `max_length`"):
+        with_frame(characters(), Frame("x" * 60, "y", "zz"), model="m")
+    with pytest.raises(OptionError, match="'雪' leaves unknown tokens only"):
+        with_frame(characters(), Frame("", None, "雪"), model="m")
+    silent = wordpiece()
+    silent.backend_tokenizer.normalizer = normalizers.Replace(":", "")
+    with pytest.raises(OptionError, match=r"the tokenizer of m knows, but '::' leaves no token"):
+        with_frame(silent, Frame("a", None, "::"), model="m")
+    with pytest.raises(OptionError, match="not one of the `tokenizers` library"):
+        with_frame(object(), Frame("a"), model="m")
