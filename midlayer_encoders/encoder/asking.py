@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
+from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from torch import Tensor, nn
 
+from midlayer_encoders._types import Pooling
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.recipes import Frame, Placed, frames_of, middle_directions, vector_map, with_frame
+from midlayer_encoders.recipes import Counting, Frame, Placed, frames_of, middle_directions, vector_map, with_frame
 
-__all__ = ["after_pooling", "ask", "asked", "prompts_of"]
+__all__ = ["after_pooling", "ask", "asked", "asked_copy", "pooling_module", "prompts_of"]
+
+_MODES = {"last": "lasttoken"}  # sentence-transformers' own name for it
+
+_Encoder = TypeVar("_Encoder", bound=Any)
 
 
 def ask(first: Any, options: EncoderOptions, name: str) -> Placed:
@@ -34,6 +41,36 @@ def ask(first: Any, options: EncoderOptions, name: str) -> Placed:
     else:
         first.processor.tokenizer = framed
     return placed
+
+
+def asked_copy(encoder: _Encoder, options: EncoderOptions) -> _Encoder:
+    """Return an encoder that shares another's model, with the tokenizer, prompts and pooling of its own options."""
+    made: _Encoder = _shallow(encoder)
+    first = _shallow(encoder[0])
+    if first.processor is not first.tokenizer:
+        first.processor = copy.copy(first.processor)
+    placed = ask(first, options, encoder.name)
+    made._modules = {"0": first, "1": pooling_module(first, options.pooling)}
+    made.counting = Counting(placed, options.skip_first, options.template_tokens is not False)
+    prompts, made.default_prompt_name = prompts_of(options)
+    made.prompts = {"query": "", "document": "", **(prompts or {})}
+    made.model_card_data = copy.copy(encoder.model_card_data)
+    made.model_card_data.register_model(made)
+    return made
+
+
+def _shallow(module: Any) -> Any:
+    """Return a module that has the same parts as another, and may be given others."""
+    made = copy.copy(module)
+    made._modules = dict(module._modules)
+    return made
+
+
+def pooling_module(first: Any, pooling: Pooling | None) -> nn.Module:
+    """Return sentence-transformers' own pooling of the states that the first module hands on."""
+    mode = pooling or "mean"
+    made: nn.Module = PoolingModule(first.get_embedding_dimension(), pooling_mode=_MODES.get(mode, mode))
+    return made
 
 
 def _in_tokenizer(options: EncoderOptions) -> Frame:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from sentence_transformers.util import get_device_name
 from torch import nn
 
 from midlayer_encoders._types import Layer, Medium, Pooling
-from midlayer_encoders.encoder.asking import ask
+from midlayer_encoders.encoder.asking import ask, pooling_module
 from midlayer_encoders.encoder.checks import check_padding, check_states
 from midlayer_encoders.encoder.inputs import (
     media_taken,
@@ -35,8 +34,6 @@ from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.recipes import Placed
 
 __all__ = ["Built", "build_from_files", "build_from_module", "probes"]
-
-_MODES = {"last": "lasttoken"}  # sentence-transformers' own name for it
 
 
 @dataclass(frozen=True)
@@ -70,8 +67,7 @@ class Built:
                     f"{pooling!r}. Pass `tower` to pool the states of one tower."
                 )
             return [self.first]
-        mode = pooling or "mean"
-        return [self.first, PoolingModule(self.first.get_embedding_dimension(), pooling_mode=_MODES.get(mode, mode))]
+        return [self.first, pooling_module(self.first, pooling)]
 
 
 def build_from_files(model: str, layer: Layer | Mapping[str, Layer], options: EncoderOptions) -> Built:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Unpack, cast
 
 import numpy as np
@@ -20,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from midlayer_encoders._types import EncoderSpec, Layer, Medium, Norm, Pooling
-from midlayer_encoders.encoder.asking import after_pooling, asked, prompts_of
+from midlayer_encoders.encoder.asking import after_pooling, asked, asked_copy, prompts_of
 from midlayer_encoders.encoder.batches_ahead import prepared, preparing
 from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, probes
 from midlayer_encoders.encoder.causal_mask import turn_mask_off
@@ -55,7 +56,7 @@ from midlayer_encoders.models.hub import BUILT_IN, built_in_model
 from midlayer_encoders.models.output_embeddings import output_embeddings
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.reading.turns import turn
-from midlayer_encoders.recipes import Counting
+from midlayer_encoders.recipes import Counting, Recipe, recipe_of
 from midlayer_encoders.selection import Selection, select
 from midlayer_encoders.selection.rules import check_rule
 
@@ -168,6 +169,28 @@ class LayerEncoder(MultimodalEncoder):
                 check_padding(self[0], *probes(self[0]))
         self.eval()
         self._follow_pooling(options)
+
+    def with_recipe(self, recipe: Recipe | str) -> LayerEncoder:
+        """Return an encoder that shares this one's model, and asks it by a recipe.
+
+        What a recipe does to pooled vectors (``center``, ``whiten``, ``embed_filter``) is made for one layer, and left
+        out here: pass the recipe to :class:`LayerEncoder` for it.
+
+        Args:
+            recipe: or its name. This encoder must have no template of its own.
+        """
+        found = recipe_of("recipe", recipe)
+        if self.options.template is not None or self.after_pooling or isinstance(self[0], MemoryModule):
+            raise OptionError(
+                f"`recipe` must be given to an encoder of files without a template, and without modules after its "
+                f"pooling, but {self.name} has one. Make it with layer=-1 alone."
+            )
+        bare = replace(found, layer=None, center=False, whiten=False, embed_filter=False, normalize=False)
+        options = make_options({**self.options.changed(), "recipe": bare})
+        made = asked_copy(self, options)
+        made.options, made.pooling = options, options.pooling or "mean"
+        options.check_for_media(made.media, made.name)
+        return made
 
     def _check_width(self, truncate_dim: int | None) -> None:
         with self.truncate_embeddings(None):

@@ -195,3 +195,18 @@ def test_output_embeddings_of_their_own_are_read_from_the_files(tmp_path: Path) 
 def test_a_model_without_output_embeddings_cannot_be_filtered(tiny_folder: Folder) -> None:
     with pytest.raises(OptionError, match=r"`embed_filter` must be False for .*: its output embeddings are not in"):
         LayerEncoder(tiny_folder("Llama"), 2, device="cpu", embed_filter=True)
+
+
+def test_encoders_that_share_a_model_each_ask_in_their_own_way(tied: str) -> None:
+    whole = LayerEncoder(tied, -1, device="cpu")
+    made = {name: whole.with_recipe(name) for name in ("plain", "one-word", "echo", "instruction")}
+    for name, encoder in made.items():
+        alone = LayerEncoder(tied, -1, device="cpu", recipe=name)
+        assert encoder.transformer is whole.transformer
+        np.testing.assert_array_equal(encoder.encode(TEXTS), alone.encode(TEXTS))
+        np.testing.assert_array_equal(encoder.encode_query(TEXTS), alone.encode_query(TEXTS))
+        assert encoder.spec == alone.spec
+        assert encoder.model_card_data.base_model_revision == alone.model_card_data.base_model_revision
+    np.testing.assert_array_equal(whole.encode(TEXTS), LayerEncoder(tied, -1, device="cpu").encode(TEXTS))
+    with pytest.raises(OptionError, match="must be given to an encoder of files without a template"):
+        made["echo"].with_recipe("one-word")
