@@ -28,7 +28,7 @@ from midlayer_encoders.errors import (
     shown,
     warn_deprecated,
 )
-from midlayer_encoders.recipes import RECIPES, SMALLEST_SAMPLE, Recipe, Template, check_template, recipe_of
+from midlayer_encoders.recipes import RECIPES, SMALLEST_SAMPLE, Recipe, Template, check_template, has_name, recipe_of
 
 if TYPE_CHECKING:
     import torch
@@ -159,7 +159,7 @@ class EncoderOptions:
             known = option_fields().get(name)
             if known is not None and name != "center" and getattr(self, name) == known.default:
                 object.__setattr__(self, name, value)
-        object.__setattr__(self, "recipe", recipe.name if RECIPES.get(recipe.name) == recipe else None)
+        object.__setattr__(self, "recipe", recipe.name if has_name(recipe) else None)
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, by name.
@@ -172,7 +172,7 @@ class EncoderOptions:
 
     def recreating(self) -> dict[str, Any]:
         """Return the options that change a vector and differ from their defaults, by name."""
-        known, of_recipe = option_fields(), RECIPES[self.recipe].changed() if self.recipe else {}
+        known, of_recipe = option_fields(), recipe_of("recipe", self.recipe).changed() if self.recipe else {}
         return {
             name: value
             for name, value in self.changed().items()

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Unpack, cast
 
 import numpy as np
@@ -185,8 +184,7 @@ class LayerEncoder(MultimodalEncoder):
                 f"`recipe` must be given to an encoder of files without a template, and without modules after its "
                 f"pooling, but {self.name} has one. Make it with layer=-1 alone."
             )
-        bare = replace(found, layer=None, center=False, whiten=False, embed_filter=False, normalize=False)
-        options = make_options({**self.options.changed(), "recipe": bare})
+        options = make_options({**self.options.changed(), "recipe": found.before_vectors()})
         made = asked_copy(self, options)
         made.options, made.pooling = options, options.pooling or "mean"
         options.check_for_media(made.media, made.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midlayer_encoders.recipes.counting import Counting
-from midlayer_encoders.recipes.recipe import PLAIN, RECIPES, Recipe, Template, recipe_of, recipes_of
+from midlayer_encoders.recipes.recipe import PLAIN, RECIPES, Recipe, Template, has_name, recipe_of, recipes_of
 from midlayer_encoders.recipes.template import KINDS, Frame, Placed, check_template, frames_of, with_frame
 from midlayer_encoders.recipes.vectors import SMALLEST_SAMPLE, middle_directions, vector_map
 
@@ -19,6 +19,7 @@ __all__ = [
     "Template",
     "check_template",
     "frames_of",
+    "has_name",
     "middle_directions",
     "recipe_of",
     "recipes_of",

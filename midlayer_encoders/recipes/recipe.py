@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
 from midlayer_encoders.errors import OptionError, check_choice, check_count, check_flag, check_text, did_you_mean
 from midlayer_encoders.recipes.template import check_template
 
-__all__ = ["PLAIN", "RECIPES", "Recipe", "Template", "recipe_of", "recipes_of"]
+__all__ = ["PLAIN", "RECIPES", "Recipe", "Template", "has_name", "recipe_of", "recipes_of"]
 
 Template: TypeAlias = str | Mapping[str, str]
 """``'Before {text} after'``, or one for each of ``"query"``, ``"document"`` and ``"text"`` (whatever is neither)."""
@@ -63,6 +63,18 @@ class Recipe:
         if self.whiten and not self.center:
             raise OptionError("`whiten` must be False without `center`: directions are scaled around the mean.")
 
+    @property
+    def changes_vectors(self) -> bool:
+        """Whether anything is done to pooled vectors."""
+        return self.center or self.embed_filter or self.normalize
+
+    def before_vectors(self) -> Recipe:
+        """Return this recipe without what it does to pooled vectors, and without its layer."""
+        words = [word for word in self.name.split("+") if word not in ("center", "whiten", "filter", "normalize")]
+        return replace(
+            self, name="+".join(words), layer=None, center=False, whiten=False, embed_filter=False, normalize=False
+        )
+
     def changed(self) -> dict[str, Any]:
         """Return what differs from the plain text, by name."""
         aside = ("name", "source")
@@ -114,21 +126,49 @@ Token prepending (Fu et al., 2024) is not among them: it changes the states betw
 """
 
 
+_ADDED: Mapping[str, Mapping[str, Any]] = {
+    "center": {"center": True},
+    "whiten": {"center": True, "whiten": True},
+    "filter": {"embed_filter": True},
+    "normalize": {"normalize": True},
+    "skip-first": {"skip_first": 1},
+    "mean": {"pooling": "mean"},
+    "last": {"pooling": "last"},
+}
+"""What may be added to the name of a recipe, after a plus sign."""
+
+
 def recipe_of(argument: str, value: Any) -> Recipe:
-    """Return a recipe as it is, or the one of this name.
+    """Return a recipe as it is, or the one of this name, to which ``+center`` and the like may be added.
 
     Example:
         >>> recipe_of("recipe", "one-word").pooling
         'last'
+        >>> recipe_of("recipe", "plain+skip-first+filter").changed()
+        {'skip_first': 1, 'embed_filter': True}
     """
     if isinstance(value, Recipe):
         return value
-    if not isinstance(value, str) or value not in RECIPES:
-        near = did_you_mean(value, RECIPES) if isinstance(value, str) else ""
+    name, *added = value.split("+") if isinstance(value, str) else ("",)
+    unknown = next((word for word in added if word not in _ADDED), None)
+    if name not in RECIPES or unknown is not None:
+        near = did_you_mean(name, RECIPES) if unknown is None else did_you_mean(unknown, _ADDED)
         raise OptionError(
-            f"`{argument}` must be a Recipe or one of {', '.join(map(repr, RECIPES))}, but got {value!r}.{near}"
+            f"`{argument}` must be a Recipe or one of {', '.join(map(repr, RECIPES))}, to which "
+            f"{', '.join('+' + word for word in _ADDED)} may be added, but got {value!r}.{near}"
         )
-    return RECIPES[value]
+    fields_of: dict[str, Any] = {}
+    for word in added:
+        fields_of |= _ADDED[word]
+    return replace(RECIPES[name], **fields_of, name=value) if added else RECIPES[name]
+
+
+def has_name(recipe: Recipe) -> bool:
+    """Return whether a recipe's name alone makes it."""
+    try:
+        return recipe_of("recipe", recipe.name) == recipe
+    except OptionError:
+        return False
 
 
 def recipes_of(argument: str, values: Any) -> list[Recipe]:

@@ -9,11 +9,13 @@ from pathlib import Path
 import polars as pl
 
 from midlayer_encoders.frame import Summary, check_frame, check_one_model, metric_series, summary
+from midlayer_encoders.report.charts import Chart
 from midlayer_encoders.report.metrics import broken_words, metrics_chart
 from midlayer_encoders.report.page import document, facts, large, section, soft, write_page
 from midlayer_encoders.report.page_figures import figure_html, strips_html, wide_html
+from midlayer_encoders.report.recipes import recipe_rows, recipe_words, recipes_map, recipes_panel
 from midlayer_encoders.report.scores import average_panel, losses_panel, tasks_chart
-from midlayer_encoders.report.tables import metric_tables, score_tables
+from midlayer_encoders.report.tables import metric_tables, plain_table, score_tables
 from midlayer_encoders.report.words import baseline_words, confirmed_words, tiles, verdict
 
 __all__ = ["report_html", "write_report"]
@@ -69,6 +71,7 @@ def report_html(
     notes: Sequence[str] = (),
     baselines: Mapping[str, float] | None = None,
     baseline_name: str = "TF-IDF",
+    recipes: Mapping[str, Summary] | None = None,
 ) -> str:
     """Return one self-contained page about one model: which layer is best, by how much, and how that was measured.
 
@@ -82,16 +85,19 @@ def report_html(
         notes: sentences to print below the verdict, such as tasks that failed.
         baselines: score of a baseline on each task, a fraction; shown even where it wins.
         baseline_name: what the baseline is called.
+        recipes: what each of several recipes scored; ``frame`` is then of the best one.
     """
     frame = check_frame(frame)
     model, revision = check_one_model(frame)
     found, metrics = summary(frame), metric_series(frame)
     known = {task: score for task, score in (baselines or {}).items() if task in {one.name for one in found.tasks}}
     parameters, seconds = parameters or {}, seconds or {}
-    lead = soft(f"{model} at revision {revision}") + large(verdict(found, metrics)) + tiles(found, parameters, seconds)
+    words = recipe_words(recipes) if recipes else verdict(found, metrics)
+    lead = soft(f"{model} at revision {revision}") + large(words) + tiles(found, parameters, seconds)
     numbers = score_tables(found, parameters=parameters, seconds=seconds, baselines=known, baseline_name=baseline_name)
     sections = [
-        section("Use this layer", _export(export or {})),
+        section("Use this recipe and layer" if recipes else "Use this layer", _export(export or {})),
+        section("Recipes and layers", _recipes(recipes, known, baseline_name) if recipes else ""),
         *_score_sections(found, known, baseline_name),
         section("Metrics by depth", _metrics(frame, found) if metrics else ""),
         section("Confirmed by mteb", _confirmed(frame)),
@@ -99,6 +105,21 @@ def report_html(
         section("How it was measured", facts({"Model": model, "Revision": revision, **how})),
     ]
     return document(title, lead, sections, notes=[*baseline_words(found, known, baseline_name), *found.remarks, *notes])
+
+
+def _recipes(found: Mapping[str, Summary], baselines: Mapping[str, float], baseline_name: str) -> str:
+    words = "Each recipe by layer, in points (score × 100). All else on this page is about the best recipe."
+    table = soft("Each recipe at its best layer.") + plain_table(
+        recipe_rows(found, baselines, baseline_name), label="Recipes at their best layers"
+    )
+    below = "How many points each layer of each recipe is below the best of all; the best layer of each is outlined."
+    return (
+        figure_html(Chart((recipes_panel(found),)))
+        + soft(words)
+        + table
+        + soft(below)
+        + strips_html(recipes_map(found))
+    )
 
 
 def _score_sections(found: Summary, baselines: Mapping[str, float], baseline_name: str) -> list[str]:

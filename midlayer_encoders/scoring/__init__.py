@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from midlayer_encoders.scoring.together import Read, layer_scores, memory_budget
+from midlayer_encoders.scoring.together import Read, all_alike, layer_scores, memory_budget
 
-__all__ = ["Read", "layer_scores", "memory_budget"]
+__all__ = ["Read", "all_alike", "layer_scores", "memory_budget"]

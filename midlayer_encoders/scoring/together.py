@@ -15,7 +15,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from midlayer_encoders.scoring.recording import Question
 
-__all__ = ["Read", "layer_scores", "memory_budget"]
+__all__ = ["Read", "all_alike", "layer_scores", "memory_budget"]
+
+_ROUNDING = 1e-6  # of the largest number: what the same input in another batch may differ by
 
 Read = Callable[[int, Sequence[str]], npt.NDArray[np.float32]]
 """Returns the vectors ``(N, D)`` of keys at a layer."""
@@ -63,12 +65,25 @@ def layer_scores(
             if number + 1 < len(parts):  # read while these are scored
                 coming = ahead.submit(_read, read, keys, parts[number + 1], {})
             vectors = torch.from_numpy(rows).to(device)
-            finite = vectors.isfinite().flatten(1).all(dim=1)
+            finite = vectors.isfinite().flatten(1).all(dim=1) & ~all_alike(vectors, keys)
             scores = _scores(question, torch.where(finite[:, None, None], vectors, 0))
             scores = torch.where(finite, scores, torch.nan)
             found |= dict(zip(part, scores.tolist(), strict=True))
             done(len(part))
     return found
+
+
+def all_alike(vectors: Tensor, keys: Sequence[str]) -> Tensor:
+    """Return for each layer whether different rows all have one vector, as the last token of a template at layer 0.
+
+    Args:
+        vectors: shape ``(L, N, D)``.
+        keys: of the N rows; rows of one key are the same.
+    """
+    if len(set(keys)) < 2:
+        return torch.zeros(len(vectors), dtype=torch.bool, device=vectors.device)
+    spread = (vectors.amax(dim=1) - vectors.amin(dim=1)).amax(dim=1)
+    return spread <= _ROUNDING * vectors.abs().amax(dim=(1, 2))
 
 
 def _scores(question: Question, vectors: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ def test_a_small_budget_scores_layer_by_layer_and_alike(monkeypatch: pytest.Monk
     assert counts == [1, 1, 1]
 
 
-def test_layers_whose_vectors_are_alike_or_not_finite_have_no_score_or_mteb_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_whose_vectors_are_alike_or_not_finite_have_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.scoring import made
 
     plain = made.vectors
@@ -108,13 +108,9 @@ def test_layers_whose_vectors_are_alike_or_not_finite_have_no_score_or_mteb_s(mo
     monkeypatch.setattr(made, "vectors", odd)
     for make, whole in before.items():
         task = make()
-        found, expected = together(task, dtype=np.float64), by_mteb(task, dtype=np.float64)
+        found = together(task, dtype=np.float64)
         assert (found[0], found[2]) == pytest.approx((whole[0], whole[2]), abs=1e-9)
-        if make is classification:  # which of the equally likely classes is said is a matter of rounding
-            assert 0 <= found[1] < 0.5
-        else:
-            assert found[1] == pytest.approx(expected[1], abs=1e-6, nan_ok=True)
-    assert np.isnan(together(sts())[1])
+        assert np.isnan(found[1])  # mteb would report chance, or ties
     monkeypatch.setattr(made, "vectors", lambda texts, layer: plain(texts, layer) * (np.nan if layer == 1 else 1))
     for make, whole in before.items():
         found = together(make(), dtype=np.float64)
