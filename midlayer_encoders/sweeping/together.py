@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -52,55 +52,59 @@ class Together:
         embedder: embeds what the store lacks.
         folder: where scores are kept.
         stage: counts layers.
-        rank: number of this process; it scores every ``world``-th layer.
-        world: number of processes.
-        barrier: waits for the others.
+        planning: counts tasks of which it is known what mteb asks.
     """
 
     embedder: Embedder
     folder: Path
     stage: Stage
-    rank: int = 0
-    world: int = 1
-    barrier: Callable[[], None] = lambda: None
+    planning: Stage = field(default_factory=lambda: Stage(None, "planning"))
 
     def scores(self, jobs: Sequence[Job]) -> list[Score]:
         """Return the score of each job, all of one task; an error is raised."""
         start = time.perf_counter()
-        with isolated_random(), quiet_mteb():
-            task = jobs[0].task.make()
-        header = _header(task, jobs[0])
-        kept = self._kept(task, header)
-        self.barrier()
+        group = self.embedder.group
+        known = group.share(partial(self._known, jobs[0]))
+        header, kept = known[group.rank][0], dict(item for _, scores in known for item in scores.items())
         lacking = [job for job in jobs if _identity(job) not in kept]
         self.stage.step(len(jobs) - len(lacking))
         if lacking:
-            self._fill(task, jobs, lacking, header, kept)
-            self.barrier()
-            self.stage.step(len(lacking) - len(lacking[self.rank :: self.world]))
-            kept = self._kept(task, header)
-        seconds = (time.perf_counter() - start) / len(jobs)
-        name = str(task.metadata.main_score)
+            for found in group.share(partial(self._fill, jobs[0], lacking, header, kept)):
+                kept |= found
+            self.stage.step(len(lacking) - len(group.part(lacking)))
+        else:
+            self.planning.step()
+        seconds, name = (time.perf_counter() - start) / len(jobs), str(header["main_score"])
         return [Score(job.task.name, job.layer, name, kept[_identity(job)], seconds, together=True) for job in jobs]
 
+    def _known(self, job: Job) -> tuple[dict[str, Any], dict[str, float]]:
+        """Return what the task's scores depend on, and those that any process kept of the task as it is now."""
+        header = _header(_task(job), job)
+        found: dict[str, float] = {}
+        for path in sorted(self.folder.glob(f"{header['task']}.*.json")):
+            found |= read_kept(path, partial(_read, header=header)) or {}
+        return header, found
+
     def _fill(
-        self, task: AbsTask, jobs: Sequence[Job], lacking: Sequence[Job], header: Any, kept: Mapping[str, float]
-    ) -> None:
-        """Score this process's part of what is lacking, and keep it."""
-        asked = self._asked(jobs[0])
-        mine = {job.layer: job for job in lacking[self.rank :: self.world]}
+        self, first: Job, lacking: Sequence[Job], header: Mapping[str, Any], kept: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Score this process's part of what is lacking, keep it, and return it."""
+        asked, group = self._asked(first), self.embedder.group  # a process without a part embeds its share all the same
+        self.planning.step()
+        mine = {job.layer: job for job in group.part(lacking)}
         if not mine:
-            return
+            return {}
         try:
-            found = self._scored(task, asked, list(mine))
+            scores = self._scored(_task(first), asked, list(mine))
         except TextNotStoredError:  # its shard was damaged or pruned since it was asked for
-            if self.world > 1:
+            if group.world > 1:
                 raise
-            found = self._scored(task, self._asked(jobs[0]), list(mine))
-        new = {_identity(mine[layer]): None if math.isnan(value) else value for layer, value in found.items()}
-        old = {name: None if math.isnan(value) else value for name, value in kept.items()}
-        content = json.dumps({"of": header, "scores": {**old, **new}}, indent=1)
-        write_file(self._path(task, self.rank), content.encode())
+            scores = self._scored(_task(first), self._asked(first), list(mine))
+        found = {_identity(mine[layer]): value for layer, value in scores.items()}
+        written = {name: None if math.isnan(value) else value for name, value in {**kept, **found}.items()}
+        content = json.dumps({"of": header, "scores": written}, indent=1)
+        write_file(self.folder / f"{header['task']}.{group.rank}.json", content.encode())
+        return found
 
     def _asked(self, job: Job) -> list[Recorded]:
         """Return what mteb asks on the task; every text of it is then in the store."""
@@ -127,15 +131,10 @@ class Together:
             found[layer] = float(TaskResult.from_task_results(task, scores, evaluation_time=0).get_score())
         return found
 
-    def _path(self, task: AbsTask, rank: int | str) -> Path:
-        return self.folder / f"{task.metadata.name}.{rank}.json"
 
-    def _kept(self, task: AbsTask, header: Any) -> dict[str, float]:
-        """Return the scores that any process kept of the task as it is now."""
-        found: dict[str, float] = {}
-        for path in sorted(self.folder.glob(self._path(task, "*").name)):
-            found |= read_kept(path, partial(_read, header=header)) or {}
-        return found
+def _task(job: Job) -> AbsTask:
+    with isolated_random(), quiet_mteb():
+        return job.task.make()
 
 
 def _identity(job: Job) -> str:
