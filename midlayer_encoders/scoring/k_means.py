@@ -104,9 +104,10 @@ class _Run:
 
     def _candidates(self, closest: Tensor, uniform: npt.NDArray[np.float64]) -> Tensor:
         """Return rows drawn by their distance to the nearest center, ``(L, R, T)``."""
-        # Added one after the other in float32, as scikit-learn does: a sum in another order would draw other rows.
-        sums = np.cumsum(closest.flatten(0, 1).cpu().numpy(), axis=1)
-        totals = closest.flatten(0, 1).sum(dim=1).cpu().numpy()
+        # Added one after the other in float32, as scikit-learn does, and all on the host: a sum in another order may
+        # draw another row, and then a whole draw ends elsewhere.
+        rows = closest.flatten(0, 1).cpu().numpy()
+        sums, totals = np.cumsum(rows, axis=1), rows @ np.ones(rows.shape[1], dtype=rows.dtype)
         drawn = [np.searchsorted(row, uniform * total) for row, total in zip(sums, totals, strict=True)]
         places = np.minimum(np.stack(drawn), sums.shape[1] - 1)
         return torch.from_numpy(places).to(closest.device).view(*self.shape, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -109,6 +110,8 @@ def launch(devices: int, num_nodes: int, *, cpu: bool) -> Group:
 
     # Only small objects travel between processes, so gloo serves GPUs too.
     strategy = DDPStrategy(process_group_backend="gloo", timeout=_PATIENCE)
+    told, level = logging.getLogger("lightning.fabric"), logging.getLogger("lightning.fabric").level
+    told.setLevel(logging.WARNING)  # each process would say that it was started
     try:
         fabric = Fabric(
             accelerator="cpu" if cpu else "auto", devices=devices, num_nodes=num_nodes, strategy=strategy
@@ -119,6 +122,8 @@ def launch(devices: int, num_nodes: int, *, cpu: bool) -> Group:
             f"`devices` must be the number of processes on a machine, and `num_nodes` that of machines, as torchrun or "
             f"SLURM started them, but got {devices} and {num_nodes}: {error}"
         ) from error
+    finally:
+        told.setLevel(level)
     return Group(fabric.global_rank, fabric.world_size, fabric.device)
 
 
