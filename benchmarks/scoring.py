@@ -3,7 +3,8 @@
 ``python -m benchmarks.scoring --model SmolLM2-135M --tasks builtin`` and ``--model all-MiniLM-L6-v2 --tasks real`` (which needs
 the tasks at ``MIDLAYER_DATA/tasks``; ``--rows`` samples their files at equal steps). Each run replaces its section of
 ``benchmarks/results/scoring.md``. Vectors are embedded first and not timed; both ways then run in the same process, one after
-the other, mteb's in ``--workers`` processes.
+the other, mteb's in ``--workers`` processes. ``--mteb-layers`` has mteb score some layers only, and its time taken for all of them. On a
+machine that others use, compare seconds of the processor: ``OMP_NUM_THREADS=1 python -m benchmarks.scoring … --workers 1``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import re
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,6 +25,7 @@ import torch
 from benchmarks.real_tasks import DATA, shortened
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.models.hub import built_in_model
+from midlayer_encoders.scoring import recording, support  # noqa: F401  (imported before anything is timed)
 from midlayer_encoders.sweeping import SweepResult
 
 RESULTS = Path(__file__).parent / "results" / "scoring.md"
@@ -49,15 +52,18 @@ class Clock:
     """A progress callback that knows how long each stage took."""
 
     def __init__(self) -> None:
-        self.first: dict[str, float] = {}
-        self.last: dict[str, float] = {}
+        self.first: dict[str, tuple[float, float]] = {}
+        self.last: dict[str, tuple[float, float]] = {}
 
     def __call__(self, stage: str, *_: int) -> None:
-        self.first.setdefault(stage, time.perf_counter())
-        self.last[stage] = time.perf_counter()
+        now = time.perf_counter(), time.process_time()
+        self.first.setdefault(stage, now)
+        self.last[stage] = now
 
-    def seconds(self, stage: str) -> float:
-        return self.last.get(stage, 0.0) - self.first.get(stage, 0.0)
+    def seconds(self, stage: str, *, cpu: bool = False) -> float:
+        if stage not in self.first:
+            return 0.0
+        return self.last[stage][cpu] - self.first[stage][cpu]
 
 
 def timed(
@@ -98,6 +104,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--only", nargs="*", default=None, help="names of some of the real tasks")
     parser.add_argument("--layers", default="all")
+    parser.add_argument("--mteb-layers", default=None)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=joblib.cpu_count())
     parser.add_argument("--store", type=Path, default=Path("runs/scoring"))
@@ -110,18 +117,25 @@ def main() -> None:
             tasks = [path for path in tasks if path.name in given.only]
         assert given.tasks == "builtin" or DATA.is_dir()
         store = given.store / given.model
-        timed(encoder, tasks, store, given.workers, "together", layers)  # embeds, and imports what both ways need
         together, ours = timed(encoder, tasks, store, given.workers, "together", layers)
-        by_mteb, theirs = timed(encoder, tasks, store, given.workers, "mteb", layers)
-    seconds, confirming, slow = ours.seconds("scoring"), ours.seconds("confirming"), theirs.seconds("scoring")
+        if "embedding" in ours.first:  # that was not scoring alone
+            together, ours = timed(encoder, tasks, store, given.workers, "together", layers)
+        some = layers if given.mteb_layers is None else [int(layer) for layer in given.mteb_layers.split(",")]
+        by_mteb, theirs = timed(encoder, tasks, store, given.workers, "mteb", some)
+    seconds, confirming = ours.seconds("scoring"), ours.seconds("confirming")
+    part = by_mteb.frame["layer"].n_unique() / together.frame["layer"].n_unique()
+    slow = theirs.seconds("scoring") / part
+    processor = [ours.seconds("scoring", cpu=True), theirs.seconds("scoring", cpu=True) / part]
     rows = f", about {given.rows} rows of each file" if given.rows < 100_000 and given.tasks == "real" else ""
     which = f"{given.tasks} tasks" if not given.only else ", ".join(given.only)
     title = f"## {given.model}, {which}{rows}, {given.device}"
     where = torch.cuda.get_device_name() if given.device.startswith("cuda") else f"{joblib.cpu_count()} cores"
     lines = [
-        title, "", f"`python -m benchmarks.scoring --model {given.model} --tasks {given.tasks} --rows {given.rows}`, {where}:", "",
+        title, "", f"`python -m benchmarks.scoring {' '.join(sys.argv[1:])}`, {where}, {torch.get_num_threads()} threads:", "",
         f"together {seconds:.1f} s; mteb {slow:.1f} s with {given.workers} workers: **{slow / seconds:.1f} times** as long; "
-        f"confirmation by mteb {confirming:.1f} s more.", "",
+        f"confirmation by mteb {confirming:.1f} s more."
+        + (f" Seconds of the processor: {processor[0]:.1f} and {processor[1]:.1f}, **{processor[1] / processor[0]:.1f} times**." if given.workers == 1 else "")
+        + (f" mteb's times are those of the layers {given.mteb_layers}, taken for all of them." if part < 1 else ""), "",
         *table(compared(together, by_mteb)), "",
     ]  # fmt: skip
     print("\n".join(lines))

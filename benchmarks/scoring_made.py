@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.scoring_made TASKS [--device cuda] [--check 2]``. The vectors are made, one random projection of the words of a
 text for each layer with a common offset, so that no model is needed; they are read from memory, so that no disk is timed.
-``--check`` also scores some layers on the CPU, ``--mteb`` by mteb's own evaluators, and the largest differences are printed.
+``--check`` also scores some layers on the CPU, ``--mteb`` by mteb's own evaluators, and the largest differences are printed. On a CPU that
+others use, ``OMP_NUM_THREADS=1 … --workers 1`` gives seconds of the processor, which load changes least.
 """
 
 from __future__ import annotations
@@ -67,14 +68,15 @@ def by_mteb(source: Any, places: dict[str, int], rows: Any) -> float:
     return float(result[0].get_score())
 
 
-def print_against_mteb(sources: Any, kept: Any, layers: list[int]) -> None:
-    start = time.perf_counter()
+def print_against_mteb(sources: Any, kept: Any, layers: list[int], workers: int) -> None:
+    start, processor = time.perf_counter(), time.process_time()
     jobs = [(source, source.name.rpartition("-")[0], layer) for source in sources for layer in layers]
-    with joblib.parallel_config(backend="loky", n_jobs=min(joblib.cpu_count(), len(jobs)), inner_max_num_threads=1):
-        scores = joblib.Parallel()(
+    with joblib.parallel_config(backend="loky", n_jobs=min(workers, len(jobs)), inner_max_num_threads=1):
+        scores = joblib.Parallel(n_jobs=1 if workers == 1 else None)(
             joblib.delayed(by_mteb)(source, kept[name][0], kept[name][1][layer]) for source, name, layer in jobs
         )
-    print(f"\nmteb, {len(layers)} layers in worker processes: {time.perf_counter() - start:.1f} s\n")
+    took = f"{time.perf_counter() - start:.1f} s, {time.process_time() - processor:.1f} s of this process's processor"
+    print(f"\nmteb, {len(layers)} layers in {workers} processes: {took}\n")
     print("| task | largest difference to mteb, points | mean of its size | mteb's scores |\n|---|---|---|---|")
     for source in sources:
         name = source.name.rpartition("-")[0]
@@ -96,8 +98,9 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=1024)
     parser.add_argument("--check", type=int, default=0)
     parser.add_argument("--mteb", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=joblib.cpu_count())
     given = parser.parse_args()
-    device, total = torch.device(given.device), 0.0
+    device, total, processor = torch.device(given.device), 0.0, 0.0
     builtin = given.tasks == "builtin"
     sources = task_sources("builtin" if builtin else sorted(x for x in Path(given.tasks).iterdir() if x.is_dir()))
     from midlayer_encoders.scoring.recording import record
@@ -108,18 +111,20 @@ def main() -> None:
     kept: dict[str, tuple[dict[str, int], Any, dict[int, float]]] = {}
     print("| task | rows | recording, s | scoring, s | largest difference to the CPU, points |\n|---|---|---|---|---|")
     for source in sources:
-        start = time.perf_counter()
+        start, before = time.perf_counter(), time.process_time()
         with isolated_random():
             asked = record(source.make(), keys)[0]
         recording = time.perf_counter() - start
+        processor += time.process_time() - before
         vectors = made(asked.keys, given.layers, given.dim, device)
         layers = list(range(given.layers))
         if device.type == "cuda":
             torch.cuda.synchronize()
-        start = time.perf_counter()
+        start, before = time.perf_counter(), time.process_time()
         found = layer_scores(asked.question, asked.keys, layers, lambda layer, _, of=vectors: of[layer], device=device)
         seconds = time.perf_counter() - start
         total += seconds + recording
+        processor += time.process_time() - before
         cpu = layer_scores(
             asked.question, asked.keys, layers[:: max(given.layers // given.check, 1)][: given.check],
             lambda layer, _, of=vectors: of[layer], device=torch.device("cpu"),
@@ -129,9 +134,9 @@ def main() -> None:
         kept[name] = {key: row for row, key in enumerate(asked.keys)}, vectors, found
         print(f"| {name} | {len(asked.keys)} | {recording:.2f} | {seconds:.2f} | {apart:.5f} |", flush=True)
     peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0
-    print(f"\nIn all {total:.1f} s; peak device memory {peak:.1f} GiB.", flush=True)
+    print(f"\nIn all {total:.1f} s, {processor:.1f} s of the processor; peak device memory {peak:.1f} GiB.", flush=True)
     if given.mteb:
-        print_against_mteb(sources, kept, list(range(0, given.layers, -(-given.layers // given.mteb))))
+        print_against_mteb(sources, kept, list(range(0, given.layers, -(-given.layers // given.mteb))), given.workers)
 
 
 if __name__ == "__main__":

@@ -123,6 +123,10 @@ def measure_layers(
     prompt = source.default_prompt if medium_of(texts[0], source.media) == "text" else ""
     reader = layer_reader(source, layers=layers, norm=norm, prompt=prompt)
     made = make_for_views(metrics, reader.layers, views if isinstance(views, int) else len(views))
+    for (
+        metric
+    ) in made.values():  # this process has all texts: nothing is gathered from others that measure too, or wait
+        metric.distributed_available_fn = _alone
     wanted = num_views(made)
     passes: Iterable[Sequence[Any]]
     passes = _passes(source, texts, wanted, seed) if isinstance(views, int) else (texts, *views[:wanted])
@@ -147,6 +151,10 @@ def measure_layers(
         for name, values in found.items()
         for row in tidy_rows(values, spec, kind="metric", dataset=dataset, name=name)
     )
+
+
+def _alone() -> bool:
+    return False
 
 
 def _checked_views(views: Any, count: int) -> int | list[list[Any]]:

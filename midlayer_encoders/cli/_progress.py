@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ import typer
 
 from midlayer_encoders._types import Progress
 
-__all__ = ["long_running", "shown", "waiting"]
+__all__ = ["first_process", "long_running", "shown", "silence", "waiting"]
 
 Kind = Literal["bars", "lines", "json", "quiet"]
 BEAT = 30.0  # seconds between two lines of one stage
@@ -63,6 +64,18 @@ def long_running(command: _Command) -> _Command:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run  # type: ignore[return-value]
+
+
+def first_process() -> bool:
+    """Return whether this is the first of the processes that torchrun, SLURM or Fabric started for one command."""
+    known = next((name for name in ("RANK", "SLURM_PROCID") if name in os.environ), None)
+    return all(os.environ.get(name, "0") == "0" for name in ([known] if known else ["NODE_RANK", "LOCAL_RANK"]))
+
+
+def silence() -> None:
+    """Show no progress until the command ends: another process of it does."""
+    global _asked
+    _asked = "quiet"
 
 
 @contextmanager

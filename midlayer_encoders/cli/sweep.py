@@ -23,7 +23,7 @@ from midlayer_encoders.cli._app import (
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running, shown
+from midlayer_encoders.cli._progress import first_process, long_running, shown, silence, waiting
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # Those of the paper's metrics that compare no views of a text.
 _ONE_PASS = "prompt_entropy,dataset_entropy,effective_rank,curvature"
 _TITLES = {
+    "planning": "tasks planned",
     "embedding": "texts embedded",
     "scoring": "layers scored",
     "confirming": "layers confirmed by mteb",
@@ -62,7 +63,7 @@ def sweep(
     workers: Annotated[
         int | None, typer.Option(help="Processes that score layers by mteb; all cores by default.")
     ] = None,
-    devices: Annotated[int, typer.Option(help="Processes on this machine that share the embedding.")] = 1,
+    devices: Annotated[int, typer.Option(help="Processes on each machine that share the sweep.")] = 1,
     num_nodes: Annotated[int, typer.Option(help="Machines that share it (torchrun or SLURM start them).")] = 1,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the blocks: pays for many texts only.")] = False,
     options: EncoderOptions,
@@ -74,17 +75,27 @@ def sweep(
     from midlayer_encoders.tasks import task_sources
 
     check_choice("--scoring", scoring, ("together", "mteb"))  # a wrong word is refused before the model is loaded
-    task_sources(tasks.split(","))  # likewise
-    if out is not None and out.is_dir():
+    first = _first(devices, num_nodes)
+    if not first:
+        silence()
+    with waiting("Reading the tasks"):
+        task_sources(tasks.split(","))  # likewise
+    if first and out is not None and out.is_dir():
         with folder_lock(out):  # likewise a folder that another sweep writes to
             pass
-    _print_price(parse_names(names))
+    if first:
+        _print_price(parse_names(names))
     encoder = whole_model(model, options)
     run_sweep(
         encoder, tasks.split(","), layers=parse_layers(layers), metrics=parse_names(names), out=out, store=store,
         store_dtype="float16" if half else "float32", scoring=scoring, workers=workers, devices=devices,
         num_nodes=num_nodes, compile=compiled,
     )  # fmt: skip
+
+
+def _first(devices: int, num_nodes: int) -> bool:
+    """Return whether this process prints what several that share a sweep found."""
+    return devices * num_nodes <= 1 or first_process()
 
 
 def _print_price(metrics: str | list[str]) -> None:
@@ -109,6 +120,8 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
 
     with shown(_TITLES) as progress:
         result = sweeping.sweep(encoder, tasks, progress=progress, **options)
+    if not _first(options.get("devices", 1), options.get("num_nodes", 1)):
+        return
     _print_scores(result)
     for task, error in result.failures.items():
         console().print(f"{task} failed, {error}", style="bold red", highlight=False, markup=False)

@@ -104,9 +104,10 @@ class _Run:
 
     def _candidates(self, closest: Tensor, uniform: npt.NDArray[np.float64]) -> Tensor:
         """Return rows drawn by their distance to the nearest center, ``(L, R, T)``."""
-        # Added one after the other in float32, as scikit-learn does: a sum in another order would draw other rows.
-        sums = np.cumsum(closest.flatten(0, 1).cpu().numpy(), axis=1)
-        totals = closest.flatten(0, 1).sum(dim=1).cpu().numpy()
+        # Added one after the other in float32, as scikit-learn does, and all on the host: a sum in another order may
+        # draw another row, and then a whole draw ends elsewhere.
+        rows = closest.flatten(0, 1).cpu().numpy()
+        sums, totals = np.cumsum(rows, axis=1), rows @ np.ones(rows.shape[1], dtype=rows.dtype)
         drawn = [np.searchsorted(row, uniform * total) for row, total in zip(sums, totals, strict=True)]
         places = np.minimum(np.stack(drawn), sums.shape[1] - 1)
         return torch.from_numpy(places).to(closest.device).view(*self.shape, -1)
@@ -126,9 +127,11 @@ class _Run:
         squared = squared.clamp(min=0).to(self.vectors.dtype)
         return squared.gather(3, places[:, :, None].expand(-1, -1, asked.shape[2], -1))
 
-    def _nearest(self, points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
+    def _nearest(
+        self, points: Tensor, centers: Tensor, active: npt.NDArray[np.bool_] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return the nearest center of each point and its squared distance less the point's norm, ``(L, R, M)``."""
-        distances = centers.square().sum(dim=3)[..., None] - 2 * _products(points, centers)
+        distances = centers.square().sum(dim=3)[..., None] - 2 * _products(points, centers, active)
         least = distances.min(dim=2)
         return least.indices, least.values
 
@@ -149,7 +152,7 @@ class _Run:
             since[due] = 0
             batch = torch.from_numpy(places).to(self.drawn.device).view(*self.shape, -1)
             rows = self.drawn.expand(self.shape[0], *self.drawn.shape).gather(2, batch)
-            moved, counted, inertia = self._step(rows, centers, counts)
+            moved, counted, inertia = self._step(rows, centers, counts, stopping.active.reshape(self.shape))
             going = torch.from_numpy(stopping.active).to(centers.device).view(self.shape)
             centers = torch.where(going[..., None, None], moved, centers)
             counts = torch.where(going[..., None], counted, counts)
@@ -163,10 +166,15 @@ class _Run:
             streams = [one for one in left if len(one.members)]
         return centers
 
-    def _step(self, rows: Tensor, centers: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the centers and counts after a batch of rows ``(L, R, B)``, and the batch's inertia before it."""
+    def _step(
+        self, rows: Tensor, centers: Tensor, counts: Tensor, active: npt.NDArray[np.bool_]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the centers and counts after a batch of rows ``(L, R, B)``, and the batch's inertia before it.
+
+        What is returned for problems that are not ``active`` says nothing.
+        """
         points, places = self._points(rows)
-        labels, least = self._nearest(points, centers)
+        labels, least = self._nearest(points, centers, active)
         squared = (least + points.square().sum(dim=3)).clamp(min=0)
         inertia = squared.gather(2, places).sum(dim=2)
         new = labels.gather(2, places) * points.shape[2] + places
@@ -174,7 +182,7 @@ class _Run:
         times.scatter_add_(2, new, torch.ones_like(new, dtype=times.dtype))  # how often a point counts for a cluster
         times = times.view(*self.shape, self.clusters, -1)
         more = times.sum(dim=3)
-        sums = _products(points.mT, times)
+        sums = _products(points.mT, times, active)
         total = counts + more
         moved = (centers * counts[..., None] + sums) / total.clamp(min=1)[..., None]
         return torch.where((more > 0)[..., None], moved, centers), total, inertia
@@ -214,14 +222,28 @@ class _Run:
         return split
 
 
-def _products(points: Tensor, others: Tensor) -> Tensor:
+def _products(points: Tensor, others: Tensor, active: npt.NDArray[np.bool_] | None = None) -> Tensor:
     """Return the products of others ``(L, R, K, D)`` with points ``(L, 1 or R, M, D)``, shape ``(L, R, K, M)``.
 
-    The points stand on the left: the other way round some CPU libraries are ten times slower.
+    The points stand on the left: the other way round some CPU libraries are ten times slower. A CPU takes one product
+    after the other, and zero where a problem is not ``active``; a GPU takes all at once.
     """
-    if points.shape[1] > 1:
-        return (points @ others.mT).mT
-    return (points[:, 0] @ others.flatten(1, 2).mT).mT.unflatten(1, others.shape[1:3])  # type: ignore[no-untyped-call, no-any-return]
+    layers, draws = others.shape[:2]
+    if points.device.type != "cpu":
+        if points.shape[1] > 1:
+            return (points @ others.mT).mT
+        return (points[:, 0] @ others.flatten(1, 2).mT).mT.unflatten(1, others.shape[1:3])  # type: ignore[no-untyped-call, no-any-return]
+    found = others.new_zeros(*others.shape[:3], points.shape[2])
+    for layer in range(layers):
+        wanted = np.arange(draws) if active is None else np.flatnonzero(active[layer])
+        if not len(wanted):
+            continue
+        for some in [wanted] if points.shape[1] == 1 else wanted[:, None]:  # draws that share their points, or one
+            rows = others[layer, torch.from_numpy(some)].flatten(0, 1)
+            out = rows.new_empty(len(rows), points.shape[2])
+            torch.mm(points[layer, some[0] if points.shape[1] > 1 else 0], rows.mT, out=out.mT)
+            found[layer, torch.from_numpy(some)] = out.view(len(some), *found.shape[2:])
+    return found
 
 
 def _copied(generator: np.random.RandomState) -> np.random.RandomState:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import joblib
 import mteb
 
-from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError
+from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.store import EmbeddingStore, TextNotStoredError
+from midlayer_encoders.sweeping.group import FATAL
 from midlayer_encoders.sweeping.result_files import ResultFiles
 from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer
 from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources
@@ -86,7 +87,7 @@ def run_job(job: Job, embedder: Embedder | None = None) -> Score:
                 mteb.evaluate(layer, task, cache=cache, show_progress_bar=False, co2_tracker=False)
                 # What its file holds, rounded as mteb rounds, so that a resumed run has the same numbers.
                 result = _cached(layer, known, cache)
-    except (DiskFullError, FolderError):  # not the task's fault: the next one may fail for it too
+    except FATAL:  # not the task's fault: the next one may fail for it too
         raise
     except Exception as error:  # whatever a task does wrong is that task's failure, and the others go on
         lacked = isinstance(error, TextNotStoredError)

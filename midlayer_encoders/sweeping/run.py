@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, cast, get_args
 
 import joblib
 import polars as pl
-import torch
 
 from midlayer_encoders._types import EncoderSpec, Layer, Norm, Progress, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.errors import (
-    DiskFullError,
     check_choice,
     check_count,
     check_effect,
@@ -35,12 +34,14 @@ from midlayer_encoders.models.anatomy import resolve_layers
 from midlayer_encoders.reading.batches import TokenBudget, check_budget
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
+from midlayer_encoders.sweeping.group import Group, launch
 from midlayer_encoders.sweeping.items import item_key, task_media
-from midlayer_encoders.sweeping.jobs import Job, Score, Workers, run_job
-from midlayer_encoders.sweeping.notes import TOGETHER, Scored, sweep_notes
+from midlayer_encoders.sweeping.jobs import Job, Score
+from midlayer_encoders.sweeping.notes import Scored, sweep_notes
 from midlayer_encoders.sweeping.result import SweepResult
+from midlayer_encoders.sweeping.scorer import Scorer
 from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts
-from midlayer_encoders.sweeping.together import MOST_CONFIRMED, Together, layers_to_confirm, why_not_together
+from midlayer_encoders.sweeping.together import Together
 from midlayer_encoders.tasks import TaskSource, task_sources, task_texts
 
 if TYPE_CHECKING:
@@ -52,16 +53,6 @@ Scoring: TypeAlias = Literal["together", "mteb"]
 """How layers are scored: all of a task at once, with some confirmed by mteb, or one by one by mteb."""
 
 _PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
-
-
-@dataclass(frozen=True)
-class _Group:
-    """The processes that share a sweep, and the device of this one (``None``: the encoder's own)."""
-
-    rank: int = 0
-    world: int = 1
-    barrier: Callable[[], None] = lambda: None
-    device: torch.device | None = None
 
 
 def sweep(
@@ -101,71 +92,138 @@ def sweep(
         scoring: ``"together"`` scores all layers of a task at once, on the encoder's device, as mteb would one by one;
             the best layer, the second best and the last are then scored by mteb too, as rows of the kind
             ``"confirmed"``. A task that is unusual in some way is scored by mteb. ``"mteb"`` scores everything by mteb.
-        workers: processes that score layers by mteb; as many as there are cores by default.
+        workers: processes that score layers by mteb; as many as there are cores by default, shared by ``devices``.
         token_budget: tokens in a batch; ``"auto"`` for as many as the device runs best with, which the page names.
         compile: run the model's blocks through ``torch.compile``; it pays for many texts (``benchmarks/sweep_gpu.py``).
         baselines: also score TF-IDF on tasks of text, for comparison.
-        devices: processes on this machine that share the embedding, on Lightning Fabric.
+        devices: processes on this machine that share embedding and scoring, on Lightning Fabric.
         num_nodes: machines that do.
-        progress: called with the stages ``"embedding"``, ``"scoring"``, ``"confirming"`` and ``"measuring"``.
+        progress: called with the stages ``"planning"`` (of tasks: their data is read, and what mteb asks of it),
+            ``"embedding"``, ``"scoring"``, ``"confirming"`` and ``"measuring"``; by the first process alone.
         options: as in :class:`~midlayer_encoders.EncoderOptions`, when ``model`` is a name; beside an encoder they must
             be its own.
 
     A sweep that was stopped goes on where it was when it is called again with the same ``out``. A task that fails is
     in ``result.failures``, and the others go on. While one sweep writes to ``out`` another is refused.
     """
-    metric_texts, views = check_count("metric_texts", metric_texts, "texts"), check_count("views", views)
-    token_budget, devices = check_budget(token_budget), check_count("devices", devices)
-    compile = check_flag("compile", compile)  # noqa: A001
-    num_nodes, baselines = check_count("num_nodes", num_nodes), check_flag("baselines", baselines)
-    workers = int(joblib.cpu_count()) if workers is None else check_count("workers", workers, "processes")
-    check_choice("store_dtype", store_dtype, ("float32", "float16"))
-    check_choice("scoring", scoring, get_args(Scoring))
-    check_path("out", out)
-    check_path("store", store)
-    check_progress(progress)
-    if metrics is None or (isinstance(metrics, list | tuple) and not metrics):
-        check_effect(sweep, "without `metrics`, which it is about", metric_texts=metric_texts, views=views)
-    else:
-        make_metrics(metrics, [0])  # a wrong name is refused before a task is run
+    settings = _Settings(
+        layers=layers, metrics=metrics, metric_texts=metric_texts, views=views, out=out, store=store,
+        store_dtype=store_dtype, scoring=scoring, workers=workers, token_budget=token_budget, compile=compile,
+        baselines=baselines, devices=devices, num_nodes=num_nodes, progress=progress,
+    )  # fmt: skip
     sources = task_sources(tasks) if not isinstance(tasks, tuple) or tasks else []
-    group = _launch(devices, num_nodes, cpu=_device(model, options) == "cpu")
+    group = launch(settings.devices, settings.num_nodes, cpu=_device(model, options) == "cpu")
     encoder = _encoder(model, options)
     if group.device is not None:
         encoder.to(group.device)
-    layer_reader(encoder)  # refuses what has no layers to read, before a task is run
-    wanted = resolve_layers(layers, encoder.layer, name=encoder.name)
-    spec = encoder.spec
-    folder = Path(out) if out is not None else Path("midlayer-results") / re.sub(r"[^\w.-]+", "_", spec.model)
-    check_links(folder, [folder / "mteb", folder / "together", *([] if store else [folder / "embeddings"])])
-    with nullcontext() if group.rank else folder_lock(folder):
-        start = time.perf_counter()
-        kept = _open_store(store or folder / "embeddings", spec, wanted, encoder, store_dtype)
-        embedder = Embedder(
-            encoder, kept, token_budget, Stage(progress, "embedding"), group.rank, group.world, group.barrier, compile
-        )
-        jobs = [_jobs(source, wanted, spec, embedder, folder) for source in sources]
-        together = Together(
-            embedder, folder / "together", Stage(progress, "scoring"), group.rank, group.world, group.barrier,
-            baselines=baselines and "text" in encoder.media,
+    return _Sweep(settings, encoder, sources, group).run()
+
+
+@dataclass(kw_only=True)
+class _Settings:
+    """The arguments of :func:`sweep` beside model and tasks, checked."""
+
+    layers: Sequence[Layer] | str
+    metrics: str | Sequence[str]
+    metric_texts: int
+    views: int
+    out: Path | str | None
+    store: Path | str | None
+    store_dtype: StoreDtype
+    scoring: Scoring
+    workers: int | None
+    token_budget: TokenBudget
+    compile: bool
+    baselines: bool
+    devices: int
+    num_nodes: int
+    progress: Progress | None
+
+    def __post_init__(self) -> None:
+        for name, what in {"metric_texts": "texts", "views": "", "devices": "", "num_nodes": ""}.items():
+            setattr(self, name, check_count(name, getattr(self, name), what))
+        self.token_budget = check_budget(self.token_budget)
+        self.compile, self.baselines = check_flag("compile", self.compile), check_flag("baselines", self.baselines)
+        if self.workers is not None:
+            self.workers = check_count("workers", self.workers, "processes")
+        check_choice("store_dtype", self.store_dtype, ("float32", "float16"))
+        check_choice("scoring", self.scoring, get_args(Scoring))
+        check_path("out", self.out)
+        check_path("store", self.store)
+        check_progress(self.progress)
+        if self.metrics is None or (isinstance(self.metrics, list | tuple) and not self.metrics):
+            about = {"metric_texts": self.metric_texts, "views": self.views}
+            check_effect(sweep, "without `metrics`, which it is about", **about)
+        else:
+            make_metrics(self.metrics, [0])  # a wrong name is refused before a task is run
+
+
+class _Sweep:
+    """A sweep, or this process's part of one."""
+
+    def __init__(self, settings: _Settings, encoder: LayerEncoder, sources: Sequence[TaskSource], group: Group) -> None:
+        layer_reader(encoder)  # refuses what has no layers to read, before a task is run
+        self.settings, self.encoder, self.sources, self.group = settings, encoder, sources, group
+        self.layers = resolve_layers(settings.layers, encoder.layer, name=encoder.name)
+        self.spec = spec = encoder.spec
+        named = Path("midlayer-results") / re.sub(r"[^\w.-]+", "_", spec.model)
+        self.folder = Path(settings.out) if settings.out is not None else named
+        self.progress = settings.progress if group.rank == 0 else None
+
+    def run(self) -> SweepResult:
+        """Return what the sweep found, the same in every process."""
+        mine = [] if self.settings.store else [self.folder / "embeddings"]
+        check_links(self.folder, [self.folder / "mteb", self.folder / "together", *mine])
+        with nullcontext() if self.group.rank else folder_lock(self.folder):
+            start = time.perf_counter()
+            planning = Stage(self.progress, "planning")
+            embedder = self._embedder(planning)
+            found = self._scorer(embedder, planning).scored(
+                [_jobs(source, self.layers, self.spec, embedder, self.folder) for source in self.sources]
+            )
+            # The rest is little: the first process does it, and the others take what it found.
+            finish = partial(self._finished, found, start, embedder) if self.group.rank == 0 else lambda: None
+            return cast(SweepResult, self.group.share(finish)[0])
+
+    def _embedder(self, planning: Stage) -> Embedder:
+        store, settings = self.settings.store or self.folder / "embeddings", self.settings
+        kept = _open_store(store, self.spec, self.layers, self.encoder, settings.store_dtype)
+        stage = Stage(self.progress, "embedding")
+        return Embedder(self.encoder, kept, settings.token_budget, stage, self.group, settings.compile, planning)
+
+    def _scorer(self, embedder: Embedder, planning: Stage) -> Scorer:
+        stage = Stage(self.progress, "scoring")
+        baselines = self.settings.baselines and "text" in self.encoder.media
+        together = Together(embedder, self.folder / "together", stage, planning, baselines)
+        workers = self.settings.workers or max(int(joblib.cpu_count()) // self.settings.devices, 1)
+        return Scorer(
+            embedder, together if self.settings.scoring == "together" else None, workers, planning, stage,
+            Stage(self.progress, "confirming"),
         )  # fmt: skip
-        found = _score(jobs, together if scoring == "together" else None, embedder, workers, progress, group)
+
+    def _finished(self, found: Scored, start: float, embedder: Embedder) -> SweepResult:
+        """Return the result, with metrics and notes, and save it."""
+        spec, encoder, settings = self.spec, self.encoder, self.settings
         frame = pl.concat([_score_frame(spec, found.scores, "score"), _score_frame(spec, found.confirmed, "confirmed")])
-        if metrics:
-            sample = _sample(sources, encoder.media[0], metric_texts)
-            dataset = f"{len(sample)} {_PLURALS[encoder.media[0]]} of the tasks"
-            how: dict[str, Any] = {"metrics": metrics, "layers": wanted, "views": views, "progress": progress}
-            frame = pl.concat([frame, measure_layers(encoder, sample, dataset=dataset, **how)])
-        scored = [source for source in sources if baselines and "text" in encoder.media]
+        if settings.metrics:
+            frame = pl.concat([frame, self._measured()])
+        scored = [source for source in self.sources if settings.baselines and "text" in encoder.media]
         notes = sweep_notes(
-            encoder, spec, sources, found, wanted, baselines=scored, seconds=time.perf_counter() - start,
+            encoder, spec, self.sources, found, self.layers, baselines=scored, seconds=time.perf_counter() - start,
             tokens=embedder.tokens,
         )  # fmt: skip
-        result = SweepResult(frame, folder, notes)
-        if group.rank == 0:
-            result.save()
-        group.barrier()
+        result = SweepResult(frame, self.folder, notes)
+        result.save()
         return result
+
+    def _measured(self) -> pl.DataFrame:
+        """Return the metrics of some of the tasks' texts."""
+        medium, settings = self.encoder.media[0], self.settings
+        sample = _sample(self.sources, medium, settings.metric_texts)
+        return measure_layers(
+            self.encoder, sample, dataset=f"{len(sample)} {_PLURALS[medium]} of the tasks", metrics=settings.metrics,
+            layers=self.layers, views=settings.views, progress=self.progress,
+        )  # fmt: skip
 
 
 def _encoder(model: str | LayerEncoder, options: Mapping[str, Any]) -> LayerEncoder:
@@ -178,17 +236,6 @@ def _encoder(model: str | LayerEncoder, options: Mapping[str, Any]) -> LayerEnco
 
 def _device(model: str | LayerEncoder, options: Mapping[str, Any]) -> str | None:
     return model.device.type if isinstance(model, LayerEncoder) else options.get("device")
-
-
-def _launch(devices: int, num_nodes: int, *, cpu: bool) -> _Group:
-    """Join the other processes, started by Fabric itself, torchrun or SLURM, when there are to be several."""
-    if devices * num_nodes <= 1:
-        return _Group()
-    from lightning.fabric import Fabric
-
-    fabric = Fabric(accelerator="cpu" if cpu else "auto", devices=devices, num_nodes=num_nodes, strategy="ddp")
-    fabric.launch()
-    return _Group(fabric.global_rank, fabric.world_size, fabric.barrier, fabric.device)
 
 
 def _open_store(
@@ -225,89 +272,6 @@ def _jobs(source: TaskSource, layers: Sequence[int], spec: EncoderSpec, embedder
         )
         for one in specs
     ]  # fmt: skip
-
-
-def _score(
-    jobs_of_tasks: Sequence[Sequence[Job]],
-    together: Together | None,
-    embedder: Embedder,
-    workers: int,
-    progress: Progress | None,
-    group: _Group,
-) -> Scored:
-    """Score every layer on every task, and have mteb confirm some of what was scored together."""
-    stage = Stage(progress, "scoring") if together is None else together.stage
-    stage.expect(sum(map(len, jobs_of_tasks)))
-    confirming = Workers(workers, MOST_CONFIRMED * len(jobs_of_tasks))
-    if together is not None:
-        confirming.start()
-    scores: list[Score] = []
-    to_confirm: list[Job] = []
-    ways: dict[str, str] = {}
-    baselines: dict[str, float] = {}
-    for jobs in jobs_of_tasks:
-        made, why = ([], "it was asked to") if together is None else _by_all(jobs, together)
-        if why is not None:
-            ways[jobs[0].task.name] = f"by mteb, because {why}"
-            scores += _by_mteb(jobs, embedder, workers, stage, group)
-            continue
-        ways[jobs[0].task.name] = TOGETHER
-        scores += made
-        if together is not None and (baseline := together.baseline(jobs[0])) is not None:
-            baselines[jobs[0].task.name] = baseline
-        layers = layers_to_confirm(made)
-        to_confirm += [job for job in jobs if job.layer in layers]
-    confirmed = _confirmed(to_confirm, embedder, confirming, Stage(progress, "confirming"), group)
-    return Scored(scores, confirmed, ways, baselines)
-
-
-def _by_all(jobs: Sequence[Job], together: Together) -> tuple[list[Score], str | None]:
-    """Return the scores of all layers together, or none and why they are left to mteb."""
-    done = together.stage.done
-    try:
-        why = why_not_together(jobs[0])
-        return (together.scores(jobs), None) if why is None else ([], why)
-    except DiskFullError:  # the next task would fail for it too
-        raise
-    except Exception as error:  # mteb tells what is wrong with a task, or scores it all the same
-        together.stage.step(done - together.stage.done)
-        return [], f"{type(error).__name__}: {error}"
-
-
-def _by_mteb(jobs: Sequence[Job], embedder: Embedder, workers: int, stage: Stage, group: _Group) -> list[Score]:
-    """Score the layers one by one: the first asks for the texts, which embeds them; the others run in workers."""
-    made = [run_job(jobs[0], embedder)]
-    stage.step()
-    group.barrier()
-    if made[0].error is None:
-        mine = jobs[1:][group.rank :: group.world]
-        for score in Workers(workers, len(mine)).run(mine):
-            stage.step()
-            made.append(score)
-        group.barrier()
-        # What another process scored is in mteb's files; a text that a worker missed (its shard was damaged or
-        # pruned) is embedded now.
-        done = {score.layer for score in made if not score.lacked_a_text}
-        rest = [run_job(job, embedder) for job in jobs if job.layer not in done]
-        made = [score for score in made if score.layer in done] + rest
-    return sorted(made, key=lambda score: score.layer)
-
-
-def _confirmed(jobs: Sequence[Job], embedder: Embedder, workers: Workers, stage: Stage, group: _Group) -> list[Score]:
-    """Have mteb score some layers of all tasks side by side, from what is stored."""
-    if not jobs:
-        return []
-    stage.expect(len(jobs))
-    found: dict[tuple[str, int], Score] = {}
-    for score in workers.run(jobs[group.rank :: group.world]):
-        stage.step()
-        found[score.task, score.layer] = score
-    group.barrier()
-    for job in jobs:  # what another process scored, or what was not stored any more
-        known = found.get((job.task.name, job.layer))
-        if known is None or known.lacked_a_text:
-            found[job.task.name, job.layer] = run_job(job, embedder)
-    return [found[job.task.name, job.layer] for job in jobs]
 
 
 def _score_frame(spec: EncoderSpec, scores: Sequence[Score], kind: Literal["score", "confirmed"]) -> pl.DataFrame:

@@ -27,6 +27,7 @@ from midlayer_encoders.reading.compiled import compiled_blocks
 from midlayer_encoders.reading.flow import Passed
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.store import EmbeddingStore
+from midlayer_encoders.sweeping.group import Group
 from midlayer_encoders.sweeping.items import item_key
 from midlayer_encoders.tasks.compat import prompt_name
 
@@ -154,21 +155,19 @@ class Embedder:
         encoder: with the whole model.
         store: where the vectors go.
         token_budget: tokens in a batch, or ``"auto"``: as many as the device runs best with.
-        stage: counts the texts that are embedded.
-        rank: number of this process; it embeds every ``world``-th batch.
-        world: number of processes.
-        barrier: waits for the other processes.
+        stage: counts the texts that this process embeds.
+        group: the processes that share the batches.
         compile: whether the model's blocks are compiled while they run.
+        planning: is reported to while batches are planned.
     """
 
     encoder: LayerEncoder
     store: EmbeddingStore
     token_budget: TokenBudget = "auto"
     stage: Stage = field(default_factory=lambda: Stage(None, "embedding"))
-    rank: int = 0
-    world: int = 1
-    barrier: Callable[[], None] = lambda: None
+    group: Group = field(default_factory=Group)
     compile: bool = False
+    planning: Stage = field(default_factory=lambda: Stage(None, "planning"))
 
     @cached_property
     def tokens(self) -> int:
@@ -183,15 +182,19 @@ class Embedder:
         """
         distinct: Mapping[str, Any] = dict(zip(keys, items, strict=True))
         names, texts = list(distinct), list(distinct.values())
-        lacking = set(self.store.missing(names))
-        if lacking:
-            self._embed(names, texts, lacking, self._planned(names, texts, lacking, prompt), prompt)
-        self.barrier()
-        self.store.refresh()
-        if self.world == 1 and (lacking := set(self.store.missing(names))):  # pruned, or damaged, since it was planned
-            self._embed(names, texts, lacking, self._plan(texts, sorted(lacking), prompt), prompt)
+        for planned in (self._planned, self._plan):  # anew where something was pruned, or damaged, since it was planned
+            # What one process does not see is made again: they must agree on which batches are whose.
+            lacking = set[int]().union(*self.group.share(lambda: self.store.missing(names), inside=True))
+            if not lacking:
+                return
+            plan = partial(planned, names, texts, lacking, prompt) if self.group.rank == 0 else list[list[int]]
+            self.planning.step(0)
+            batches = self.group.share(plan, inside=True)[0]
+            self.group.share(partial(self._embed, names, texts, lacking, batches, prompt), inside=True)
+            self.store.refresh()
 
-    def _plan(self, texts: Sequence[Any], positions: Sequence[int], prompt: str) -> list[list[int]]:
+    def _plan(self, _: Sequence[str], texts: Sequence[Any], lacking: set[int], prompt: str) -> list[list[int]]:
+        positions = sorted(lacking)
         row = 4 * len(self.store.layers) * self.store.dim
         batches = batches_of(
             self.encoder,
@@ -210,7 +213,7 @@ class Embedder:
         path = self.store.folder / "plans" / f"{digest}.json"
         read = partial(_read_plan, count=len(names))
         while (kept := read_kept(path, read)) is None:
-            write_file_once(path, json.dumps(self._plan(texts, sorted(lacking), prompt)).encode())
+            write_file_once(path, json.dumps(self._plan(names, texts, lacking, prompt)).encode())
         return kept
 
     def _embed(
@@ -223,7 +226,7 @@ class Embedder:
     ) -> None:
         """Pass the batches that lack something, those of this process, through the model and store what was lacking."""
         reader = layer_reader(self.encoder, layers=self.store.layers, prompt=prompt)
-        mine = [batch for batch in batches[self.rank :: self.world] if lacking.intersection(batch)]
+        mine = self.group.part([batch for batch in batches if lacking.intersection(batch)])
         self.stage.expect(sum(len(batch) for batch in mine))
         blocks = compiled_blocks(reader.model, reader.anatomy) if self.compile else nullcontext()
         with blocks, Behind(done=self.stage.step) as writing, closing(reader.passes(texts, mine)) as started:

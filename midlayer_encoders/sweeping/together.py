@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -58,63 +58,63 @@ class Together:
         embedder: embeds what the store lacks.
         folder: where scores are kept.
         stage: counts layers.
-        rank: number of this process; it scores every ``world``-th layer.
-        world: number of processes.
-        barrier: waits for the others.
+        planning: counts tasks of which it is known what mteb asks.
         baselines: whether TF-IDF is scored beside the layers, by the first process.
     """
 
     embedder: Embedder
     folder: Path
     stage: Stage
-    rank: int = 0
-    world: int = 1
-    barrier: Callable[[], None] = lambda: None
+    planning: Stage = field(default_factory=lambda: Stage(None, "planning"))
     baselines: bool = False
 
-    def baseline(self, job: Job) -> float | None:
-        """Return the score of TF-IDF on a job's task, or ``None`` where it was not scored here."""
-        with isolated_random(), quiet_mteb():
-            task = job.task.make()
-        return self._kept(task, _header(task, job)).get(_BASELINE)
-
-    def scores(self, jobs: Sequence[Job]) -> list[Score]:
-        """Return the score of each job, all of one task; an error is raised."""
+    def scores(self, jobs: Sequence[Job]) -> tuple[list[Score], float | None]:
+        """Return the score of each job, all of one task, and of TF-IDF where it was asked for; an error is raised."""
         start = time.perf_counter()
-        with isolated_random(), quiet_mteb():
-            task = jobs[0].task.make()
-        header = _header(task, jobs[0])
-        kept = self._kept(task, header)
-        self.barrier()
+        group = self.embedder.group
+        known = group.share(partial(self._known, jobs[0]))
+        header, kept = known[group.rank][0], dict(item for _, scores in known for item in scores.items())
         lacking = [job for job in jobs if _identity(job) not in kept]
         self.stage.step(len(jobs) - len(lacking))
         if lacking or (self.baselines and _BASELINE not in kept):
-            self._fill(task, jobs, lacking, header, kept)
-            self.barrier()
-            self.stage.step(len(lacking) - len(lacking[self.rank :: self.world]))
-            kept = self._kept(task, header)
-        seconds = (time.perf_counter() - start) / len(jobs)
-        name = str(task.metadata.main_score)
-        return [Score(job.task.name, job.layer, name, kept[_identity(job)], seconds, together=True) for job in jobs]
+            for found in group.share(partial(self._fill, jobs[0], lacking, header, kept)):
+                kept |= found
+            self.stage.step(len(lacking) - len(group.part(lacking)))
+        else:
+            self.planning.step()
+        seconds, name = (time.perf_counter() - start) / len(jobs), str(header["main_score"])
+        scores = [Score(job.task.name, job.layer, name, kept[_identity(job)], seconds, together=True) for job in jobs]
+        return scores, kept.get(_BASELINE)
+
+    def _known(self, job: Job) -> tuple[dict[str, Any], dict[str, float]]:
+        """Return what the task's scores depend on, and those that any process kept of the task as it is now."""
+        header = _header(_task(job), job)
+        found: dict[str, float] = {}
+        for path in sorted(self.folder.glob(f"{header['task']}.*.json")):
+            found |= read_kept(path, partial(_read, header=header)) or {}
+        return header, found
 
     def _fill(
-        self, task: AbsTask, jobs: Sequence[Job], lacking: Sequence[Job], header: Any, kept: Mapping[str, float]
-    ) -> None:
-        """Score this process's part of what is lacking, and keep it."""
-        asked = self._asked(jobs[0])
-        mine = {job.layer: job for job in lacking[self.rank :: self.world]}
+        self, first: Job, lacking: Sequence[Job], header: Mapping[str, Any], kept: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Score this process's part of what is lacking, keep it, and return it."""
+        asked, group = self._asked(first), self.embedder.group  # a process without a part embeds its share all the same
+        self.planning.step()
+        mine = {job.layer: job for job in group.part(lacking)}
         try:
-            found = self._scored(task, asked, list(mine))
+            scores = self._scored(first, asked, list(mine))
         except TextNotStoredError:  # its shard was damaged or pruned since it was asked for
-            if self.world > 1:
+            if group.world > 1:
                 raise
-            found = self._scored(task, self._asked(jobs[0]), list(mine))
-        scores = {**kept, **{_identity(mine[layer]): value for layer, value in found.items()}}
-        if self.baselines and self.rank == 0 and _BASELINE not in kept:
-            scores[_BASELINE] = self._tfidf(task, jobs[0])
-        if scores != kept:
-            plain = {name: None if math.isnan(value) else value for name, value in scores.items()}
-            write_file(self._path(task, self.rank), json.dumps({"of": header, "scores": plain}, indent=1).encode())
+            scores = self._scored(first, self._asked(first), list(mine))
+        found = {_identity(mine[layer]): value for layer, value in scores.items()}
+        if self.baselines and group.rank == 0 and _BASELINE not in kept:
+            found[_BASELINE] = self._tfidf(first)
+        if found:
+            written = {name: None if math.isnan(value) else value for name, value in {**kept, **found}.items()}
+            content = json.dumps({"of": header, "scores": written}, indent=1)
+            write_file(self.folder / f"{header['task']}.{group.rank}.json", content.encode())
+        return found
 
     def _asked(self, job: Job) -> list[Recorded]:
         """Return what mteb asks on the task; every text of it is then in the store."""
@@ -124,7 +124,7 @@ class Together:
             layer = job.stored_layer(self.embedder)
             return record(with_data(job.task).make(), layer.keys, similarity=job.similarity)
 
-    def _tfidf(self, task: AbsTask, job: Job) -> float:
+    def _tfidf(self, job: Job) -> float:
         """Return the score of TF-IDF on the task."""
         from midlayer_encoders.scoring.recording import record
 
@@ -133,31 +133,26 @@ class Together:
             encoder = TfidfEncoder(task_texts(loaded))
             asked = record(loaded, lambda inputs, **_: [text for batch in inputs for text in batch["text"]])
         each = [self._each(one, [0], lambda _, texts: encoder.vectors(texts)) for one in asked]
-        return _main_scores(task, asked, each, [0])[0]
+        return _main_scores(_task(job), asked, each, [0])[0]
 
-    def _scored(self, task: AbsTask, asked: Sequence[Recorded], layers: Sequence[int]) -> dict[int, float]:
+    def _scored(self, job: Job, asked: Sequence[Recorded], layers: Sequence[int]) -> dict[int, float]:
         """Return the main score of each layer."""
         if not layers:
             return {}
-        read, last = self.embedder.store.read, len(asked) - 1
+        read, last = job.store.read, len(asked) - 1
         steps = [self.stage.step if number == last else _nothing for number in range(len(asked))]
         each = [self._each(one, layers, read, step) for one, step in zip(asked, steps, strict=True)]
-        return _main_scores(task, asked, each, layers)
+        return _main_scores(_task(job), asked, each, layers)
 
     def _each(
         self, one: Recorded, layers: Sequence[int], read: Read, step: Callable[[int], None] = _nothing
     ) -> dict[int, float]:
         return layer_scores(one.question, one.keys, layers, read, device=self.embedder.encoder.device, done=step)
 
-    def _path(self, task: AbsTask, rank: int | str) -> Path:
-        return self.folder / f"{task.metadata.name}.{rank}.json"
 
-    def _kept(self, task: AbsTask, header: Any) -> dict[str, float]:
-        """Return the scores that any process kept of the task as it is now."""
-        found: dict[str, float] = {}
-        for path in sorted(self.folder.glob(self._path(task, "*").name)):
-            found |= read_kept(path, partial(_read, header=header)) or {}
-        return found
+def _task(job: Job) -> AbsTask:
+    with isolated_random(), quiet_mteb():
+        return job.task.make()
 
 
 def _main_scores(

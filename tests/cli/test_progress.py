@@ -12,8 +12,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from midlayer_encoders import sweeping
 from midlayer_encoders.cli import _progress, app
-from midlayer_encoders.cli._progress import long_running, shown, waiting
+from midlayer_encoders.cli._progress import first_process, long_running, shown, silence, waiting
+from midlayer_encoders.cli.sweep import _TITLES
 
 
 @pytest.fixture
@@ -139,3 +141,58 @@ def test_what_a_command_prints_is_not_mixed_with_its_progress(tiny_folder: Any, 
     stages = [json.loads(line)["stage"] for line in machine.stderr.splitlines() if line.startswith("{")]
     assert stages[0].startswith("Loading")
     assert "8 texts, 1 passes" in stages
+
+
+@pytest.mark.filterwarnings("ignore")  # of mteb and datasets
+def test_reading_the_tasks_and_planning_are_stages_of_a_sweep(
+    tiny_folder: Any, tmp_path: Path, asked: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"sentence1": f"one {n}", "sentence2": f"two {n * n}", "score": n % 5} for n in range(8)]
+    (tmp_path / "near.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    tasks, model = str(tmp_path / "near.jsonl"), tiny_folder("Llama")
+    command = ["sweep", model, "--tasks", tasks, "--metrics", "none", "--device", "cpu", "--workers", "1", "--out"]
+    lines = CliRunner().invoke(app, [*command, str(tmp_path / "lines")]).stderr.splitlines()
+    machine = CliRunner().invoke(app, [*command, str(tmp_path / "json"), "--json"]).stderr.splitlines()
+    begun = [line for line in lines if line.startswith(("Reading", "tasks planned: 0", "texts embedded: 0"))]
+    assert [line.split()[0] for line in dict.fromkeys(begun)] == ["Reading", "tasks", "texts"]
+    reports = [json.loads(line) for line in machine if line.startswith("{")]
+    planned = [(one["done"], one["total"]) for one in reports if one["stage"] == "tasks planned"]
+    assert (planned[0], planned[-1]) == ((0, 1), (1, 1))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal to rich
+    monkeypatch.setenv("COLUMNS", "120")
+    asked("bars")
+    with shown(_TITLES) as progress:
+        sweeping.sweep(model, tasks, out=tmp_path / "json", device="cpu", workers=1, progress=progress)
+    assert "tasks planned" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "first"),
+    [
+        ({}, True),
+        ({"RANK": "0", "LOCAL_RANK": "0", "SLURM_PROCID": "3"}, True),  # torchrun inside a job of SLURM
+        ({"RANK": "4", "LOCAL_RANK": "0"}, False),
+        ({"SLURM_PROCID": "2"}, False),
+        ({"NODE_RANK": "1", "LOCAL_RANK": "0"}, False),
+        ({"NODE_RANK": "0", "LOCAL_RANK": "0"}, True),
+        ({"NODE_RANK": "0", "LOCAL_RANK": "1"}, False),
+    ],
+)
+def test_one_of_several_processes_is_the_first(
+    given: dict[str, str], first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert first_process() is first
+
+
+def test_only_the_first_of_several_processes_shows_progress(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_progress, "_asked", None)
+    silence()
+    with waiting("Loading"):
+        pass
+    assert said(capsys) == []

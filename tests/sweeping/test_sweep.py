@@ -122,12 +122,12 @@ def test_each_text_passes_once_and_a_second_sweep_embeds_nothing(
     }
     assert len(distinct) == 60
     assert reports.pop("confirming") in ((2, 2), (3, 3))  # the best, the second best and the last
-    assert reports == {"embedding": (60, 60), "scoring": (DEPTH + 1, DEPTH + 1)}
+    assert reports == {"planning": (1, 1), "embedding": (60, 60), "scoring": (DEPTH + 1, DEPTH + 1)}
     second = sweep(
         tiny_folder("BERT"), [five["near"]], progress=lambda stage, *of: again.update({stage: of}), **options
     )
     again.pop("confirming")
-    assert again == {"scoring": (DEPTH + 1, DEPTH + 1)}
+    assert again == {"planning": (1, 1), "scoring": (DEPTH + 1, DEPTH + 1)}
     assert second.frame.equals(first.frame)
     assert list((tmp_path / "mteb").rglob("near-*.json"))
 
@@ -236,32 +236,3 @@ def test_two_sweeps_share_a_store(five: dict[str, Path], tiny_folder: Folder, tm
     assert process.returncode == 0, said
     frames = [pl.read_parquet(tmp_path / name / "frame.parquet").sort("dataset", "layer") for name in ("a", "b")]
     assert frames[0].equals(frames[1])
-
-
-_FABRIC = """
-import sys, warnings
-warnings.simplefilter("ignore")
-from midlayer_encoders.sweeping import sweep
-if __name__ == "__main__":
-    sweep(sys.argv[1], [sys.argv[3]], out=sys.argv[2], workers=1, baselines=False, token_budget=60, devices=2, device="cpu")
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_make_the_frame_of_one(five: dict[str, Path], tiny_folder: Folder, tmp_path: Path) -> None:
-    (tmp_path / "run.py").write_text(_FABRIC)
-    command = [sys.executable, str(tmp_path / "run.py"), tiny_folder("Llama"), str(tmp_path / "two"), str(five["near"])]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    one = sweep(
-        tiny_folder("Llama"),
-        [five["near"]],
-        out=tmp_path / "one",
-        workers=1,
-        baselines=False,
-        token_budget=60,
-        device="cpu",
-    )
-    assert pl.read_parquet(tmp_path / "two/frame.parquet").equals(one.frame)

@@ -1,0 +1,132 @@
+"""Every layer on every task: all layers together where that is known, by mteb where not, some of both to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from midlayer_encoders._types import Stage
+from midlayer_encoders.sweeping.group import FATAL, Group
+from midlayer_encoders.sweeping.jobs import Job, Score, Workers, run_job
+from midlayer_encoders.sweeping.notes import TOGETHER, Scored
+from midlayer_encoders.sweeping.stored_layer import Embedder
+from midlayer_encoders.sweeping.together import MOST_CONFIRMED, Together, layers_to_confirm, why_not_together
+
+__all__ = ["Scorer"]
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores the layers of tasks, shared among the processes of the embedder's group.
+
+    Attributes:
+        embedder: embeds what the store lacks.
+        together: scores all layers of a task; ``None`` where mteb scores everything.
+        workers: processes that score layers by mteb.
+        planning: counts tasks of which it is known what mteb asks.
+        scoring: counts layers.
+        confirming: counts layers that mteb scores once more.
+    """
+
+    embedder: Embedder
+    together: Together | None
+    workers: int
+    planning: Stage
+    scoring: Stage
+    confirming: Stage
+
+    @property
+    def group(self) -> Group:
+        """The processes that share the work."""
+        return self.embedder.group
+
+    def scored(self, jobs_of_tasks: Sequence[Sequence[Job]]) -> Scored:
+        """Score every layer on every task, and have mteb confirm some of what was scored together."""
+        self.planning.expect(len(jobs_of_tasks))
+        self.scoring.expect(sum(map(len, jobs_of_tasks)))
+        scores: list[Score] = []
+        to_confirm: list[Job] = []
+        ways: dict[str, str] = {}
+        baselines: dict[str, float] = {}
+        confirming = Workers(self.workers, MOST_CONFIRMED * len(jobs_of_tasks))
+        if self.together is not None:
+            confirming.start()
+        for jobs in jobs_of_tasks:
+            self.planning.step(0)  # its turn: reading a task's data may take longer than all else
+            made, why, baseline = self._by_all(jobs)
+            if why is not None:
+                ways[jobs[0].task.name] = f"by mteb, because {why}"
+                scores += self._by_mteb(jobs)
+                continue
+            ways[jobs[0].task.name] = TOGETHER
+            scores += made
+            if baseline is not None:
+                baselines[jobs[0].task.name] = baseline
+            layers = layers_to_confirm(made)
+            to_confirm += [job for job in jobs if job.layer in layers]
+        return Scored(scores, self._confirmed(to_confirm, confirming), ways, baselines)
+
+    def _by_all(self, jobs: Sequence[Job]) -> tuple[list[Score], str | None, float | None]:
+        """Return the scores of all layers together, or none and why they are left to mteb, and TF-IDF's score."""
+        if self.together is None:
+            return [], "it was asked to", None
+        before = self.planning.done, self.scoring.done
+        try:
+            why = self.group.share(partial(why_not_together, jobs[0]))[0]
+            if why is not None:
+                return [], why, None
+            scores, baseline = self.together.scores(jobs)
+            return scores, None, baseline
+        except FATAL:  # the next task would fail for it too
+            raise
+        except Exception as error:  # mteb tells what is wrong with a task, or scores it all the same
+            for stage, done in zip((self.planning, self.scoring), before, strict=True):
+                stage.step(done - stage.done)
+            return [], f"{type(error).__name__}: {error}", None
+
+    def _by_mteb(self, jobs: Sequence[Job]) -> list[Score]:
+        """Score the layers one by one: the first asks for the texts, which embeds them; the others run in workers."""
+        first = self._everywhere(jobs[0])
+        self.planning.step()
+        self.scoring.step()
+        if first.error is not None:
+            return [first]
+        found = {first.layer: first}
+        workers = Workers(self.workers, len(self.group.part(jobs[1:])))
+        for score in self._shared(jobs[1:], self.scoring, workers):
+            found[score.layer] = score
+        for job in jobs:  # a text that a worker missed (its shard was damaged or pruned) is embedded now
+            if found[job.layer].lacked_a_text:
+                found[job.layer] = self._everywhere(job)
+        return [found[job.layer] for job in jobs]
+
+    def _confirmed(self, jobs: Sequence[Job], workers: Workers) -> list[Score]:
+        """Have mteb score some layers of all tasks side by side, from what is stored."""
+        if not jobs:
+            return []
+        self.confirming.expect(len(jobs))
+        found = {(score.task, score.layer): score for score in self._shared(jobs, self.confirming, workers)}
+        for job in jobs:
+            if found[job.task.name, job.layer].lacked_a_text:
+                found[job.task.name, job.layer] = self._everywhere(job)
+        return [found[job.task.name, job.layer] for job in jobs]
+
+    def _everywhere(self, job: Job) -> Score:
+        """Return the score of a job that may ask for texts, which the processes then embed together."""
+        scores = self.group.share(partial(run_job, job, self.embedder))
+        return next((score for score in scores if score.error is not None), scores[0])
+
+    def _shared(self, jobs: Sequence[Job], stage: Stage, workers: Workers) -> list[Score]:
+        """Return the scores of jobs, each scored by one process, from what is stored."""
+
+        def scored() -> list[Score]:
+            made = []
+            for score in workers.run(self.group.part(jobs)):
+                stage.step()
+                made.append(score)
+            return made
+
+        parts = self.group.share(scored)
+        stage.step(len(jobs) - len(parts[self.group.rank]))
+        return [score for part in parts for score in part]
