@@ -41,6 +41,7 @@ _PANEL = 16  # reflections put off together; also the least inner dimension of `
 _PANEL_OPTIONS = {
     512: {"ROWS": 32, "TILE": 64, "num_warps": 8},
     256: {"ROWS": 16, "TILE": 32, "num_warps": 4},
+    128: {"ROWS": 16, "TILE": 32, "num_warps": 2},
     64: {"ROWS": 16, "TILE": 32, "num_warps": 4},  # for the tests
 }
 _REGISTER_WARPS = {128: 4, 64: 1, 32: 1}

@@ -313,6 +313,17 @@ def test_kernels_take_any_dtype_and_strides(dtype: torch.dtype) -> None:
 
 @pytest.mark.triton
 @interpreted
+def test_kernels_are_left_out_where_they_are_not_wanted() -> None:
+    matrices = torch.ones(1, 6, 6) + 1e-4 * gram(1, 6).float()
+    with spectra.without_kernels():
+        assert not spectra.kernels_wanted()
+        assert torch.equal(eigenvalues(matrices), eigenvalues(matrices, method="exact"))
+        assert not torch.equal(eigenvalues(matrices, method="fast"), eigenvalues(matrices)), "asked for by name"
+    assert spectra.kernels_wanted()
+
+
+@pytest.mark.triton
+@interpreted
 def test_kernels_in_every_stage() -> None:
     from midlayer_encoders.spectra._triton import eigenvalues_in_float32
 
