@@ -6,8 +6,8 @@ The way is the classical one, laid out for a chip that holds a small matrix in t
    diagonal entry by a Householder reflection in float64.
 2. Reflections in float32 eliminate the last row of what is left, and the next one, and so on, until the matrix is
    tridiagonal. What is left is always the leading corner, so a matrix of any size joins the stage that fits it:
-   ``_reduce_by_panels`` (matrix in memory, updates put off and made in blocks, as LAPACK's ``latrd``) brings 512 to 256
-   and 256 to 128, ``_reduce_in_registers`` 128 to 64, 64 to 32 and 32 to 1.
+   ``_reduce_by_panels`` (matrix in memory, updates put off and made in blocks, as LAPACK's ``latrd``) brings 512 to 256,
+   256 to 128 and 128 to 64, ``_reduce_in_registers`` 64 to 32 and 32 to 1.
 3. ``_bisect`` finds each eigenvalue on its own by counting, with Sturm's sequence, how many lie below a point.
 
 Rounding errors are relative to what is left, so what dominates goes first and exactly: the massive first token of a
@@ -44,7 +44,7 @@ _PANEL_OPTIONS = {
     128: {"ROWS": 16, "TILE": 32, "num_warps": 2},
     64: {"ROWS": 16, "TILE": 32, "num_warps": 4},  # for the tests
 }
-_REGISTER_WARPS = {128: 4, 64: 1, 32: 1}
+_REGISTER_WARPS = {64: 1, 32: 1}
 
 
 def _jit(kernel: Any) -> Any:
@@ -285,7 +285,7 @@ def _bisect(
     tl.store(values + b * n + ranks, tl.where(ranks < size, found * total + nan, 0.0 * total), mask=ranks < n)
 
 
-def eigenvalues_in_float32(matrices: Tensor, sizes: Tensor, *, register_rows: int = 128) -> Tensor:
+def eigenvalues_in_float32(matrices: Tensor, sizes: Tensor, *, register_rows: int = 64) -> Tensor:
     """Return the eigenvalues of the leading corners in descending order, NaN where a corner or a size cannot be.
 
     Args:

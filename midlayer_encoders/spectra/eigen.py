@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -34,7 +34,7 @@ Method: TypeAlias = Literal["auto", "exact", "fast"]
 
 METHODS: tuple[Method, ...] = get_args(Method)
 
-_INLINE_WORK = 2**20  # sum of rows cubed under which handing it to threads takes longer than the work
+_INLINE_WORK = 2**22  # sum of rows cubed under which handing it to threads takes longer than the work
 # A GPU takes up to 32 rows in batches; larger ones one after the other, 0.3 ms for 64 rows and 0.7 for 128 on an H200,
 # where a single core of a CPU takes less.
 _BETTER_ON_CPU = range(33, 129)
@@ -246,19 +246,18 @@ def _triton_is_here() -> bool:
 @cache
 def _threads(workers: int) -> ThreadPoolExecutor:
     """Return threads that stay: a new one would start as many more for OpenMP as torch has."""
-    return ThreadPoolExecutor(workers, thread_name_prefix="midlayer spectra")
+    return ThreadPoolExecutor(workers, thread_name_prefix="midlayer spectra", initializer=_keep_to_one_core)
 
 
-def _on_one_core(work: Callable[..., Tensor], *given: Any) -> Tensor:
-    """Return what ``work`` does, in a thread that starts no others.
+def _keep_to_one_core() -> None:
+    """Have this thread start no others.
 
     Those of OpenMP wait for work, spinning: with 16 cores, and so 16 threads of 16, the decompositions of one layer
     took five times as long as with one. The limit is the thread's own, so that nothing changes for the rest of the
-    process, as it does by ``torch.set_num_threads``.
+    process, as it does by ``torch.set_num_threads``. It is set once, since that takes as long as a few decompositions.
     """
     torch.get_num_threads()  # takes over torch's number, where it is new to this thread, which would end the limit
     _libraries().limit(limits=1, user_api="openmp")
-    return work(*given)
 
 
 @cache
@@ -309,7 +308,7 @@ def _exact(matrices: Tensor, counts: Tensor) -> Tensor:
         with _turn:  # or two callers would start two sets of threads, and every thread look for the libraries
             pool = _threads(workers)
             _libraries()
-        solved = list(pool.map(partial(_on_one_core, solve), *zip(*parts, strict=True)))
+        solved = list(pool.map(solve, *zip(*parts, strict=True)))
     else:
         solved = [solve(size, part) for size, part in parts]
     for (_, part), found in zip(parts, solved, strict=True):
