@@ -34,7 +34,7 @@ Method: TypeAlias = Literal["auto", "exact", "fast"]
 
 METHODS: tuple[Method, ...] = get_args(Method)
 
-_INLINE_WORK = 2**22  # sum of rows cubed under which handing it to threads takes longer than the work
+_INLINE_WORK = 2**20  # sum of rows cubed under which handing it to threads takes longer than the work
 # A GPU takes up to 32 rows in batches; larger ones one after the other, 0.3 ms for 64 rows and 0.7 for 128 on an H200,
 # where a single core of a CPU takes less.
 _BETTER_ON_CPU = range(33, 129)
