@@ -124,7 +124,7 @@ def _is_plainly_causal(*tensors: Any, is_causal: bool = False, attn_mask: Any = 
     if not is_causal or attn_mask is not None or len(tensors) != 3:
         return False
     query, key, _value = tensors
-    return _BLOCK < query.shape[-2] == key.shape[-2]
+    return bool(_BLOCK < query.shape[-2] == key.shape[-2])
 
 
 @lru_cache(maxsize=64)
