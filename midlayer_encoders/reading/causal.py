@@ -114,8 +114,7 @@ class _InBlocks(TorchFunctionMode):
         parts = []
         for start in range(0, query.shape[-2], _BLOCK):
             end = min(start + _BLOCK, query.shape[-2])
-            mask = _later(end - start, end, query.dtype)
-            kwargs["attn_mask"] = mask
+            kwargs["attn_mask"] = _later(end - start, end, query.dtype)
             parts.append(func(query[..., start:end, :], key[..., :end, :], value[..., :end, :], **kwargs))
         return torch.cat(parts, dim=-2)
 
@@ -124,11 +123,11 @@ def _is_plainly_causal(*tensors: Any, is_causal: bool = False, attn_mask: Any = 
     if not is_causal or attn_mask is not None or len(tensors) != 3:
         return False
     query, key, _value = tensors
-    return bool(_BLOCK < query.shape[-2] == key.shape[-2])
+    return query.device.type == "cpu" and bool(_BLOCK < query.shape[-2] == key.shape[-2])
 
 
 @lru_cache(maxsize=64)
 def _later(rows: int, end: int, dtype: torch.dtype) -> Tensor:
     """Return what is added to the scores of the last tokens up to ``end``: minus infinity at those after each."""
     with torch.inference_mode(mode=False):  # it is kept, also for passes outside
-        return torch.full((rows, end), -torch.inf, dtype=dtype).triu(end - rows + 1)
+        return torch.full((rows, end), -torch.inf, dtype=dtype, device="cpu").triu(end - rows + 1)
