@@ -7,16 +7,19 @@ Run on a CUDA machine with Triton: ``python benchmarks/metrics_h200.py OUT_FOLDE
 from __future__ import annotations
 
 import argparse
-import math
-import time
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from midlayer_encoders.metrics import Curvature, PromptEntropy, prompt_entropy
+sys.path.insert(0, str(Path(__file__).parent))
+
+from timing import fastest, peak
+
+from midlayer_encoders.measuring import compute_metrics
+from midlayer_encoders.metrics import Curvature, LayerMetric, PromptEntropy, prompt_entropy
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading.capture import capture
 
@@ -34,31 +37,6 @@ def make_model(width: int, device: str) -> Any:
         intermediate_size=4 * width, max_position_embeddings=2048, use_cache=False,
     )  # fmt: skip
     return GPTNeoXModel(config).to(device, torch.bfloat16).eval()
-
-
-def seconds(run: Callable[[], Any], rounds: int) -> float:
-    """Return the seconds of the fastest of some rounds, synchronized with the device."""
-    best = math.inf
-    for _ in range(rounds):
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
-def peak(run: Callable[[], Any]) -> float:
-    """Return the peak of GPU memory during a run, in GB."""
-    if not torch.cuda.is_available():
-        return float("nan")
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() / 1e9
 
 
 def obvious(model: Any, inputs: dict[str, Tensor], prompts: int) -> None:
@@ -106,21 +84,25 @@ def row(model: Any, length: int, tokens: int, rounds: int, device: str) -> str:
     def plain() -> None:
         model(**inputs)
 
-    def measured() -> list[Tensor]:
-        metrics = [PromptEntropy(layers).to(device), Curvature(layers).to(device)]
+    metrics: dict[str, LayerMetric] = {"prompt_entropy": PromptEntropy(layers), "curvature": Curvature(layers)}
+    for metric in metrics.values():
+        metric.to(device)
 
-        def receive(layer: int, _: str, states: Tensor) -> None:
-            for metric in metrics:
-                metric.update(layer, states, mask)
+    def receive(layer: int, _: str, states: Tensor) -> None:
+        for metric in metrics.values():
+            metric.update(layer, states, mask)
 
+    def measured() -> None:
         capture(model, inputs, receive, anatomy=anatomy, layers=layers)
-        return [metric.compute() for metric in metrics]
+        compute_metrics(metrics)
+        for metric in metrics.values():
+            metric.reset()
 
     few = max(2, 1024 // length)
     for run in (plain, measured, lambda: obvious(model, inputs, few)):
         run()
-    forward, whole = seconds(plain, rounds), seconds(measured, rounds)
-    naive = seconds(lambda: obvious(model, inputs, few), 1) - seconds(
+    forward, whole = fastest(plain, rounds), fastest(measured, rounds)
+    naive = fastest(lambda: obvious(model, inputs, few), 1) - fastest(
         lambda: model(**{k: v[:few] for k, v in inputs.items()}), 3
     )
     added, naive_added = (whole - forward) / forward, naive / few * prompts / forward

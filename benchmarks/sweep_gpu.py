@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from store import forget_cached
+from timing import peak, timed
 
 RESULTS = Path(__file__).parent / "results" / "sweep_gpu.md"
 BATCHES = (32, 128, 256, 512, 1024)
@@ -72,30 +73,6 @@ class Ours:
         embedder = Embedder(self.encoder, store, **self.options)
         embedder(inputs, [text_key(text) for text in inputs], "")
         return store
-
-
-def timed(run: Any) -> float:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def peak(run: Any) -> float:
-    """Return the peak of the device's memory during a call, in MB."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return float("nan")
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    return torch.cuda.max_memory_allocated() / 1e6
 
 
 class Bench:
@@ -151,9 +128,9 @@ class Bench:
         base = best["sentence-transformers, last layer"]
         base_memory = memory["sentence-transformers, last layer"]
         lines += [f"Batches of {self.best} in sentence-transformers, its best.", ""]
-        lines += ["| | seconds | ratio | peak of device memory, MB | ratio |", "|---|---|---|---|---|"]
+        lines += ["| | seconds | ratio | peak of device memory, GB | ratio |", "|---|---|---|---|---|"]
         for name, seconds in best.items():
-            used = f"{memory[name]:.0f} | {memory[name] / base_memory:.2f}" if name in memory else " | "
+            used = f"{memory[name]:.2f} | {memory[name] / base_memory:.2f}" if name in memory else " | "
             lines.append(f"| {name} | {seconds:.2f} | **{seconds / base:.3f}** | {used} |")
         return [*lines, "", self.agreement(ours)]
 

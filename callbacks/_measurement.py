@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from midlayer_encoders.callbacks._backbone import accepted_inputs, find_backbone, model_name, module_path
+from midlayer_encoders.callbacks._backbone import find_backbone, model_name, module_path
 from midlayer_encoders.callbacks._inputs import Batch, label_numbers, make_batches
 from midlayer_encoders.callbacks._settings import Settings
 from midlayer_encoders.callbacks._undisturbed import undisturbed
@@ -19,8 +19,10 @@ from midlayer_encoders.errors import MidlayerError, NotFiniteError
 from midlayer_encoders.measuring import compute_metrics, token_receiver, update_views
 from midlayer_encoders.metrics import LayerMetric
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, resolve_layers
+from midlayer_encoders.models.compat import without_cache
 from midlayer_encoders.reading.reader import LayerReader
 from midlayer_encoders.selection.ridge import ridge_correct
+from midlayer_encoders.spectra import without_kernels
 
 __all__ = ["LABEL_ACCURACY", "Measurement", "OtherProcessError", "Values", "make_measurement"]
 
@@ -29,6 +31,13 @@ Values = dict[str, dict[int, float]]
 
 LABEL_ACCURACY = "label_accuracy"
 """Name of the cross-validated accuracy of a ridge classifier on a layer's vectors."""
+
+
+_FEW = 2**29
+"""Sum of the cubes of the texts' tokens, over layers, up to which spectra are found on the CPU: some 0.1 s of a core.
+
+The kernels for a GPU would take longer to compile, on a machine's first run, than hundreds of steps of a small model.
+"""
 
 
 class OtherProcessError(MidlayerError, RuntimeError):
@@ -73,23 +82,30 @@ class Measurement:
         device = next(model.parameters()).device
         # The inputs are made already, so there is nothing to preprocess.
         reader = LayerReader(model, dict, self.anatomy, self.layers, self.settings.norm, self.settings.pooling)
-        names = accepted_inputs(model)
-        extra = {"use_cache": False} if names and "use_cache" in names else {}
         labeled: dict[int, Tensor] = {}
         with undisturbed(model), self._empty_metrics(device) as metrics:
             tokens = token_receiver(metrics, texts=self.count)
-            with _together(device), autocast:
+            with _together(device), autocast, self._few_spectra():
                 for batch in _share(self.batches):
                     inputs = {name: value.to(device, non_blocking=True) for name, value in batch.inputs.items()}
-                    vectors = reader.read({**inputs, **extra}, batch.positions, tokens=tokens)
+                    vectors = reader.read(without_cache(model, inputs), batch.positions, tokens=tokens)
                     update_views(metrics, self.layers, vectors, batch.positions, self.count)
                     if self.labels is not None:
                         own = [position for position in batch.positions if position < self.count]
                         labeled.update(zip(own, torch.stack(vectors, dim=1), strict=False))
-            values = compute_metrics(metrics)
+            with self._few_spectra():
+                values = compute_metrics(metrics)
         if self.labels is not None:
             values[LABEL_ACCURACY] = self._label_accuracy(labeled, self.labels)
         return values
+
+    def _few_spectra(self) -> AbstractContextManager[None]:
+        """Leave out the kernels of a GPU where the texts are few and short."""
+        longest = max(
+            (ids.shape[1] for batch in self.batches if (ids := batch.inputs.get("input_ids")) is not None), default=0
+        )
+        few = 0 < self.count * len(self.layers) * longest**3 <= _FEW
+        return without_kernels() if few else nullcontext()
 
     @contextmanager
     def _empty_metrics(self, device: torch.device) -> Iterator[dict[str, LayerMetric]]:
@@ -97,7 +113,8 @@ class Measurement:
         if not self._metrics:
             self._metrics.update(self.settings.make_metrics(self.layers))
         for metric in self._metrics.values():
-            metric.to(device)
+            if metric.device != device:  # moving all states takes as long where they are there already
+                metric.to(device)
         try:
             yield self._metrics
         finally:

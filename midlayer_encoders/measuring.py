@@ -289,6 +289,8 @@ def compute_metrics(metrics: Mapping[str, LayerMetric], *, named: bool = True) -
     """
     found: dict[str, dict[int, float]] = {}
     lacking: dict[str, TooFewTextsError] = {}
+    for metric in metrics.values():
+        metric.settle()  # before the first value is waited for
     for name, metric in metrics.items():
         try:
             found[name] = dict(zip(metric.layers, metric.compute().tolist(), strict=True))

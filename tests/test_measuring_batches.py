@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from midlayer_encoders import LayerEncoder, measure
+from midlayer_encoders.reading.reader import layer_reader
 from tests.progress import counted
 from tests.test_measured_by_hand import TEXTS
 
@@ -24,6 +25,7 @@ def shapes(encoder: LayerEncoder) -> Iterator[list[tuple[int, int]]]:
         states = args[0] if args else kwargs["hidden_states"]
         seen.append((states.shape[0], states.shape[1]))
 
+    layer_reader(encoder).vectors(TEXTS[:2], [[0, 1]])  # where it is tried, once, whether the model needs a mask
     hook = encoder[0].model.layers[0].register_forward_pre_hook(before, with_kwargs=True)
     try:
         yield seen

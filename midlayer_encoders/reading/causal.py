@@ -1,25 +1,32 @@
 """Whether a model needs to be told where texts end: a causal one that is padded on the right does not.
 
 Its real tokens see none of the padding after them, and only real tokens are pooled. Without a mask attention takes the
-fastest kernels, and nothing on the host waits for the device to look whether the mask hides anything.
+fastest kernels, and nothing on the host waits for the device to look whether the mask hides anything. On a CPU torch's
+kernel finds the scores of all pairs of tokens even where the later ones do not count; :func:`causal_attention` leaves
+most of those out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.reading.capture import capture
 
-__all__ = ["mask_is_needless", "padded_right"]
+__all__ = ["causal_attention", "mask_is_needless", "padded_right"]
 
 _LONGEST = 64  # tokens of the text that is tried
 _ROUNDINGS = 32
+_BLOCK = 32  # tokens that attend together: of 16 to 128 the quickest at 200 and 512 tokens, heads of 16 and 64
 _needless: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()  # beside the models, as turns are
 
 
@@ -66,7 +73,8 @@ def _tried(model: nn.Module, anatomy: Anatomy, ids: Tensor, mask: Tensor) -> boo
     shown[:, kept:] = 0
     masks = torch.cat([torch.ones_like(shown), shown])
     (masked,) = _states(model, anatomy, {"input_ids": torch.cat([text, one]), "attention_mask": masks}, kept)
-    first, second = _states(model, anatomy, {"input_ids": torch.cat([text, one, other])}, kept)
+    with causal_attention(text.device):
+        first, second = _states(model, anatomy, {"input_ids": torch.cat([text, one, other])}, kept)
     most = _ROUNDINGS * torch.finfo(masked.dtype).eps * masked.float().norm(dim=(1, 2))
     off = torch.stack([(states.float() - masked.float()).norm(dim=(1, 2)) for states in (first, second)])
     return bool((off <= most).all())
@@ -80,3 +88,46 @@ def _states(model: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Tensor], ke
         model, inputs, lambda _, __, states: found.append(states[1:, :kept].clone()), anatomy=anatomy, layers=layers
     )
     return list(torch.stack([states.to(found[0].device) for states in found], dim=1))
+
+
+def causal_attention(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context for the passes of a model without a mask: causal attention on a CPU takes half the time in it.
+
+    Up to 512 tokens torch's kernel there finds the scores of every pair of tokens and then drops those of later ones.
+    Here a block of tokens attends to those up to its end, with the same kernel: the results are the same, to the bit
+    where they were compared (benchmarks/results/metrics_cpu.md).
+    """
+    return _InBlocks() if device.type == "cpu" else nullcontext()
+
+
+class _InBlocks(TorchFunctionMode):
+    """Attends in blocks of tokens, in this thread, where torch's own function is asked for causal attention."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not scaled_dot_product_attention or not _is_plainly_causal(*args, **kwargs):
+            return func(*args, **kwargs)
+        query, key, value = args
+        kwargs = {**kwargs, "is_causal": False}
+        parts = []
+        for start in range(0, query.shape[-2], _BLOCK):
+            end = min(start + _BLOCK, query.shape[-2])
+            kwargs["attn_mask"] = _later(end - start, end, query.dtype)
+            parts.append(func(query[..., start:end, :], key[..., :end, :], value[..., :end, :], **kwargs))
+        return torch.cat(parts, dim=-2)
+
+
+def _is_plainly_causal(*tensors: Any, is_causal: bool = False, attn_mask: Any = None, **_: Any) -> bool:
+    if not is_causal or attn_mask is not None or len(tensors) != 3:
+        return False
+    query, key, _value = tensors
+    return query.device.type == "cpu" and bool(_BLOCK < query.shape[-2] == key.shape[-2])
+
+
+@lru_cache(maxsize=64)
+def _later(rows: int, end: int, dtype: torch.dtype) -> Tensor:
+    """Return what is added to the scores of the last tokens up to ``end``: minus infinity at those after each."""
+    with torch.inference_mode(mode=False):  # it is kept, also for passes outside
+        return torch.full((rows, end), -torch.inf, dtype=dtype, device="cpu").triu(end - rows + 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -22,7 +22,7 @@ from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.compat import without_cache
 from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.reading.capture import capture
-from midlayer_encoders.reading.causal import mask_is_needless, padded_right
+from midlayer_encoders.reading.causal import causal_attention, mask_is_needless, padded_right
 from midlayer_encoders.reading.fused import FusedPooling
 from midlayer_encoders.reading.pooling import real_tokens
 from midlayer_encoders.recipes import Counting
@@ -195,7 +195,9 @@ class _Flow:
         reader, places = self.reader, {layer: place for place, layer in enumerate(self.reader.layers)}
         features = self._moved(prepared.features)
         real = features.get("attention_mask")
+        attention: AbstractContextManager[object] = nullcontext()
         if prepared.right and self._mask_is_needless(features):
+            attention = causal_attention(features["input_ids"].device)
             features = {key: value for key, value in features.items() if key != "attention_mask"}
         masks: dict[Any, tuple[Tensor, Tensor]] = {}
         made: list[Tensor] = []
@@ -217,7 +219,8 @@ class _Flow:
 
         features = without_cache(reader.model, features)
         self.pooled.begin()
-        capture(reader.model, features, receive, anatomy=reader.anatomy, layers=reader.layers)
+        with attention:
+            capture(reader.model, features, receive, anatomy=reader.anatomy, layers=reader.layers)
         for place, vectors in zip(order, self.pooled.settle() or (), strict=False):
             made[0][place].copy_(vectors[:, : reader.truncate_dim])
         inputs = [self.inputs[position] for position in batch]

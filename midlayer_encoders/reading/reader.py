@@ -187,6 +187,6 @@ def layer_reader(
         pooling or source.pooling,
         source.truncate_dim,
         device=source.device,
-        unmasked=source.device.type == "cuda",
+        unmasked=source.device.type in ("cpu", "cuda"),
         counting=source.counting,
     )

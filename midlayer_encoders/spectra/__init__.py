@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-from midlayer_encoders.spectra.eigen import METHODS, Method, eigenvalues, spectral_entropy
+from midlayer_encoders.spectra.eigen import (
+    METHODS,
+    Method,
+    eigenvalues,
+    kernels_wanted,
+    spectral_entropy,
+    without_kernels,
+)
 
-__all__ = ["METHODS", "Method", "eigenvalues", "spectral_entropy"]
+__all__ = ["METHODS", "Method", "eigenvalues", "kernels_wanted", "spectral_entropy", "without_kernels"]

@@ -41,6 +41,7 @@ _PANEL = 16  # reflections put off together; also the least inner dimension of `
 _PANEL_OPTIONS = {
     512: {"ROWS": 32, "TILE": 64, "num_warps": 8},
     256: {"ROWS": 16, "TILE": 32, "num_warps": 4},
+    128: {"ROWS": 16, "TILE": 32, "num_warps": 2},
     64: {"ROWS": 16, "TILE": 32, "num_warps": 4},  # for the tests
 }
 _REGISTER_WARPS = {128: 4, 64: 1, 32: 1}
@@ -284,13 +285,13 @@ def _bisect(
     tl.store(values + b * n + ranks, tl.where(ranks < size, found * total + nan, 0.0 * total), mask=ranks < n)
 
 
-def eigenvalues_in_float32(matrices: Tensor, sizes: Tensor, *, register_rows: int = 128) -> Tensor:
+def eigenvalues_in_float32(matrices: Tensor, sizes: Tensor, *, register_rows: int | None = None) -> Tensor:
     """Return the eigenvalues of the leading corners in descending order, NaN where a corner or a size cannot be.
 
     Args:
         matrices: symmetric positive semi-definite, any float dtype, shape ``(B, n, n)`` with ``n <= MAX_SIZE``.
         sizes: rows of each corner, in ``[0, n]``, int32, shape ``(B,)``, on the same device.
-        register_rows: matrices with more rows are kept in memory; tests make it small.
+        register_rows: matrices with more rows are kept in memory; by default what is quickest, tests make it small.
 
     Returns:
         Shape ``(B, n)``, float32, zero beyond ``sizes``.
@@ -300,6 +301,10 @@ def eigenvalues_in_float32(matrices: Tensor, sizes: Tensor, *, register_rows: in
     if values.numel() == 0:
         return values
     N = max(32, triton.next_power_of_2(n))
+    if register_rows is None:
+        # So many matrices of 128 rows are quicker in memory, since more of them fit on the chip at a time than of those
+        # that fill the registers: 0.96 microseconds each, and 1.20 otherwise, of 2048 in one launch on an H200.
+        register_rows = 64 if N == 128 and batch >= 1024 else 128
     step = max(1, _SCRATCH_BYTES // (4 * N * N))
     with torch.cuda.device_of(matrices):  # Triton launches on the current device, whatever the tensors' own.
         for start in range(0, batch, step):

@@ -14,9 +14,11 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -25,7 +27,7 @@ from torch import Tensor
 
 from midlayer_encoders.errors import NotFiniteError, OptionError, check_choice
 
-__all__ = ["METHODS", "Method", "eigenvalues", "spectral_entropy"]
+__all__ = ["METHODS", "Method", "eigenvalues", "kernels_wanted", "spectral_entropy", "without_kernels"]
 
 Method: TypeAlias = Literal["auto", "exact", "fast"]
 """``"exact"``: float64. ``"fast"``: float32 on a GPU, else exact. ``"auto"``: fast where its error bound holds."""
@@ -37,6 +39,25 @@ _INLINE_WORK = 2**20  # sum of rows cubed under which handing it to threads take
 # where a single core of a CPU takes less.
 _BETTER_ON_CPU = range(33, 129)
 _turn = threading.Lock()
+_wanted: ContextVar[bool] = ContextVar("kernels_wanted", default=True)
+
+
+def kernels_wanted() -> bool:
+    """Return whether Triton's kernels may be used here: outside of :func:`without_kernels`."""
+    return _wanted.get()
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Take ``"auto"`` for ``"exact"`` inside, on the CPU: for so little work that the kernels would not pay.
+
+    The first use of the kernels on a machine compiles them, which takes seconds; Triton keeps them on disk after that.
+    """
+    token = _wanted.set(False)
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
 
 
 def eigenvalues(
@@ -157,6 +178,8 @@ def _collision_entropy(matrices: Tensor, counts: Tensor | None) -> Tensor:
 def _eigenvalues(matrices: Tensor, counts: Tensor, method: Method) -> Tensor:
     """Return the eigenvalues, shape ``(B, n)``, NaN where a matrix or a size cannot be."""
     check_choice("method", method, METHODS)
+    if method == "auto" and not kernels_wanted():
+        return _exact(matrices.cpu(), counts.cpu()).to(matrices.device)
     if method == "exact" or not _kernels_run(matrices, asked=method == "fast"):
         return _exact(matrices, counts)
     from midlayer_encoders.spectra._triton import MAX_SIZE, eigenvalues_in_float32
@@ -223,19 +246,18 @@ def _triton_is_here() -> bool:
 @cache
 def _threads(workers: int) -> ThreadPoolExecutor:
     """Return threads that stay: a new one would start as many more for OpenMP as torch has."""
-    return ThreadPoolExecutor(workers, thread_name_prefix="midlayer spectra")
+    return ThreadPoolExecutor(workers, thread_name_prefix="midlayer spectra", initializer=_keep_to_one_core)
 
 
-def _on_one_core(work: Callable[..., Tensor], *given: Any) -> Tensor:
-    """Return what ``work`` does, in a thread that starts no others.
+def _keep_to_one_core() -> None:
+    """Have this thread start no others.
 
     Those of OpenMP wait for work, spinning: with 16 cores, and so 16 threads of 16, the decompositions of one layer
     took five times as long as with one. The limit is the thread's own, so that nothing changes for the rest of the
-    process, as it does by ``torch.set_num_threads``.
+    process, as it does by ``torch.set_num_threads``. It is set once, since that takes as long as a few decompositions.
     """
     torch.get_num_threads()  # takes over torch's number, where it is new to this thread, which would end the limit
     _libraries().limit(limits=1, user_api="openmp")
-    return work(*given)
 
 
 @cache
@@ -283,9 +305,10 @@ def _exact(matrices: Tensor, counts: Tensor) -> Tensor:
 
     # LAPACK takes one small matrix at a time and one core for it; torch lets go of the interpreter meanwhile.
     if workers > 1 and sum(size**3 for size in counts.tolist()) > _INLINE_WORK:
-        with _turn:  # or two callers would start two sets of threads
+        with _turn:  # or two callers would start two sets of threads, and every thread look for the libraries
             pool = _threads(workers)
-        solved = list(pool.map(partial(_on_one_core, solve), *zip(*parts, strict=True)))
+            _libraries()
+        solved = list(pool.map(solve, *zip(*parts, strict=True)))
     else:
         solved = [solve(size, part) for size, part in parts]
     for (_, part), found in zip(parts, solved, strict=True):

@@ -11,9 +11,10 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 
-from midlayer_encoders.callbacks import LayerMetricsCallback, LayerMetricsTrainerCallback
+from midlayer_encoders.callbacks import LayerMetricsCallback, LayerMetricsTrainerCallback, _measurement
 from midlayer_encoders.metrics import curvature, dataset_entropy, infonce, prompt_entropy
 from midlayer_encoders.selection.ridge import label_folds
+from midlayer_encoders.spectra import kernels_wanted
 from tests.callbacks.oracles import TEXTS, VIEWS, TrainerWeights, Weights, assert_frames_match, encoder_of, measured
 from tests.callbacks.test_trainer import trainer
 from tests.callbacks.training import ADVICE, TOKENIZER, Boring, fit, neox
@@ -217,3 +218,17 @@ def test_values_are_of_the_precision_that_the_run_itself_computes_in(library: st
     found = torch.tensor(seen.frame["value"])
     # Nearer to bfloat16 than to float32; not equal, since batches round otherwise than texts alone.
     assert (found - expected).abs()[1:].max() < 0.5 * (found - full).abs()[1:].max()
+
+
+@pytest.mark.parametrize(("few", "wanted"), [(10**9, False), (1, True)])
+def test_a_small_measurement_leaves_out_the_kernels_of_a_gpu(
+    few: int, wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_measurement, "_FEW", few)
+    model, seen = Boring(neox()), set()
+    callback = LayerMetricsCallback(TEXTS, TOKENIZER, metrics="curvature", every_n_steps=[0], figures=False)
+    measure = _measurement.compute_metrics
+    monkeypatch.setattr(_measurement, "compute_metrics", lambda given: seen.add(kernels_wanted()) or measure(given))
+    fit(model, tmp_path, [callback], max_steps=1)
+    assert seen == {wanted}
+    assert kernels_wanted()

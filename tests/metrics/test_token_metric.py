@@ -15,15 +15,22 @@ NAMES = ["prompt_entropy", "curvature"]
 BATCHES = torch.arange(13).split(4)
 
 
-@pytest.fixture
-def waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], WaitingTokenMetric]:
+def texts_that_wait(metric: WaitingTokenMetric) -> int:
+    return sum(len(one.rows) for one in (*metric._states, *metric._waiting))
+
+
+@pytest.fixture(params=["states", "ingredients"])
+def waiting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], WaitingTokenMetric]:
     """Return metrics of three layers in which all texts wait, the last batch smaller than the others."""
     monkeypatch.setattr(WaitingTokenMetric, "_waits", lambda *_: True)
+    if request.param == "ingredients":
+        monkeypatch.setattr(WaitingTokenMetric, "_states_together", 0)
 
     def fed(name: str) -> WaitingTokenMetric:
         metric = feed(make(name, range(3)), corpus(), BATCHES)
         assert isinstance(metric, WaitingTokenMetric)
-        assert len(metric._waiting) == 12
+        assert len(metric._states if request.param == "states" else metric._waiting) == 12
+        assert texts_that_wait(metric) == 39
         assert metric.count.tolist() == [0, 0, 0]
         return metric
 
@@ -34,7 +41,7 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], WaitingTokenMetr
 def test_compute_settles_once(name: str, waiting: Callable[[str], WaitingTokenMetric]) -> None:
     metric = waiting(name)
     expected = metric.compute()
-    assert (metric._waiting, metric.count.tolist()) == ([], [13, 13, 13])
+    assert (texts_that_wait(metric), metric.count.tolist()) == (0, [13, 13, 13])
     feed(metric, corpus(), [torch.arange(13)])
     torch.testing.assert_close(metric.compute(), expected, rtol=1e-12, atol=1e-12)
     assert metric.count.tolist() == [26, 26, 26]
@@ -75,7 +82,7 @@ def test_another_width_or_length_does_not_wait_with_the_rest(
     expected = feed(make(name, range(3)), longer, [torch.arange(13)]).compute()
     first = waiting(name).compute()
     feed(metric, longer, [torch.arange(13)])
-    assert (len(metric._waiting), metric.count.tolist()) == (3, [13, 13, 13])
+    assert (texts_that_wait(metric), metric.count.tolist()) == (39, [13, 13, 13])
     torch.testing.assert_close(metric.compute(), (first + expected) / 2)
 
 
@@ -86,3 +93,30 @@ def test_updated_in_inference_mode_and_computed_outside(
     with torch.inference_mode():
         metric = waiting(name)
     torch.testing.assert_close(metric.compute(), waiting(name).compute())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_states_that_a_block_changes_in_place_are_measured_as_they_were(
+    name: str, waiting: Callable[[str], WaitingTokenMetric]
+) -> None:
+    expected = waiting(name).compute()
+    metric, states = make(name, range(3)), corpus()
+    for layer in range(3):
+        for batch in BATCHES:
+            given = states.states[layer][batch].clone()
+            metric.update(layer, given, states.mask[batch])
+            given.zero_()
+    torch.testing.assert_close(metric.compute(), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_states_are_taken_together_once_they_are_many(
+    name: str, waiting: Callable[[str], WaitingTokenMetric], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = waiting(name).compute()
+    bytes_of_batch = corpus().states[0][BATCHES[0]].nbytes
+    monkeypatch.setattr(WaitingTokenMetric, "_states_together", 4 * bytes_of_batch)
+    metric = feed(make(name, range(3)), corpus(), BATCHES)
+    assert isinstance(metric, WaitingTokenMetric)
+    assert 1 <= len(metric._waiting) <= 3
+    torch.testing.assert_close(metric.compute(), expected)

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention as attention
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedTokenizerFast
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading.batches import batches_of, count_tokens
-from midlayer_encoders.reading.causal import mask_is_needless, padded_right
+from midlayer_encoders.reading.causal import causal_attention, mask_is_needless, padded_right
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.reading.texts import TextInputs
 from tests.families import inputs, tiny
@@ -69,13 +71,40 @@ def test_vectors_are_the_same_without_a_needless_mask(name: str, pooling: Any, t
         lambda _, __, kwargs: masked.append("attention_mask" in kwargs), with_kwargs=True
     )
     reader, batches = layer_reader(encoder), [[0, 1, 2], [3, 4, 5, 6]]
-    expected = reader.vectors(LONG[:7], batches)
+    expected = replace(reader, unmasked=False).vectors(LONG[:7], batches)
     assert all(masked)
     masked.clear()
-    found = replace(reader, unmasked=True).vectors(LONG[:7], batches)
+    found = reader.vectors(LONG[:7], batches)
     hook.remove()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert masked[-2:] == [name == "BERT"] * 2, "of both batches, after the passes that tried it"
+
+
+class Keys(TorchFunctionMode):
+    """Notes how many keys each call of torch's attention is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is attention:
+            self.seen.append(args[1].shape[-2])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("length", "blocks"), [(31, [31]), (33, [32, 33]), (70, [32, 64, 70])])
+def test_on_a_cpu_tokens_attend_in_blocks_to_what_is_before_them(length: int, blocks: list[int]) -> None:
+    draw = torch.Generator().manual_seed(length)
+    given = [torch.randn(2, heads, length, 8, generator=draw) for heads in (4, 2, 2)]
+    options: dict[str, Any] = {"scale": 0.3, "enable_gqa": True}
+    later = torch.ones(length, length, dtype=torch.bool).tril()
+    expected = [attention(*given, attn_mask=mask, **options) for mask in (later, None, later)]
+    with Keys() as keys, causal_attention(torch.device("cpu")):
+        causal = attention(*given, is_causal=True, **options)
+        others = [attention(*given, attn_mask=mask, **options) for mask in (None, later)]
+    assert keys.seen == [*blocks, length, length], "and what is not plainly causal attends as ever"
+    torch.testing.assert_close([causal, *others], expected)
 
 
 # --- texts to ids ----------------------------------------------------------------------------------------------------

@@ -28,10 +28,9 @@ def passed(encoder: LayerEncoder) -> Iterator[set[str]]:
     seen: set[str] = set()
 
     def note(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
-        seen.update(
-            "".join(encoder.tokenizer.convert_ids_to_tokens(ids[mask.bool()]))[:12]
-            for ids, mask in zip(kwargs["input_ids"], kwargs["attention_mask"], strict=True)
-        )
+        pad = encoder.tokenizer.pad_token_id  # a causal model passes without a mask
+        texts = [ids[ids != pad] for ids in kwargs["input_ids"]]
+        seen.update("".join(encoder.tokenizer.convert_ids_to_tokens(ids))[:12] for ids in texts)
 
     hook = encoder[0].model.register_forward_pre_hook(note, with_kwargs=True)
     yield seen

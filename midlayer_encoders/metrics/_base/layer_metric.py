@@ -81,6 +81,9 @@ class LayerMetric(Metric):
     def _value(self, layer: int) -> Tensor:
         """Return the number of one layer, a scalar, from what was kept of it."""
 
+    def settle(self) -> None:
+        """Start what is left to do before ``compute``, without waiting for the device: nothing here."""
+
     def compute(self) -> Tensor:
         """Return one value per layer, shape ``(len(layers),)``, float64; NaN for the first if ``needs_previous``."""
         return self._all_finite(self.layers, self._values(self.layers))

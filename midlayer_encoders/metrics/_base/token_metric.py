@@ -93,26 +93,35 @@ class TokenMetric(MeanOverTexts):
 
 @dataclass(frozen=True)
 class _Waiting:
-    """Texts of one layer whose numbers are still to be found."""
+    """Texts of some layers whose numbers are still to be found: the layer of each, and one row per text of the rest."""
 
-    row: int
-    kind: tuple[torch.device, torch.dtype, torch.Size]
-    ingredients: tuple[Tensor, ...]
+    rows: list[int]
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 class WaitingTokenMetric(TokenMetric):
-    """A :class:`TokenMetric` whose last steps are taken for several layers at once, on a GPU.
+    """A :class:`TokenMetric` whose steps are taken for several layers at once, on a GPU.
 
     The small matrices or the few angles of one layer do not fill a GPU, and every launch costs the same. So the
     ingredients of the texts' numbers, not their states, wait for those of the next layers
-    (benchmarks/results/metrics_h200.md). The sums are complete once ``compute`` or ``sync`` was called.
+    (benchmarks/results/metrics_h200.md); the states themselves only where a batch is so small that a copy of them costs
+    less than the launches (benchmarks/results/callbacks_cuda.md). The sums are complete after :meth:`settle`, with
+    which ``compute`` and ``sync`` begin.
     """
 
     _together: ClassVar[int]
     """How many bytes of ingredients may wait."""
+    _states_together: ClassVar[int] = 2**26
+    """How many bytes of states may wait."""
 
     def __init__(self, layers: Sequence[int], **torchmetrics_options: Any) -> None:
         super().__init__(layers, **torchmetrics_options)
+        self._kind: tuple[torch.device, torch.dtype, torch.Size] | None = None
+        self._states: list[_Waiting] = []
         self._waiting: list[_Waiting] = []
 
     @abstractmethod
@@ -133,50 +142,73 @@ class WaitingTokenMetric(TokenMetric):
         if not self._waits(states):
             super()._take(row, states, mask)
             return
-        waiting = _Waiting(row, (states.device, states.dtype, states.shape[1:]), self._ingredients(states, mask))
-        if self._waiting and self._waiting[0].kind != waiting.kind:
-            self._settle()
-        self._waiting.append(waiting)
-        if sum(tensor.nbytes for one in self._waiting for tensor in one.ingredients) >= self._together:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Add what waits to the sums."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
+        kind = states.device, states.dtype, states.shape[1:]
+        if kind != self._kind:
+            self.settle()
+        self._kind = kind
+        rows = [row] * len(states)
+        if 4 * states.nbytes > self._states_together:
+            self._wait([_Waiting(rows, (states, mask))])
             return
-        width = waiting[0].kind[-1][-1]
-        texts = torch.tensor([len(one.ingredients[0]) for one in waiting])
-        rows = torch.tensor([one.row for one in waiting]).repeat_interleave(texts)
-        ingredients = tuple(_joined(*one) for one in zip(*(one.ingredients for one in waiting), strict=True))
-        del waiting  # they take as much memory again
-        values, defined = self._settled(ingredients, width)
+        self._states.append(_Waiting(rows, (states.clone(), mask)))  # a block may add to its input in place
+        if sum(one.nbytes for one in self._states) >= self._states_together:
+            self._wait(self._pop_states())
+
+    def _pop_states(self) -> list[_Waiting]:
+        states, self._states = self._states, []
+        return states
+
+    def _wait(self, given: list[_Waiting]) -> None:
+        """Make ingredients of states, and have them wait."""
+        if not given:
+            return
+        rows, (states, mask) = _joined(given)
+        self._waiting.append(_Waiting(rows, self._ingredients(states, mask)))
+        if sum(one.nbytes for one in self._waiting) >= self._together:
+            self._find()
+
+    def settle(self) -> None:
+        """Add what waits to the sums."""
+        self._wait(self._pop_states())
+        self._find()
+
+    def _find(self) -> None:
+        if not self._waiting or self._kind is None:
+            return
+        rows, ingredients = _joined(self._waiting)
+        self._waiting = []  # they take as much memory again
+        values, defined = self._settled(ingredients, self._kind[-1][-1])
         device = self.total.device
-        rows, values, defined = rows.to(device, non_blocking=True), values.to(device), defined.to(device)
+        at = torch.tensor(rows).to(device, non_blocking=True)
+        values, defined = values.to(device), defined.to(device)
         # Not in place: sums that were made in inference mode may be settled outside.
-        self.total = self.total.index_add(0, rows, torch.where(defined, values, 0.0).double())
-        self.count = self.count.index_add(0, rows, defined.long())
-        self.skipped = self.skipped.index_add(0, rows, (~defined).long())
+        self.total = self.total.index_add(0, at, torch.where(defined, values, 0.0).double())
+        self.count = self.count.index_add(0, at, defined.long())
+        self.skipped = self.skipped.index_add(0, at, (~defined).long())
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
         """Settle what waits, then share the sums with the other processes; ``compute`` begins with it, always."""
-        self._settle()
+        self.settle()
         super().sync(*args, **kwargs)
 
     @property
     def metric_state(self) -> dict[str, list[Tensor] | Tensor]:
         """The sums, with what waits."""
-        self._settle()
+        self.settle()
         return super().metric_state
 
     def reset(self) -> None:
         """Forget all texts."""
         super().reset()
-        self._waiting = []
+        self._states, self._waiting = [], []
 
 
-def _joined(*tensors: Tensor) -> Tensor:
-    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+def _joined(waiting: list[_Waiting]) -> tuple[list[int], tuple[Tensor, ...]]:
+    """Return the rows of all texts that wait, and their tensors."""
+    if len(waiting) == 1:
+        return waiting[0].rows, waiting[0].tensors
+    rows = [row for one in waiting for row in one.rows]
+    return rows, tuple(torch.cat(each) for each in zip(*(one.tensors for one in waiting), strict=True))
 
 
 def check_tokens(states: Tensor, mask: Tensor) -> None:

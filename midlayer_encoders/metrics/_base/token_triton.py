@@ -25,6 +25,9 @@ __all__ = ["prepared_gram", "turns"]
 _TINY = 32 * torch.finfo(torch.float32).eps
 """Under this part of the lengths it was made from, a difference of tokens is rounding."""
 
+# The quickest launch of `_gram` on an H200, by the tokens of a tile.
+_GRAM_OPTIONS = {64: {"COLS": 32, "num_warps": 4}, 128: {"COLS": 32, "num_warps": 8}}
+
 
 def _jit(kernel: Any) -> Any:
     return kernel if triton is None else triton.jit(kernel)
@@ -104,10 +107,15 @@ def _gram(
         token_i = tl.load(order + b * T + at_i, mask=at_i < size, other=0)
         token_j = tl.load(order + b * T + at_j, mask=at_j < size, other=0)
         # Three products on tensor cores, as exact as one in float32.
-        for start in range(0, D, COLS):
-            x = _tokens(states, means, token_i, at_i < size, start, D, token_stride, COLS, CENTER)
-            y = _tokens(states, means, token_j, at_j < size, start, D, token_stride, COLS, CENTER)
-            acc = tl.dot(x, tl.trans(y), acc, input_precision="tf32x3")
+        if i == j:
+            for start in range(0, D, COLS):
+                x = _tokens(states, means, token_i, at_i < size, start, D, token_stride, COLS, CENTER)
+                acc = tl.dot(x, tl.trans(x), acc, input_precision="tf32x3")
+        else:
+            for start in range(0, D, COLS):
+                x = _tokens(states, means, token_i, at_i < size, start, D, token_stride, COLS, CENTER)
+                y = _tokens(states, means, token_j, at_j < size, start, D, token_stride, COLS, CENTER)
+                acc = tl.dot(x, tl.trans(y), acc, input_precision="tf32x3")
     gram += b * T * T
     inside = (at_i < T)[:, None] & (at_j < T)[None, :]
     tl.store(gram + at_i[:, None] * T + at_j[None, :], acc, mask=inside)
@@ -216,8 +224,9 @@ def prepared_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> 
         order, sizes = _order(mask)
         if center:
             _mean[(B, triton.cdiv(D, 64))](states, order, sizes, means, *shape, ROWS=64, COLS=64, num_warps=2)
-        _gram[(B * triton.cdiv(T, 64) ** 2,)](
-            states, order, sizes, means, gram, *shape, ROWS=64, COLS=32, CENTER=center, num_warps=4
+        tile = 64 if T <= 128 else 128
+        _gram[(B * triton.cdiv(T, tile) ** 2,)](
+            states, order, sizes, means, gram, *shape, ROWS=tile, CENTER=center, **_GRAM_OPTIONS[tile]
         )
         if center or unit:
             squares = gram.diagonal(dim1=1, dim2=2).contiguous()  # the lengths, before `_scale` changes them in place
