@@ -110,8 +110,10 @@ def launch(devices: int, num_nodes: int, *, cpu: bool) -> Group:
 
     # Only small objects travel between processes, so gloo serves GPUs too.
     strategy = DDPStrategy(process_group_backend="gloo", timeout=_PATIENCE)
-    told, level = logging.getLogger("lightning.fabric"), logging.getLogger("lightning.fabric").level
-    told.setLevel(logging.WARNING)  # each process would say that it was started
+    loggers = {name: logging.getLogger(name) for name in ("lightning.fabric", "lightning.pytorch")}
+    levels = {name: logger.level for name, logger in loggers.items()}
+    for logger in loggers.values():
+        logger.setLevel(logging.WARNING)  # each process would say that it was started
     try:
         fabric = Fabric(
             accelerator="cpu" if cpu else "auto", devices=devices, num_nodes=num_nodes, strategy=strategy
@@ -123,7 +125,8 @@ def launch(devices: int, num_nodes: int, *, cpu: bool) -> Group:
             f"SLURM started them, but got {devices} and {num_nodes}: {error}"
         ) from error
     finally:
-        told.setLevel(level)
+        for name, logger in loggers.items():
+            logger.setLevel(levels[name])
     return Group(fabric.global_rank, fabric.world_size, fabric.device)
 
 
