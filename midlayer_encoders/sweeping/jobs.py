@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import BrokenExecutor
-from contextlib import contextmanager, suppress
+from concurrent.futures import BrokenExecutor, Future, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import joblib
 import mteb
+from joblib.externals.loky import get_reusable_executor
 
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.store import EmbeddingStore, TextNotStoredError
@@ -27,7 +26,9 @@ from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
-__all__ = ["Job", "Score", "Workers", "quiet_mteb", "run_job", "with_data"]
+__all__ = ["Job", "Score", "Workers", "quiet_mteb", "result", "run_job", "with_data"]
+
+_IDLE = 300  # seconds after which a worker without work ends
 
 
 @dataclass(frozen=True)
@@ -123,37 +124,41 @@ class Workers:
 
     def __init__(self, count: int, most: int) -> None:
         self.count, self.threads = max(min(count, most), 1), max(count // max(most, 1), 1)
-        self._starting: threading.Thread | None = None
 
     def start(self) -> None:
         """Have the processes import what they need while this one does something else: it takes them seconds."""
-        if self.count > 1 and self._starting is None:
-            self._starting = threading.Thread(target=self._import, name="midlayer-workers", daemon=True)
-            self._starting.start()
+        if self.count > 1:
+            pool = self._pool()
+            for _ in range(self.count):
+                pool.submit(_wait, 0.1)
+
+    def begin(self, jobs: Sequence[Job]) -> list[Future[Score]]:
+        """Begin jobs beside whatever this process does next; :func:`result` waits for one."""
+        pool = self._pool()
+        return [pool.submit(_in_worker, job) for job in jobs]
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Score]:
         """Yield the scores of jobs as they come."""
-        if self._starting is not None:
-            self._starting.join()
         if self.count == 1 or len(jobs) <= 1:
             yield from map(run_job, jobs)
-            return
-        with self._pool():
-            scores = joblib.Parallel(return_as="generator_unordered")(joblib.delayed(_in_worker)(job) for job in jobs)
-            try:
-                yield from scores
-            except BrokenExecutor as error:
-                raise MidlayerError(
-                    "A worker process was killed while it scored layers, perhaps because memory ran out. What was "
-                    "scored is kept: run again, with fewer `workers` where memory is short."
-                ) from error
+        else:
+            yield from map(result, as_completed(self.begin(jobs)))
 
-    def _pool(self) -> joblib.parallel_config:
-        return joblib.parallel_config(backend="loky", n_jobs=self.count, inner_max_num_threads=self.threads)
+    def _pool(self) -> Any:
+        # loky's workers are the same from sweep to sweep, and do not run the caller's script again.
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+        return get_reusable_executor(self.count, timeout=_IDLE, env=dict.fromkeys(names, str(self.threads)))
 
-    def _import(self) -> None:
-        with suppress(Exception), self._pool():  # whatever is wrong is said where jobs are run
-            joblib.Parallel(batch_size=1)(joblib.delayed(_wait)(0.1) for _ in range(self.count))
+
+def result(begun: Future[Score]) -> Score:
+    """Return the score of a job that a worker was given, when it is there."""
+    try:
+        return begun.result()
+    except BrokenExecutor as error:
+        raise MidlayerError(
+            "A worker process was killed while it scored layers, perhaps because memory ran out. What was scored is "
+            "kept: run again, with fewer `workers` where memory is short."
+        ) from error
 
 
 def _wait(seconds: float) -> None:

@@ -198,7 +198,7 @@ class _Sweep:
         workers = self.settings.workers or max(int(joblib.cpu_count()) // self.settings.devices, 1)
         return Scorer(
             embedder, together if self.settings.scoring == "together" else None, workers, planning, stage,
-            Stage(self.progress, "confirming"),
+            Stage(self.progress, "confirming"), _cores_free(self.encoder),
         )  # fmt: skip
 
     def _finished(self, found: Scored, start: float, embedder: Embedder) -> SweepResult:
@@ -232,6 +232,11 @@ def _encoder(model: str | LayerEncoder, options: Mapping[str, Any]) -> LayerEnco
         return LayerEncoder(model, -1, **options)
     model.check_own(options)
     return model
+
+
+def _cores_free(encoder: LayerEncoder) -> bool:
+    """Return whether the cores have little to do while texts are embedded."""
+    return encoder.device.type == "cuda"
 
 
 def _device(model: str | LayerEncoder, options: Mapping[str, Any]) -> str | None:

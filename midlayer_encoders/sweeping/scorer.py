@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
 from midlayer_encoders._types import Stage
 from midlayer_encoders.sweeping.group import FATAL, Group
-from midlayer_encoders.sweeping.jobs import Job, Score, Workers, run_job
+from midlayer_encoders.sweeping.jobs import Job, Score, Workers, result, run_job
 from midlayer_encoders.sweeping.notes import TOGETHER, Scored
 from midlayer_encoders.sweeping.stored_layer import Embedder
 from midlayer_encoders.sweeping.together import MOST_CONFIRMED, Together, layers_to_confirm, why_not_together
@@ -27,6 +28,7 @@ class Scorer:
         planning: counts tasks of which it is known what mteb asks.
         scoring: counts layers.
         confirming: counts layers that mteb scores once more.
+        cores_free: whether the cores have little to do while texts are embedded.
     """
 
     embedder: Embedder
@@ -35,6 +37,7 @@ class Scorer:
     planning: Stage
     scoring: Stage
     confirming: Stage
+    cores_free: bool = False
 
     @property
     def group(self) -> Group:
@@ -52,6 +55,8 @@ class Scorer:
         confirming = Workers(self.workers, MOST_CONFIRMED * len(jobs_of_tasks))
         if self.together is not None:
             confirming.start()
+        begun: dict[tuple[str, int], Future[Score]] = {}
+        beside = self.cores_free and self.group.world == 1 and confirming.count > 1
         for jobs in jobs_of_tasks:
             self.planning.step(0)  # its turn: reading a task's data may take longer than all else
             made, why, baseline = self._by_all(jobs)
@@ -64,8 +69,11 @@ class Scorer:
             if baseline is not None:
                 baselines[jobs[0].task.name] = baseline
             layers = layers_to_confirm(made)
-            to_confirm += [job for job in jobs if job.layer in layers]
-        return Scored(scores, self._confirmed(to_confirm, confirming), ways, baselines)
+            chosen = [job for job in jobs if job.layer in layers]
+            to_confirm += chosen
+            if beside:  # while the device has the next task's texts, the cores are free
+                begun |= {(job.task.name, job.layer): confirming.begin([job])[0] for job in chosen}
+        return Scored(scores, self._confirmed(to_confirm, confirming, begun), ways, baselines)
 
     def _by_all(self, jobs: Sequence[Job]) -> tuple[list[Score], str | None, float | None]:
         """Return the scores of all layers together, or none and why they are left to mteb, and TF-IDF's score."""
@@ -101,12 +109,19 @@ class Scorer:
                 found[job.layer] = self._everywhere(job)
         return [found[job.layer] for job in jobs]
 
-    def _confirmed(self, jobs: Sequence[Job], workers: Workers) -> list[Score]:
-        """Have mteb score some layers of all tasks side by side, from what is stored."""
+    def _confirmed(
+        self, jobs: Sequence[Job], workers: Workers, begun: Mapping[tuple[str, int], Future[Score]]
+    ) -> list[Score]:
+        """Have mteb score some layers of all tasks side by side, from what is stored, or wait for those begun."""
         if not jobs:
             return []
         self.confirming.expect(len(jobs))
-        found = {(score.task, score.layer): score for score in self._shared(jobs, self.confirming, workers)}
+        found: dict[tuple[str, int], Score] = {}
+        for place, coming in begun.items():
+            found[place] = result(coming)
+            self.confirming.step()
+        rest = [job for job in jobs if (job.task.name, job.layer) not in begun]
+        found |= {(score.task, score.layer): score for score in self._shared(rest, self.confirming, workers)}
         for job in jobs:
             if found[job.task.name, job.layer].lacked_a_text:
                 found[job.task.name, job.layer] = self._everywhere(job)

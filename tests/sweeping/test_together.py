@@ -12,7 +12,7 @@ import pytest
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.sweeping import SweepResult, sweep, together
+from midlayer_encoders.sweeping import SweepResult, jobs, run, sweep, together
 from midlayer_encoders.tasks import task_sources, tfidf_scores
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
@@ -156,3 +156,23 @@ def test_texts_without_words_have_a_baseline_of_their_characters(tiny_folder: Fo
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = sweep(tiny_folder("Llama"), path, out=tmp_path / "out", layers=[1], workers=1)
     assert list(result.notes.baselines) == [task_sources(path)[0].name]
+
+
+def test_layers_are_confirmed_while_the_next_task_is_embedded_where_the_cores_are_free(
+    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tasks").mkdir()
+    tasks = [near(tmp_path / "tasks"), ranks(tmp_path / "tasks")]
+    how: dict[str, Any] = {"baselines": False, "device": "cpu", "workers": 2}
+    after = sweep(tiny_folder("Llama"), tasks, out=tmp_path / "after", **how)
+    monkeypatch.setattr(run, "_cores_free", lambda _: True)
+    monkeypatch.setattr(jobs.Workers, "run", lambda *_: iter(()))  # only what is begun beside is confirmed
+    seen: list[tuple[str, int, int]] = []
+    beside = sweep(
+        tiny_folder("Llama"), tasks, out=tmp_path / "beside", progress=lambda *report: seen.append(report), **how
+    )
+    assert beside.frame.equals(after.frame)
+    assert beside.frame.filter(kind="confirmed").height >= 4
+    assert [report for report in seen if report[0] == "confirming"][-1][1:] == (
+        beside.frame.filter(kind="confirmed").height,
+    ) * 2
