@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.errors import MidlayerError
     from midlayer_encoders.measuring import measure
+    from midlayer_encoders.recipes import Recipe
     from midlayer_encoders.selection import Selection
     from midlayer_encoders.sweeping import SweepResult, sweep
     from midlayer_encoders.tasks import paper_tasks
@@ -24,6 +25,7 @@ __all__ = [
     "EncoderSpec",
     "LayerEncoder",
     "MidlayerError",
+    "Recipe",
     "Selection",
     "SweepResult",
     "compare",
@@ -44,6 +46,7 @@ if not TYPE_CHECKING:
         "EncoderSpec": "_types",
         "LayerEncoder": "encoder.sentence_transformers_encoder",
         "MidlayerError": "errors",
+        "Recipe": "recipes",
         "Selection": "selection",
         "SweepResult": "sweeping",
         "compare": "analysis.comparing.run",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,6 @@ from midlayer_encoders.cli._app import (
     make_table,
     parse_layers,
     parse_names,
-    print_lines,
     print_report,
     quieten,
     whole_model,
@@ -25,10 +25,12 @@ from midlayer_encoders.cli._app import (
 from midlayer_encoders.cli._options import model_options
 from midlayer_encoders.cli._progress import first_process, long_running, shown, silence, waiting
 from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.recipes import Recipe, recipes_of
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-    from midlayer_encoders.sweeping import SweepResult
+    from midlayer_encoders.sweeping import RecipesResult, SweepResult
 
 # Those of the paper's metrics that compare no views of a text.
 _ONE_PASS = "prompt_entropy,dataset_entropy,effective_rank,curvature"
@@ -51,6 +53,10 @@ def sweep(
         str, typer.Option(help="Names of mteb tasks or benchmarks, paper, builtin, or paths, with commas.")
     ],
     layers: LayersText = "all",
+    recipes: Annotated[
+        str | None,
+        typer.Option(help="Recipes to compare, with commas (plain,one-word+center), or all; --template adds yours."),
+    ] = None,
     names: Annotated[
         str, typer.Option("--metrics", help="none, paper, all, or names with commas; the default takes one pass.")
     ] = _ONE_PASS,
@@ -80,6 +86,7 @@ def sweep(
         silence()
     with waiting("Reading the tasks"):
         task_sources(tasks.split(","))  # likewise
+    asked, options = _recipes(recipes, options)
     if first and out is not None and out.is_dir():
         with folder_lock(out):  # likewise a folder that another sweep writes to
             pass
@@ -89,8 +96,21 @@ def sweep(
     run_sweep(
         encoder, tasks.split(","), layers=parse_layers(layers), metrics=parse_names(names), out=out, store=store,
         store_dtype="float16" if half else "float32", scoring=scoring, workers=workers, devices=devices,
-        num_nodes=num_nodes, compile=compiled,
+        num_nodes=num_nodes, compile=compiled, recipes=asked,
     )  # fmt: skip
+
+
+def _recipes(words: str | None, options: EncoderOptions) -> tuple[list[Recipe] | None, EncoderOptions]:
+    """Return the recipes to compare, the one of ``--template`` among them, and the options of the model itself."""
+    if words is None:
+        return None, options
+    found = recipes_of("--recipes", words if words == "all" else words.split(","))
+    if options.recipe is not None:
+        raise OptionError("`--recipe` must be left out with `--recipes`: name it there.")
+    if options.template is not None:
+        yours = Recipe(name="yours", template=options.template, pooling=options.pooling or "last")
+        found, options = [*found, yours], replace(options, template=None, pooling=None)
+    return found, options
 
 
 def _first(devices: int, num_nodes: int) -> bool:
@@ -128,7 +148,7 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
     if not result.frame.is_empty():  # where every task failed there is nothing to report
         print_report(result.to_html())
     if result.frame.filter(kind="score").height and result.summary().average is not None:
-        print_lines(encoder, result.best())
+        print_made(result)
     if result.failures:
         raise typer.Exit(1)
 
@@ -138,11 +158,15 @@ def _print_scores(result: SweepResult) -> None:
     import polars as pl
 
     from midlayer_encoders.report.words import confirmed_words
+    from midlayer_encoders.sweeping import RecipesResult
     from midlayer_encoders.tasks import task_label
 
-    scores = result.frame.filter(pl.col("kind") == "score")
-    if scores.is_empty():
+    if result.frame.filter(pl.col("kind") == "score").is_empty():
         return
+    if isinstance(result, RecipesResult):
+        _print_recipes(result)
+        result = result.winner
+    scores = result.frame.filter(pl.col("kind") == "score")
     found = result.summary()
     labels = (re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", task_label(curve.name)) for curve in found.tasks)
     table = make_table("layer", *labels, "mean", title=result.notes.title)
@@ -166,6 +190,29 @@ def _print_scores(result: SweepResult) -> None:
         )
     for line in confirmed_words(result.frame):
         console().print(line, highlight=False, markup=False)
+
+
+def _print_recipes(result: RecipesResult) -> None:
+    """Print each recipe at its best layer, and what the best one gains."""
+    from midlayer_encoders.report.recipes import recipe_rows, recipe_words
+    from midlayer_encoders.tasks import task_label
+
+    found = result.summaries()
+    head, *rows = recipe_rows(found)
+    table = make_table(*(task_label(word) for word in head), title="Recipes at their best layers")
+    for row in rows:
+        table.add_row(*row, style="bold green" if row[0] == result.recipe else None)
+    console().print(table)
+    console().print(recipe_words(found), highlight=False, markup=False)
+
+
+def print_made(result: SweepResult) -> None:
+    """Print the command and the Python line that make the encoder of the best layer."""
+    from midlayer_encoders.sweeping.result import export_lines
+
+    lines = export_lines(result.notes, result.best())
+    console().print("Export it:", lines["shell"], soft_wrap=True, highlight=False, markup=False)
+    console().print("In Python:", lines["Python"], soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command()

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from midlayer_encoders._types import Pooling
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.recipes import Counting, Frame, Placed, frames_of, middle_directions, vector_map, with_frame
+from midlayer_encoders.recipes import Frame, Placed, frames_of, with_frame
+from midlayer_encoders.recipes.counting import Counting
+from midlayer_encoders.recipes.vectors import middle_directions, vector_map
 
 __all__ = ["after_pooling", "ask", "asked", "asked_copy", "pooling_module", "prompts_of"]
 

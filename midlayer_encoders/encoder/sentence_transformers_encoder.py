@@ -55,7 +55,8 @@ from midlayer_encoders.models.hub import BUILT_IN, built_in_model
 from midlayer_encoders.models.output_embeddings import output_embeddings
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.reading.turns import turn
-from midlayer_encoders.recipes import Counting, Recipe, recipe_of
+from midlayer_encoders.recipes import Recipe, recipe_of
+from midlayer_encoders.recipes.counting import Counting
 from midlayer_encoders.selection import Selection, select
 from midlayer_encoders.selection.rules import check_rule
 
@@ -216,13 +217,14 @@ class LayerEncoder(MultimodalEncoder):
         def vectors(texts: Sequence[str]) -> Tensor:
             return cast(Tensor, self.encode(list(texts), convert_to_tensor=True, show_progress_bar=False))
 
-        def embeddings() -> Tensor:
-            folder = built_in_model()[0] if self.source == BUILT_IN else self.source
-            return output_embeddings(self.transformer, folder, options.revision, gguf_file=self._gguf_file)
-
-        for module in after_pooling(options, width, vectors=vectors, embeddings=embeddings):
+        for module in after_pooling(options, width, vectors=vectors, embeddings=self.output_embeddings):
             self.append(module.to(device=self.device, dtype=self.dtype))
         self.truncate_dim = kept
+
+    def output_embeddings(self) -> Tensor:
+        """Return the embeddings by which the language model chooses its next token, shape ``(T, D)``."""
+        folder = built_in_model()[0] if self.source == BUILT_IN else self.source
+        return output_embeddings(self.transformer, folder, self.options.revision, gguf_file=self._gguf_file)
 
     # --- identity ---------------------------------------------------------------------------------------------------
 

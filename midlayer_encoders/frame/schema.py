@@ -152,6 +152,12 @@ dataset, name, value, but lacks revision, depth, kind, dataset, name, value. Did
         alike = held.is_numeric() if dtype.is_float() else held.is_integer() if dtype.is_integer() else held == dtype
         if not (alike or held == pl.Null or isinstance(held, pl.Categorical | pl.Enum)):
             raise OptionError(f"`frame`'s column {column!r} must be {dtype}, but got {held}; cast it first.")
+    recipes = frame["recipe"].unique(maintain_order=True).to_list() if "recipe" in frame.columns else []
+    if len(recipes) > 1:
+        raise OptionError(
+            f"`frame` must be of one recipe here, but has {', '.join(map(str, recipes))}. Filter it first: "
+            f"frame.filter(recipe={recipes[0]!r})."
+        )
     checked = frame.select(list(FRAME_SCHEMA)).cast(FRAME_SCHEMA)
     _check_rows(checked)
     return checked

@@ -25,7 +25,7 @@ from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.reading.causal import causal_attention, mask_is_needless, padded_right
 from midlayer_encoders.reading.fused import FusedPooling
 from midlayer_encoders.reading.pooling import real_tokens
-from midlayer_encoders.recipes import Counting
+from midlayer_encoders.recipes.counting import Counting
 
 __all__ = ["Passed", "TokenReceive", "passes"]
 

@@ -20,7 +20,7 @@ from midlayer_encoders.reading.norm import final_norm
 from midlayer_encoders.reading.pooling import pool, real_tokens
 from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.reading.texts import TextInputs
-from midlayer_encoders.recipes import Counting
+from midlayer_encoders.recipes.counting import Counting
 
 __all__ = ["LayerReader", "TokenReceive", "layer_reader"]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from midlayer_encoders._types import EncoderSpec, Norm, Pooling
 from midlayer_encoders.models.anatomy import Anatomy
-from midlayer_encoders.recipes import Counting
+from midlayer_encoders.recipes.counting import Counting
 
 __all__ = ["LayerSource"]
 

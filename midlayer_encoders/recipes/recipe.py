@@ -10,7 +10,7 @@ from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
 from midlayer_encoders.errors import OptionError, check_choice, check_count, check_flag, check_text, did_you_mean
 from midlayer_encoders.recipes.template import check_template
 
-__all__ = ["PLAIN", "RECIPES", "Recipe", "Template", "has_name", "recipe_of", "recipes_of"]
+__all__ = ["PLAIN", "RECIPES", "SMALLEST_SAMPLE", "Recipe", "Template", "has_name", "recipe_of", "recipes_of"]
 
 Template: TypeAlias = str | Mapping[str, str]
 """``'Before {text} after'``, or one for each of ``"query"``, ``"document"`` and ``"text"`` (whatever is neither)."""
@@ -86,6 +86,8 @@ class Recipe:
 
 
 PLAIN = "plain"
+SMALLEST_SAMPLE = 16
+"""Texts to center on: the mean of fewer is one of them as much as what all share."""
 
 _ALL = (
     Recipe(name=PLAIN, source="the text itself, with the encoder's own pooling"),

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.recipes.recipe import SMALLEST_SAMPLE
 
-__all__ = ["SMALLEST_SAMPLE", "middle_directions", "vector_map"]
+__all__ = ["middle_directions", "vector_map"]
 
-SMALLEST_SAMPLE = 16  # texts: the mean of fewer is one of them as much as what all share
 # Shares of the singular directions of the output embeddings that are left out, from the largest and from the smallest.
 _LARGEST, _SMALLEST = 0.02, 0.25
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midlayer_encoders.sweeping.result import SweepResult
+from midlayer_encoders.sweeping.result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.run import sweep
 
-__all__ = ["SweepResult", "sweep"]
+__all__ = ["RecipesResult", "SweepResult", "sweep"]

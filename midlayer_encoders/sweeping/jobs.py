@@ -17,10 +17,10 @@ import mteb
 from joblib.externals.loky import get_reusable_executor
 
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.store import EmbeddingStore, TextNotStoredError
+from midlayer_encoders.store import TextNotStoredError
 from midlayer_encoders.sweeping.group import FATAL
 from midlayer_encoders.sweeping.result_files import ResultFiles
-from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer
+from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer, UndefinedScoreError, Vectors
 from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Job:
 
     task: TaskSource
     layer: int
-    store: EmbeddingStore
+    store: Vectors
     name: str
     revision: str
     prompts: Prompts
@@ -88,6 +88,8 @@ def run_job(job: Job, embedder: Embedder | None = None) -> Score:
                 mteb.evaluate(layer, task, cache=cache, show_progress_bar=False, co2_tracker=False)
                 # What its file holds, rounded as mteb rounds, so that a resumed run has the same numbers.
                 result = _cached(layer, known, cache)
+    except UndefinedScoreError:
+        return Score(job.task.name, job.layer, known.metadata.main_score)
     except FATAL:  # not the task's fault: the next one may fail for it too
         raise
     except Exception as error:  # whatever a task does wrong is that task's failure, and the others go on

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -15,14 +18,15 @@ from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import json_object, read_kept, read_whole, write_file
 from midlayer_encoders.frame import Summary, read_frame, summary
-from midlayer_encoders.report import plot_scores, report_html
+from midlayer_encoders.report import plot_recipes, plot_scores, report_html
+from midlayer_encoders.report.recipes import best_recipe
 from midlayer_encoders.results import Result
 from midlayer_encoders.tasks import task_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Notes", "SweepResult", "read_notes"]
+__all__ = ["Notes", "RecipesResult", "SweepResult", "export_lines", "read_notes", "task_labels"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Notes:
     failures: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     scoring: dict[str, str] = field(default_factory=dict)
+    vectors: dict[str, Any] = field(default_factory=dict)
+    recipes: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,14 +94,14 @@ class SweepResult(Result):
         """Return the self-contained page."""
         notes = self.notes
         scored = not self.frame.filter(pl.col("kind") == "score").is_empty()
-        labels = _labels(self.frame["dataset"].unique().to_list())
+        labels = task_labels(self.frame["dataset"].unique().to_list())
         return report_html(
             self.frame.with_columns(pl.col("dataset").replace(labels)),
             title=notes.title,
             how=notes.how,
             parameters=notes.parameters or None,
             seconds=notes.seconds or None,
-            export=_export(notes, self.best()) if scored else None,
+            export=export_lines(notes, self.best()) if scored else None,
             notes=[*notes.remarks, *(f"{task} failed: {error}" for task, error in notes.failures.items())],
             baselines={labels.get(task, task): score for task, score in notes.baselines.items()} or None,
         )
@@ -108,20 +114,122 @@ class SweepResult(Result):
 
     @classmethod
     def load(cls, folder: Path | str) -> SweepResult:
-        """Return the result that :meth:`save` wrote into a folder.
+        """Return the result that :meth:`save` wrote into a folder, of several recipes where it is one.
 
         Raises:
             OptionError: there is none that can be read; the sweep, called again, writes it from what it kept.
         """
         folder = Path(folder)
-        frame = read_kept(folder / "frame.parquet", read_frame)
         notes = read_kept(folder / "sweep.json", read_notes)
+        if notes is not None and notes.recipes:
+            parts = {name: SweepResult.load(folder / place) for name, place in notes.recipes.items()}
+            return RecipesResult.of(parts, folder)
+        frame = read_kept(folder / "frame.parquet", read_frame)
         if frame is None or notes is None:
             raise OptionError(
                 f"`folder` must be the --out of a sweep, but {folder} holds no frame.parquet and sweep.json that can "
                 "be read. Run the sweep again: it goes on from what it kept."
             )
         return cls(frame, folder, notes)
+
+
+@dataclass(frozen=True)
+class RecipesResult(SweepResult):
+    """Scores and metrics of every layer under every recipe; what it says of one is about the best recipe.
+
+    Attributes:
+        frame: as of a :class:`SweepResult`, with the column ``recipe``.
+        folder: where all of it lies; each recipe has a folder of its own in it.
+        notes: those of the best recipe.
+        parts: the result of each recipe by its name.
+    """
+
+    parts: Mapping[str, SweepResult]
+
+    @classmethod
+    def of(cls, parts: Mapping[str, SweepResult], folder: Path) -> RecipesResult:
+        """Return the result of several, by the names of their recipes."""
+        frame = pl.concat(
+            part.frame.select(pl.lit(name).alias("recipe"), pl.all()) for name, part in parts.items()
+        ).select(*next(iter(parts.values())).frame.columns, "recipe")
+        scored = {name: part for name, part in parts.items() if _average(part) is not None}
+        best = best_recipe({name: part.summary() for name, part in scored.items()}) if scored else next(iter(parts))
+        return cls(frame, folder, parts[best].notes, parts)
+
+    @property
+    def recipe(self) -> str:
+        """The recipe whose best layer has the highest mean score over the tasks."""
+        return best_recipe(self.summaries())
+
+    @property
+    def winner(self) -> SweepResult:
+        """The result of that recipe."""
+        return self.parts[self.recipe]
+
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """Tasks that failed, and why, under the recipe's name."""
+        return {f"{task} ({name})": error for name, part in self.parts.items() for task, error in part.failures.items()}
+
+    def summaries(self) -> dict[str, Summary]:
+        """Return what the scores of each recipe say."""
+        found = {name: part.summary() for name, part in self.parts.items() if _average(part) is not None}
+        if not found:
+            raise OptionError("No layer of any recipe was scored on every task: see `failures`, or sweep again.")
+        return found
+
+    def summary(self) -> Summary:
+        """Return mean scores by layer of the best recipe, its best layer, the last, and the gain between them."""
+        return self.winner.summary()
+
+    def best(self) -> int:
+        """Return the layer with the highest mean score over the tasks, under the best recipe."""
+        return self.winner.best()
+
+    def plot(self) -> Figure:
+        """Return the figure of scores by layer and recipe."""
+        return plot_recipes(self.summaries())
+
+    def plots(self) -> dict[str, Figure]:
+        """Return the figures by name: ``recipes`` and ``scores``, which are the best recipe's."""
+        return {"recipes": self.plot(), "scores": self.winner.plot()}
+
+    def html(self) -> str:
+        """Return the self-contained page."""
+        found, winner = self.summaries(), self.winner
+        labels = task_labels(self.frame["dataset"].unique().to_list())
+
+        def labeled(frame: pl.DataFrame) -> pl.DataFrame:
+            return frame.with_columns(pl.col("dataset").replace(labels))
+
+        notes = winner.notes
+        failed = [f"{task} failed: {error}" for task, error in self.failures.items()]
+        baselines = next(iter(self.parts.values())).notes.baselines
+        return report_html(
+            labeled(winner.frame),
+            title=notes.title,
+            how={"recipe": self.recipe, **notes.how},
+            parameters=notes.parameters or None,
+            seconds=notes.seconds or None,
+            export=export_lines(notes, winner.best()),
+            notes=[*notes.remarks, *failed],
+            baselines={labels.get(task, task): score for task, score in baselines.items()} or None,
+            recipes={name: summary(labeled(self.parts[name].frame)) for name in found},
+        )
+
+    def save(self, folder: Path | str | None = None) -> Path:
+        """Write the frame of all recipes and where each lies into a folder, by default the result's own."""
+        home = self._write_tables(folder)
+        places = {name: os.path.relpath(part._home(), self._home()) for name, part in self.parts.items()}
+        write_file(home / "sweep.json", json.dumps(asdict(self.notes) | {"recipes": places}, indent=2).encode())
+        return home
+
+
+def _average(part: SweepResult) -> float | None:
+    if part.frame.filter(pl.col("kind") == "score", pl.col("value").is_finite()).is_empty():
+        return None
+    average = part.summary().average
+    return None if average is None or math.isnan(average.best) else average.best
 
 
 def read_notes(path: Path) -> Notes:
@@ -139,16 +247,19 @@ def read_notes(path: Path) -> Notes:
     return Notes(**kept)
 
 
-def _labels(names: Sequence[str]) -> dict[str, str]:
+def task_labels(names: Sequence[str]) -> dict[str, str]:
     """Return names of tasks without the digest of their data, where that leaves them apart."""
     labels = {name: task_label(name) for name in names}
     return labels if len(set(labels.values())) == len(labels) else {name: name for name in names}
 
 
-def _export(notes: Notes, layer: int) -> dict[str, str]:
+def export_lines(notes: Notes, layer: int) -> dict[str, str]:
     """Return the lines that make the encoder of a layer."""
-    options = EncoderOptions(**notes.options)
-    return {
-        "Python": f'{python_line(notes.model, layer, options)}.save_pretrained("layer-{layer}")',
-        "shell": shell_line(notes.model, layer, options, out=f"layer-{layer}"),
-    }
+    done = dict(notes.vectors)
+    center = done.pop("center", "")
+    options, out = EncoderOptions(**notes.options, **done), f"layer-{layer}"
+    python, shell = python_line(notes.model, layer, options), shell_line(notes.model, layer, options, out=out)
+    if center:
+        python = f"{python.removesuffix(')')}, center=read_texts({center!r}))"
+        shell = shell.replace(" --out ", f" --center {shlex.quote(center)} --out ")
+    return {"Python": f'{python}.save_pretrained("{out}")', "shell": shell}

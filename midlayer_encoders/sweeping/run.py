@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -26,21 +27,23 @@ from midlayer_encoders.errors import (
     check_path,
     check_progress,
 )
-from midlayer_encoders.files import check_links, folder_lock
+from midlayer_encoders.files import check_links, folder_lock, write_file
 from midlayer_encoders.frame import tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import make_metrics
 from midlayer_encoders.models.anatomy import resolve_layers
 from midlayer_encoders.reading.batches import TokenBudget, check_budget
 from midlayer_encoders.reading.reader import layer_reader
+from midlayer_encoders.recipes import PLAIN, RECIPES, Recipe, recipes_of
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
 from midlayer_encoders.sweeping.group import Group, launch
 from midlayer_encoders.sweeping.items import item_key, task_media
 from midlayer_encoders.sweeping.jobs import Job, Score
+from midlayer_encoders.sweeping.mapped_store import map_words, mapped_store
 from midlayer_encoders.sweeping.notes import Scored, sweep_notes
-from midlayer_encoders.sweeping.result import SweepResult
+from midlayer_encoders.sweeping.result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.scorer import Scorer
-from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts
+from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, Vectors
 from midlayer_encoders.sweeping.together import Together
 from midlayer_encoders.tasks import TaskSource, task_sources, task_texts
 
@@ -52,6 +55,7 @@ __all__ = ["Scoring", "sweep"]
 Scoring: TypeAlias = Literal["together", "mteb"]
 """How layers are scored: all of a task at once, with some confirmed by mteb, or one by one by mteb."""
 
+_CENTERED_ON = 512  # texts; benchmarks/recipes/README.md
 _PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
 
 
@@ -74,6 +78,7 @@ def sweep(
     devices: int = 1,
     num_nodes: int = 1,
     progress: Progress | None = None,
+    recipes: str | Recipe | Sequence[str | Recipe] | None = None,
     **options: Unpack[EncoderKeywords],
 ) -> SweepResult:
     """Return the scores, and metrics, of every layer from one forward pass over each text.
@@ -100,6 +105,10 @@ def sweep(
         num_nodes: machines that do.
         progress: called with the stages ``"planning"`` (of tasks: their data is read, and what mteb asks of it),
             ``"embedding"``, ``"scoring"``, ``"confirming"`` and ``"measuring"``; by the first process alone.
+        recipes: names of recipes (``"one-word"``, ``"plain+center"``), :class:`~midlayer_encoders.Recipe` objects, or
+            ``"all"``: every layer under each of them, one pass a recipe. The result is then a ``RecipesResult``, whose
+            frame has the column ``recipe``. What is centered or whitened is fitted on some of the tasks' texts, without
+            labels, which ``center.txt`` in ``out`` holds.
         options: as in :class:`~midlayer_encoders.EncoderOptions`, when ``model`` is a name; beside an encoder they must
             be its own.
 
@@ -116,7 +125,64 @@ def sweep(
     encoder = _encoder(model, options)
     if group.device is not None:
         encoder.to(group.device)
-    return _Sweep(settings, encoder, sources, group).run()
+    if recipes is None:
+        return _Sweep(settings, encoder, sources, group).run()
+    return _sweep_recipes(settings, encoder, sources, group, recipes_of("recipes", recipes))
+
+
+def _sweep_recipes(
+    settings: _Settings,
+    encoder: LayerEncoder,
+    sources: Sequence[TaskSource],
+    group: Group,
+    recipes: Sequence[Recipe],
+) -> SweepResult:
+    """Return what a sweep under each recipe found; they share the store, and TF-IDF is scored once."""
+    asked = [encoder.with_recipe(recipe) for recipe in recipes]  # what cannot be asked is refused before a task is run
+    folder = _folder(settings, encoder)
+    progress = _Summed(settings.progress)
+    parts: dict[str, SweepResult] = {}
+    with nullcontext() if group.rank else folder_lock(folder):
+        for number, (recipe, one) in enumerate(zip(recipes, asked, strict=True)):
+            own = replace(
+                settings, out=folder / "recipes" / re.sub(r"[^\w.+-]+", "_", recipe.name),
+                store=settings.store or folder / "embeddings", baselines=settings.baselines and number == 0,
+                progress=progress.next() if settings.progress is not None else None,
+            )  # fmt: skip
+            parts[recipe.name] = _Sweep(own, one, sources, group, recipe, folder / "center.txt").run()
+
+        def finish() -> RecipesResult:
+            result = RecipesResult.of(parts, folder)
+            result.save()
+            return result
+
+        return cast(SweepResult, group.share(finish if group.rank == 0 else lambda: None)[0])
+
+
+class _Summed:
+    """A progress callback over several sweeps, one after another."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress = progress
+        self.before: dict[str, tuple[int, int]] = {}
+        self.last: dict[str, tuple[int, int]] = {}
+
+    def next(self) -> Progress:
+        """Return the callback of the next sweep."""
+        self.before = dict(self.last)
+
+        def report(stage: str, done: int, total: int) -> None:
+            earlier = self.before.get(stage, (0, 0))
+            self.last[stage] = earlier[0] + done, earlier[1] + total
+            if self.progress is not None:
+                self.progress(stage, *self.last[stage])
+
+        return report
+
+
+def _folder(settings: _Settings, encoder: LayerEncoder) -> Path:
+    named = Path("midlayer-results") / re.sub(r"[^\w.-]+", "_", encoder.name)
+    return Path(settings.out) if settings.out is not None else named
 
 
 @dataclass(kw_only=True)
@@ -161,13 +227,20 @@ class _Settings:
 class _Sweep:
     """A sweep, or this process's part of one."""
 
-    def __init__(self, settings: _Settings, encoder: LayerEncoder, sources: Sequence[TaskSource], group: Group) -> None:
+    def __init__(
+        self,
+        settings: _Settings,
+        encoder: LayerEncoder,
+        sources: Sequence[TaskSource],
+        group: Group,
+        recipe: Recipe = RECIPES[PLAIN],
+        center: Path = Path("center.txt"),
+    ) -> None:
         layer_reader(encoder)  # refuses what has no layers to read, before a task is run
         self.settings, self.encoder, self.sources, self.group = settings, encoder, sources, group
         self.layers = resolve_layers(settings.layers, encoder.layer, name=encoder.name)
-        self.spec = spec = encoder.spec
-        named = Path("midlayer-results") / re.sub(r"[^\w.-]+", "_", spec.model)
-        self.folder = Path(settings.out) if settings.out is not None else named
+        self.spec, self.folder = encoder.spec, _folder(settings, encoder)
+        self.recipe, self.center = recipe, center
         self.progress = settings.progress if group.rank == 0 else None
 
     def run(self) -> SweepResult:
@@ -178,8 +251,9 @@ class _Sweep:
             start = time.perf_counter()
             planning = Stage(self.progress, "planning")
             embedder = self._embedder(planning)
+            store, spec = self._vectors(embedder)
             found = self._scorer(embedder, planning).scored(
-                [_jobs(source, self.layers, self.spec, embedder, self.folder) for source in self.sources]
+                [_jobs(source, self.layers, spec, embedder, store, self.folder) for source in self.sources]
             )
             # The rest is little: the first process does it, and the others take what it found.
             finish = partial(self._finished, found, start, embedder) if self.group.rank == 0 else lambda: None
@@ -190,6 +264,16 @@ class _Sweep:
         kept = _open_store(store, self.spec, self.layers, self.encoder, settings.store_dtype)
         stage = Stage(self.progress, "embedding")
         return Embedder(self.encoder, kept, settings.token_budget, stage, self.group, settings.compile, planning)
+
+    def _vectors(self, embedder: Embedder) -> tuple[Vectors, EncoderSpec]:
+        """Return where vectors are read from, with what the recipe does to them, and what then identifies them."""
+        if not self.recipe.changes_vectors:
+            return embedder.store, self.spec
+        texts = _sample_of_lines(self.sources) if self.recipe.center else []
+        if self.recipe.center and self.group.rank == 0:
+            write_file(self.center, ("\n".join(texts) + "\n").encode())
+        words = json.dumps([self.spec.asked, map_words(self.recipe, texts)], sort_keys=True)
+        return mapped_store(embedder, self.recipe, texts), replace(self.spec, asked=words)
 
     def _scorer(self, embedder: Embedder, planning: Stage) -> Scorer:
         stage = Stage(self.progress, "scoring")
@@ -212,7 +296,12 @@ class _Sweep:
             encoder, spec, self.sources, found, self.layers, baselines=scored, seconds=time.perf_counter() - start,
             tokens=embedder.tokens,
         )  # fmt: skip
-        result = SweepResult(frame, self.folder, notes)
+        recipe = self.recipe
+        done = {"whiten": recipe.whiten, "embed_filter": recipe.embed_filter, "normalize": recipe.normalize}
+        vectors: dict[str, Any] = {name: True for name, asked in done.items() if asked}
+        if recipe.center:
+            vectors["center"] = str(self.center)
+        result = SweepResult(frame, self.folder, replace(notes, vectors=vectors))
         result.save()
         return result
 
@@ -264,7 +353,14 @@ def _num_dims(encoder: LayerEncoder, norm: Norm) -> int:
     return min(width, encoder.truncate_dim or width)
 
 
-def _jobs(source: TaskSource, layers: Sequence[int], spec: EncoderSpec, embedder: Embedder, folder: Path) -> list[Job]:
+def _jobs(
+    source: TaskSource,
+    layers: Sequence[int],
+    spec: EncoderSpec,
+    embedder: Embedder,
+    store: Vectors,
+    folder: Path,
+) -> list[Job]:
     """Return a task's jobs, one for each layer."""
     encoder = embedder.encoder
     prompts = Prompts(tuple((name, text or "") for name, text in encoder.prompts.items()), encoder.default_prompt_name)
@@ -272,7 +368,7 @@ def _jobs(source: TaskSource, layers: Sequence[int], spec: EncoderSpec, embedder
     specs = [replace(spec, layer=layer) for layer in layers]
     return [
         Job(
-            source, one.layer, embedder.store, result_name(one), result_revision(one), prompts, taken, folder / "mteb",
+            source, one.layer, store, result_name(one), result_revision(one), prompts, taken, folder / "mteb",
             one.similarity,
         )
         for one in specs
@@ -286,6 +382,13 @@ def _score_frame(spec: EncoderSpec, scores: Sequence[Score], kind: Literal["scor
         if score.error is None
         for row in tidy_rows({score.layer: score.value}, spec, kind=kind, dataset=score.task, name=score.metric)
     )
+
+
+def _sample_of_lines(sources: Sequence[TaskSource]) -> list[str]:
+    """Return some of the tasks' texts that are one line each, so that a file of lines holds them."""
+    texts = {text for source in sources for text in task_texts(source.make())}
+    lines = (text for text in texts if text.strip() and len(text.splitlines()) == 1)
+    return sorted(lines, key=text_key)[:_CENTERED_ON]
 
 
 def _sample(sources: Sequence[TaskSource], medium: str, count: int) -> list[Any]:

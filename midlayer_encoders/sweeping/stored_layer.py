@@ -9,23 +9,25 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 from sentence_transformers.util import SimilarityFunction
 
 from midlayer_encoders._types import Stage
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.files import read_kept, write_file_once
 from midlayer_encoders.reading.ahead import Behind
 from midlayer_encoders.reading.batches import TokenBudget, batches_of, tokens_that_fit
 from midlayer_encoders.reading.compiled import compiled_blocks
 from midlayer_encoders.reading.flow import Passed
 from midlayer_encoders.reading.reader import layer_reader
+from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.store import EmbeddingStore
 from midlayer_encoders.sweeping.group import Group
 from midlayer_encoders.sweeping.items import item_key
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
-__all__ = ["Embedder", "Prompts", "StoredLayer"]
+__all__ = ["Embedder", "Prompts", "StoredLayer", "UndefinedScoreError", "Vectors"]
 
 
 _SHORT = 16  # tokens of a text in a batch that is as full of texts as may be
@@ -45,6 +47,24 @@ _FEW_TEXTS, _BATCH_BYTES = 256, 128 * 2**20  # texts that any batch may hold, an
 
 # Under which names sentence-transformers looks for the prompt of a query or a document, in order.
 _FALLBACKS = {"query": ("query",), "document": ("document", "passage", "corpus")}
+
+
+class Vectors(Protocol):
+    """Where the vectors of every layer are read from."""
+
+    @property
+    def key(self) -> str:
+        """What names everything that changes them, but layer and text."""
+
+    @property
+    def dim(self) -> int:
+        """Dimensions of a vector."""
+
+    def read(self, layer: int, keys: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Return those of some keys at a layer, shape ``(N, D)``."""
+
+    def refresh(self) -> None:
+        """See what other processes have stored."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +89,10 @@ class Prompts:
         return prompts.get(self.default or "", "")
 
 
+class UndefinedScoreError(MidlayerError):
+    """A layer has one vector for all inputs, so what is scored would be chance or ties."""
+
+
 class StoredLayer:
     """An mteb encoder of one layer: reads vectors from the store, by the content of each text or image.
 
@@ -85,7 +109,7 @@ class StoredLayer:
 
     def __init__(
         self,
-        store: EmbeddingStore,
+        store: Vectors,
         layer: int,
         *,
         name: str,
@@ -121,7 +145,11 @@ class StoredLayer:
         **_: Any,
     ) -> npt.NDArray[np.float32]:
         """Return one row for each input, shape ``(N, D)``."""
-        return self.store.read(self.layer, self.keys(inputs, task_metadata=task_metadata, prompt_type=prompt_type))
+        keys = self.keys(inputs, task_metadata=task_metadata, prompt_type=prompt_type)
+        vectors = self.store.read(self.layer, keys)
+        if all_alike(torch.from_numpy(vectors)[None], keys).item():
+            raise UndefinedScoreError(f"All vectors of layer {self.layer} are alike.")
+        return vectors
 
     def keys(
         self, inputs: DataLoader[Any], *, task_metadata: TaskMetadata, prompt_type: PromptType | None

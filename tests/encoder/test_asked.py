@@ -15,7 +15,8 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.recipes import Recipe, middle_directions
+from midlayer_encoders.recipes import Recipe
+from midlayer_encoders.recipes.vectors import middle_directions
 from tests.families import DEPTH, tiny
 from tests.tiny_folders import TEXTS, tokenizer
 

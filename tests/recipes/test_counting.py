@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from midlayer_encoders.recipes import Counting, Placed
+from midlayer_encoders.recipes import Placed
+from midlayer_encoders.recipes.counting import Counting
 
 
 def read_aloud(length: int, counting: Counting) -> list[int]:

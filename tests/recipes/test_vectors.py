@@ -8,7 +8,7 @@ import torch
 from sklearn.covariance import LedoitWolf
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.recipes import middle_directions, vector_map
+from midlayer_encoders.recipes.vectors import middle_directions, vector_map
 
 
 def drawn(rows: int, width: int) -> torch.Tensor:
