@@ -92,6 +92,8 @@ class EncoderSpec:
         tower: which tower of a joint model it is, ``None`` for a model of one or an encoder with both.
         layers: name and layer of each tower of a joint model.
         similarity: how two vectors are compared, as in sentence-transformers' ``similarity_fn_name``.
+        mixture: where several layers are combined, each and its share, 1 where they lie side by side; ``layer`` is the
+            deepest of them.
     """
 
     model: str
@@ -113,12 +115,14 @@ class EncoderSpec:
     tower: str | None = None
     layers: tuple[tuple[str, int], ...] = ()
     similarity: str = "cosine"
+    mixture: tuple[tuple[int, float], ...] = ()
 
     @property
     def digest(self) -> str:
         """Twelve hexadecimal digits that differ whenever any field does."""
         named = asdict(self)
-        if self.similarity == "cosine":
-            del named["similarity"]  # as before there was such a field: results under the old names stay readable
+        for name, default in (("similarity", "cosine"), ("mixture", ())):
+            if named[name] == default:
+                del named[name]  # as before there was such a field: results under the old names stay readable
         fields = json.dumps(named, sort_keys=True)
         return hashlib.blake2b(fields.encode(), digest_size=6).hexdigest()

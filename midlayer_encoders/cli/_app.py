@@ -51,7 +51,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 Model = Annotated[
     str, typer.Argument(help="Folder or name on the hub of a transformers model, or built-in (SmolLM2-135M).")
 ]
-LayerText = Annotated[str, typer.Option("--layer", help="17, -1 (the last), or 0.7 (a fraction of the depth).")]
+LayerText = Annotated[
+    str, typer.Option("--layer", help="17, -1 (the last), 0.7 (a fraction of the depth), or several: 8,12,16.")
+]
 LayersText = Annotated[str, typer.Option("--layers", help="all, or layers with commas: 0,6,0.5,-1.")]
 MetricNames = Annotated[str, typer.Option("--metrics", help="paper, all, or names with commas.")]
 TextsFile = Annotated[Path, typer.Option("--texts", help="A text a line, or JSONL with --field.")]

@@ -51,20 +51,22 @@ def export(
     encoder.save_pretrained(str(out))
     parameters = sum(parameter.numel() for parameter in encoder.parameters())
     towers = ", ".join(f"{name} {number}" for name, number in encoder.layers.items())
-    which = towers or f"{encoder.layer} of {encoder.num_layers}"
+    several = ", ".join(str(number) for number, _ in encoder.mixture)
+    which = towers or f"{several or encoder.layer} of {encoder.num_layers}"
     console().print(f"Layer {which}, {parameters / 1e6:.1f}M parameters, is in {out}. Load it with:")
     trusted = ", trust_remote_code=True" if options.trust_remote_code else ""
     console().print(f'  SentenceTransformer("{out}"{trusted})', highlight=False)
 
 
-def _layers(text: str) -> int | float | dict[str, int | float]:
-    """Return a layer, or one for each tower of a joint model.
+def _layers(text: str) -> int | float | list[int | float] | dict[str, int | float]:
+    """Return a layer, several, or one for each tower of a joint model.
 
     Example:
-        >>> _layers("17"), _layers("text=6,image=0.5")
-        (17, {'text': 6, 'image': 0.5})
+        >>> _layers("17"), _layers("8,12,-1"), _layers("text=6,image=0.5")
+        (17, [8, 12, -1], {'text': 6, 'image': 0.5})
     """
     if "=" not in text:
-        return parse_layer(text)
+        found = [parse_layer(part.strip()) for part in text.split(",")]
+        return found if len(found) > 1 else found[0]
     pairs = (part.partition("=") for part in text.split(","))
     return {name.strip(): parse_layer(number.strip()) for name, _, number in pairs}

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 
 from midlayer_encoders._types import MAX_PIXELS, NORMS, POOLINGS, Layer, Norm, Pooling
 from midlayer_encoders.errors import (
@@ -22,6 +22,8 @@ from midlayer_encoders.errors import (
     check_choice,
     check_count,
     check_flag,
+    check_list,
+    check_number,
     check_text,
     check_texts,
     did_you_mean,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTYPES",
+    "Combine",
     "EncoderKeywords",
     "EncoderOptions",
     "check_device",
@@ -47,6 +50,9 @@ __all__ = [
 ]
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+Combine: TypeAlias = Literal["mean", "concat"]
+"""How several layers become one vector."""
 
 _SMALLEST_CENTER = 16  # texts: the mean of fewer is one of them as much as what all share
 
@@ -86,6 +92,8 @@ class EncoderOptions:
         max_pixels: of the largest image that is read.
         center: texts like those to come, a few hundred, whose mean vector is subtracted from every vector (by a
             ``Dense`` with a bias, so the folder stays plain); benchmarks/selection/README.md says what that is worth.
+        combine: where ``layer`` is a list, ``"mean"`` of the layers' vectors, or ``"concat"``, one after another.
+        weights: of each layer in the mean; any numbers that are not negative, all alike by default.
     """
 
     norm: Norm = _option("final", "final: the model's own final norm is applied; none: raw states.", in_memory=True)
@@ -112,6 +120,10 @@ class EncoderOptions:
     trust_remote_code: bool = _option(False, "Let the model's own code from the hub run.")
     max_pixels: int = _option(MAX_PIXELS, "Pixels of the largest image that is read.", in_memory=True, medium="image")
     center: tuple[str, ...] | None = _option(None, "Texts whose mean vector is subtracted.", flag=None, in_memory=True)
+    combine: Combine = _option("mean", "mean or concat, of several layers.", in_memory=True, several=True)
+    weights: tuple[float, ...] | None = _option(
+        None, "Of each layer in the mean, with commas: 1,2,1.", in_memory=True, several=True
+    )
 
     def __post_init__(self) -> None:
         check_choice("norm", self.norm, NORMS)
@@ -129,6 +141,9 @@ class EncoderOptions:
             if not self.prompts:
                 raise OptionError("`default_prompt_name` must be None without `prompts`, of which it names one.")
             check_choice("default_prompt_name", self.default_prompt_name, self.prompts)
+        check_choice("combine", self.combine, get_args(Combine))
+        if self.weights is not None and self.combine == "concat":
+            raise OptionError("`weights` must be left out with combine='concat', which takes every layer as it is.")
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, by name.
@@ -185,6 +200,8 @@ class EncoderKeywords(TypedDict, total=False):
     trust_remote_code: bool
     max_pixels: int
     center: Sequence[str] | None
+    combine: Combine
+    weights: Sequence[float] | None
 
 
 def make_options(given: Mapping[str, Any], **defaults: Any) -> EncoderOptions:
@@ -267,6 +284,18 @@ def _center_texts(argument: str, texts: Any) -> tuple[str, ...]:
     return tuple(check_texts(argument, texts, least=_SMALLEST_CENTER))
 
 
+def _layer_weights(argument: str, weights: Any) -> tuple[float, ...]:
+    given = enumerate(check_list(argument, weights, "weights"))
+    numbers = tuple(check_number(f"{argument}[{place}]", _scalar(one)) for place, one in given)
+    if sum(numbers) <= 0:
+        raise OptionError(f"`{argument}` must have a positive one among them, but got {list(numbers)}.")
+    return numbers
+
+
+def _scalar(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+
+
 def _path_text(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
@@ -287,6 +316,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "trust_remote_code": check_flag,
     "max_pixels": partial(check_count, what="pixels"),
     "center": _center_texts,
+    "weights": _layer_weights,
 }
 """What checks each option, and returns it as it is kept; those of few words are checked against them."""
 
@@ -311,7 +341,7 @@ def check_device(device: str | None) -> None:
 # --- lines that recreate an encoder ---------------------------------------------------------------------------------
 
 
-def python_line(model: str, layer: Layer | Mapping[str, Layer], options: EncoderOptions) -> str:
+def python_line(model: str, layer: Layer | Sequence[Layer] | Mapping[str, Layer], options: EncoderOptions) -> str:
     """Return the Python expression that makes the same encoder.
 
     Example:
@@ -323,7 +353,9 @@ def python_line(model: str, layer: Layer | Mapping[str, Layer], options: Encoder
     return f"LayerEncoder({', '.join(words)})"
 
 
-def shell_line(model: str, layer: Layer | Mapping[str, Layer], options: EncoderOptions, *, out: str) -> str:
+def shell_line(
+    model: str, layer: Layer | Sequence[Layer] | Mapping[str, Layer], options: EncoderOptions, *, out: str
+) -> str:
     """Return the command that exports the same encoder.
 
     Example:
@@ -332,8 +364,10 @@ def shell_line(model: str, layer: Layer | Mapping[str, Layer], options: EncoderO
     """
     if options.center is not None:
         raise OptionError("`center` cannot be written as a command, since it holds texts. Use the Python line.")
-    layers = ",".join(f"{name}={one}" for name, one in layer.items()) if isinstance(layer, Mapping) else str(layer)
-    words = ["midlayer", "export", model, "--layer", layers]
+    if isinstance(layer, Mapping):
+        layer = [f"{name}={one}" for name, one in layer.items()]  # type: ignore[misc]
+    layers = map(str, layer) if isinstance(layer, Sequence) else [str(layer)]
+    words = ["midlayer", "export", model, "--layer", ",".join(layers)]
     for name, value in options.recreating().items():
         words += _flag_words(option_fields()[name], value)
     return shlex.join([*words, "--out", out])
@@ -350,6 +384,8 @@ def _flag_words(one: Field[Any], value: Any) -> list[str]:
         return [flag]
     if isinstance(value, Mapping):
         return [word for name, text in value.items() for word in (flag, f"{name}={text}")]
+    if one.name == "weights":
+        return [flag, ",".join(f"{weight!r}" for weight in value)]
     if isinstance(value, tuple):
         return [word for part in value for word in (flag, part)]
     return [flag, str(value)]

@@ -161,7 +161,7 @@ def layer_reader(
     if source.after_pooling:
         raise OptionError(
             f"`encoder` must be a model and its pooling to read its layers, but {source.after_pooling[0]} follows "
-            "them, which is made for one layer. Make it without `center`."
+            "them, which is made for its own vectors. Make it without `center`, and with one layer."
         )
     anatomy = source.anatomy
     if not anatomy.num_blocks:
