@@ -27,6 +27,7 @@ __all__ = [
     "MetricNames",
     "Model",
     "Seed",
+    "SiteName",
     "TextsFile",
     "Views",
     "app",
@@ -59,6 +60,7 @@ MetricNames = Annotated[str, typer.Option("--metrics", help="paper, all, or name
 TextsFile = Annotated[Path, typer.Option("--texts", help="A text a line, or JSONL with --field.")]
 FieldName = Annotated[str | None, typer.Option("--field", help="Field of each JSON line that holds the text.")]
 Limit = Annotated[int | None, typer.Option("--limit", help="Use the first LIMIT inputs only.")]
+SiteName = Annotated[str, typer.Option("--site", help="block, or what attention or mlp add in each block.")]
 Views = Annotated[int, typer.Option("--views", help="Augmented views of each text, for LiDAR.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of every random draw.")]
 

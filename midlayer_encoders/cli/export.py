@@ -18,7 +18,7 @@ from midlayer_encoders.cli._app import (
 )
 from midlayer_encoders.cli._options import model_options
 from midlayer_encoders.cli._progress import long_running
-from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.encoder.options import NO_SITE, EncoderOptions
 from midlayer_encoders.errors import OptionError
 
 
@@ -33,10 +33,13 @@ def export(
     center: Annotated[
         Path | None, typer.Option(help="A text a line: their mean vector is subtracted from every vector.")
     ] = None,
+    site: Annotated[str | None, typer.Option(hidden=True)] = None,
     overwrite: Annotated[bool, typer.Option(help="Write into a folder that is not empty.")] = False,
     options: EncoderOptions,
 ) -> None:
     """Write a model cut at a layer to a folder that any SentenceTransformer loads."""
+    if site not in (None, "block"):  # as `sweep` reads it: say why not, instead of that there is no such flag
+        raise OptionError(NO_SITE)
     if out.is_file() or (out.is_dir() and any(out.iterdir()) and not overwrite):
         raise OptionError(
             f"`--out` must be a new or empty folder, but {out} is not. Name another, or pass --overwrite."

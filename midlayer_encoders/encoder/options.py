@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTYPES",
+    "NO_SITE",
     "Combine",
     "EncoderKeywords",
     "EncoderOptions",
@@ -53,6 +54,11 @@ DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 Combine: TypeAlias = Literal["mean", "concat"]
 """How several layers become one vector."""
+
+NO_SITE = (
+    "`site` must be left out for an encoder, and for its export: a model that is cut ends after a block, and what "
+    "attention or MLP add lies inside of one, where no plain folder reads it. sweep, probe and measure read it."
+)
 
 _SMALLEST_CENTER = 16  # texts: the mean of fewer is one of them as much as what all share
 
@@ -215,6 +221,8 @@ def make_options(given: Mapping[str, Any], **defaults: Any) -> EncoderOptions:
     if "centre" in words:
         warn_deprecated("`centre` is spelled `center` now; the old spelling is removed in 0.3.")
         words["center"] = words.pop("centre")
+    if "site" in words:
+        raise OptionError(NO_SITE)
     for name in words:
         if name not in option_fields():
             raise OptionError(f"`{name}` is not an option of LayerEncoder.{did_you_mean(name, option_fields())}")

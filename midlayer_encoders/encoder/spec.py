@@ -109,7 +109,8 @@ def _layer_words(spec: EncoderSpec) -> str:
     """Return the layer, those that are combined, ``8-12-16``, or that of each tower: ``text-6-image-9``."""
     if spec.mixture:
         return "-".join(str(layer) for layer, _ in spec.mixture)
-    return "-".join(f"{name}-{layer}" for name, layer in spec.layers) or str(spec.layer)
+    one = str(spec.layer) if spec.site == "block" else f"{spec.layer}-{spec.site}"
+    return "-".join(f"{name}-{layer}" for name, layer in spec.layers) or one
 
 
 def _mixture_words(spec: EncoderSpec) -> str:

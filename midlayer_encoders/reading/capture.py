@@ -110,18 +110,21 @@ def _hooked(
         raise OptionError(f"`layers` must be within [0, {anatomy.num_layers}] and not empty, but got {list(layers)}.")
     normed = final_norm(model, anatomy, norm)
     blocks = {id(block): block for block in (anatomy.block(model, k) for k in range(1, anatomy.num_layers + 1))}
+    shape: tuple[int, ...] = ()  # batch and tokens of the stream
     passes = 0  # blocks entered so far in this pass: shared blocks are entered several times
 
     def hand_on(layer: int, site: str, states: Tensor) -> None:
         if layer in layers and site in sites:
             states = anatomy.tokens(states)
+            states = states if site == STREAM else _token_rows(states, shape, site)
             receive(layer, site, normed(states) if site == STREAM else states)
         if layer == layers[-1] and site == STREAM and not whole:
             raise _EnoughError
 
     def enter(states: Tensor) -> None:
-        nonlocal passes
+        nonlocal passes, shape
         passes += 1
+        shape = tuple(anatomy.tokens(states).shape[:2])
         hand_on(passes - 1, STREAM, states)
 
     def leave(states: Tensor) -> None:
@@ -141,6 +144,18 @@ def _hooked(
                 watch = _watch_input if site.side == "input" else _watch_output
                 hooks.callback(watch(block.get_submodule(site.module), inside(name), own))
         yield
+
+
+def _token_rows(states: Tensor, shape: tuple[int, ...], site: str) -> Tensor:
+    """Return the states inside a block as ``(B, T, D)``: some flatten batch and tokens; others are refused."""
+    if states.ndim == 2 and len(states) == shape[0] * shape[1]:
+        states = states.reshape(*shape, -1)
+    if tuple(states.shape[:2]) != shape:
+        raise OptionError(
+            f"`site` {site!r} cannot be read from this model: its states there are {tuple(states.shape)}, where the "
+            f"stream has {shape[0]} inputs of {shape[1]} tokens. Read site='block'."
+        )
+    return states
 
 
 def _inner_sites(block: nn.Module, model: nn.Module, sites: Sequence[str]) -> dict[str, Site]:

@@ -14,12 +14,13 @@ import joblib
 import polars as pl
 import torch
 
-from midlayer_encoders._types import EncoderSpec, Layer, Norm, Progress, Stage
+from midlayer_encoders._types import READ_SITES, EncoderSpec, Layer, Norm, Progress, ReadSite, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.errors import (
     DiskFullError,
+    OptionError,
     check_choice,
     check_count,
     check_effect,
@@ -28,12 +29,11 @@ from midlayer_encoders.errors import (
     check_progress,
 )
 from midlayer_encoders.files import check_links, folder_lock
-from midlayer_encoders.frame import tidy_frame, tidy_rows
+from midlayer_encoders.frame import at_site, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import make_metrics
-from midlayer_encoders.models.anatomy import resolve_layers
 from midlayer_encoders.reading.batches import TokenBudget, check_budget
-from midlayer_encoders.reading.reader import layer_reader
+from midlayer_encoders.reading.reader import layer_reader, site_layers
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
 from midlayer_encoders.sweeping.items import item_key, task_media
 from midlayer_encoders.sweeping.jobs import Job, Score, Workers, run_job
@@ -69,6 +69,7 @@ def sweep(
     tasks: str | Path | AbsTask | Sequence[str | Path | AbsTask] = (),
     *,
     layers: Sequence[Layer] | str = "all",
+    site: ReadSite = "block",
     metrics: str | Sequence[str] = (),
     metric_texts: int = 64,
     views: int = 16,
@@ -91,6 +92,8 @@ def sweep(
         model: folder or name on the hub, or a ``LayerEncoder`` with the whole model.
         tasks: names of mteb tasks or benchmarks, ``"paper"``, ``"builtin"``, paths of your own data, task objects.
         layers: ``"all"`` or some, each as ``layer`` of :class:`LayerEncoder`.
+        site: ``"block"``, or ``"attention"`` or ``"mlp"``: what these add in each block, from layer 1 up. The frame's
+            revision names it, as ``"default:mlp"``; an encoder of it cannot be had.
         metrics: ``"paper"``, ``"all"``, or names; none by default. They read raw states, as the paper's do, with the
             encoder's pooling and default prompt.
         metric_texts: number of the tasks' texts that the metrics are measured on, drawn by their content.
@@ -121,6 +124,9 @@ def sweep(
     workers = int(joblib.cpu_count()) if workers is None else check_count("workers", workers, "processes")
     check_choice("store_dtype", store_dtype, ("float32", "float16"))
     check_choice("scoring", scoring, get_args(Scoring))
+    check_choice("site", site, READ_SITES)
+    if compile and site != "block":
+        raise OptionError(f"`compile` must be False with site={site!r}: inside a compiled block nothing can be read.")
     check_path("out", out)
     check_path("store", store)
     check_progress(progress)
@@ -133,16 +139,25 @@ def sweep(
     encoder = _encoder(model, options)
     if group.device is not None:
         encoder.to(group.device)
-    layer_reader(encoder)  # refuses what has no layers to read, before a task is run
-    wanted = resolve_layers(layers, encoder.layer, name=encoder.name)
-    spec = encoder.spec
-    folder = Path(out) if out is not None else Path("midlayer-results") / re.sub(r"[^\w.-]+", "_", spec.model)
+    wanted = site_layers(layers, encoder.layer, site, name=encoder.name)
+    layer_reader(encoder, layers=wanted, site=site)  # refuses what cannot be read, before a task is run
+    spec = replace(encoder.spec, site=site)
+    name = re.sub(r"[^\w.-]+", "_", spec.model) + ("" if site == "block" else f"-{site}")
+    folder = Path(out) if out is not None else Path("midlayer-results") / name
     check_links(folder, [folder / "mteb", folder / "together", *([] if store else [folder / "embeddings"])])
     with nullcontext() if group.rank else folder_lock(folder):
         start = time.perf_counter()
         kept = _open_store(store or folder / "embeddings", spec, wanted, encoder, store_dtype)
         embedder = Embedder(
-            encoder, kept, token_budget, Stage(progress, "embedding"), group.rank, group.world, group.barrier, compile
+            encoder,
+            kept,
+            token_budget,
+            Stage(progress, "embedding"),
+            group.rank,
+            group.world,
+            group.barrier,
+            compile,
+            site,
         )
         jobs = [_jobs(source, wanted, spec, embedder, folder) for source in sources]
         together = Together(
@@ -155,6 +170,7 @@ def sweep(
             sample = _sample(sources, encoder.media[0], metric_texts)
             dataset = f"{len(sample)} {_PLURALS[encoder.media[0]]} of the tasks"
             how: dict[str, Any] = {"metrics": metrics, "layers": wanted, "views": views, "progress": progress}
+            how["site"] = site
             frame = pl.concat([frame, measure_layers(encoder, sample, dataset=dataset, **how)])
         scored = [source for source in sources if baselines and "text" in encoder.media]
         notes = sweep_notes(
@@ -311,11 +327,12 @@ def _confirmed(jobs: Sequence[Job], embedder: Embedder, workers: Workers, stage:
 
 
 def _score_frame(spec: EncoderSpec, scores: Sequence[Score], kind: Literal["score", "confirmed"]) -> pl.DataFrame:
+    of = at_site(spec, spec.site)
     return tidy_frame(
         row
         for score in scores
         if score.error is None
-        for row in tidy_rows({score.layer: score.value}, spec, kind=kind, dataset=score.task, name=score.metric)
+        for row in tidy_rows({score.layer: score.value}, of, kind=kind, dataset=score.task, name=score.metric)
     )
 
 

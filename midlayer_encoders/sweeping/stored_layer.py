@@ -17,7 +17,7 @@ from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 from sentence_transformers.util import SimilarityFunction
 
-from midlayer_encoders._types import Stage
+from midlayer_encoders._types import ReadSite, Stage
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_kept, write_file_once
@@ -159,6 +159,7 @@ class Embedder:
         world: number of processes.
         barrier: waits for the other processes.
         compile: whether the model's blocks are compiled while they run.
+        site: what of each layer is read.
     """
 
     encoder: LayerEncoder
@@ -169,6 +170,7 @@ class Embedder:
     world: int = 1
     barrier: Callable[[], None] = lambda: None
     compile: bool = False
+    site: ReadSite = "block"
 
     @cached_property
     def tokens(self) -> int:
@@ -222,7 +224,7 @@ class Embedder:
         prompt: str,
     ) -> None:
         """Pass the batches that lack something, those of this process, through the model and store what was lacking."""
-        reader = layer_reader(self.encoder, layers=self.store.layers, prompt=prompt)
+        reader = layer_reader(self.encoder, layers=self.store.layers, prompt=prompt, site=self.site)
         mine = [batch for batch in batches[self.rank :: self.world] if lacking.intersection(batch)]
         self.stage.expect(sum(len(batch) for batch in mine))
         blocks = compiled_blocks(reader.model, reader.anatomy) if self.compile else nullcontext()

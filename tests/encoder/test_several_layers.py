@@ -222,7 +222,7 @@ def test_its_layers_are_not_read_again(tiny_folder: Folder, tmp_path: Path) -> N
         lambda: measure(encoder, TEXTS),
         lambda: select_layer(encoder, [f"{text} {number}" for number in range(3) for text in TEXTS]),
     ):
-        with pytest.raises(OptionError, match="CombinedLayers follows them.*with one layer"):
+        with pytest.raises(OptionError, match=r"CombinedLayers follows them.*with one layer"):
             read()
     with pytest.raises(OptionError, match="`weights` must be left out unless `layer` is a list"):
         sweep(tiny_folder("Llama"), weights=[1, 2], out=tmp_path)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from midlayer_encoders._types import Layer, Norm, Progress
+from midlayer_encoders._types import Layer, Norm, Progress, ReadSite
 from midlayer_encoders.analysis.probing.heads import KINDS, AttentiveProbes, Kind, LinearProbes
 from midlayer_encoders.analysis.probing.nearest import nearest_classes
 from midlayer_encoders.analysis.probing.result import ProbeResult
@@ -33,6 +33,7 @@ from midlayer_encoders.errors import (
     shown,
     warn_deprecated,
 )
+from midlayer_encoders.frame import at_site
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
@@ -54,6 +55,7 @@ def probe(
     test_inputs: Sequence[Any] = (),
     test_labels: Sequence[Hashable] = (),
     norm: Norm | None = None,
+    site: ReadSite = "block",
     epochs: int = 30,
     patience: int = 5,
     batch_size: int = 256,
@@ -82,6 +84,8 @@ def probe(
         test_inputs: examples to test on; where there are none, a fifth of each class is held out for it.
         test_labels: their classes.
         norm: the encoder's; another is an error.
+        site: ``"block"``, or ``"attention"`` or ``"mlp"``: what these add in each block, from layer 1 up. The result's
+            revision names it, as ``"default:mlp"``.
         epochs: at the most.
         patience: epochs without a better accuracy or loss on validation examples after which a layer is done.
         batch_size: examples in a step.
@@ -118,15 +122,15 @@ def probe(
         raise OptionError(f"`encoder` must be a LayerEncoder, but got {shown(encoder)}.")
     agreed("norm", norm, encoder.norm)
     everything, classes, split, names = _examples(inputs, labels, test_inputs, test_labels, seed)
-    reader = layer_reader(encoder, layers=layers, prompt=encoder.default_prompt)
+    reader = layer_reader(encoder, layers=layers, prompt=encoder.default_prompt, site=site)
     source = _read(encoder, LiveTokens(reader, everything), kind, keep_gb, progress)
     right, validation, best = probe_tokens(
         source, classes, split, kind=kind, training=training, heads=heads, neighbors=neighbors, progress=progress,
         device=encoder.device,
     )  # fmt: skip
-    spec = encoder.spec
+    of = at_site(encoder.spec, site)
     return ProbeResult(
-        model=spec.model, revision=spec.revision or "default", num_layers=spec.num_layers, layers=tuple(reader.layers),
+        model=of.model, revision=of.revision or "default", num_layers=of.num_layers, layers=tuple(reader.layers),
         kind=kind, dataset=dataset, classes=names, right=right, validation=validation, epochs=best,
         chance=chance_level(classes, split), num_train=len(split.train),
     )  # fmt: skip
