@@ -125,13 +125,18 @@ def whole_model(model: str, options: EncoderOptions) -> LayerEncoder:
         return LayerEncoder(model, -1, **options.changed())
 
 
-def print_lines(encoder: LayerEncoder, layer: int) -> None:
-    """Print the command and the Python line that make the encoder of a layer."""
+def print_lines(encoder: LayerEncoder, layer: int | list[int], weights: list[float] | None = None) -> None:
+    """Print the command and the Python line that make the encoder of a layer, or of a mean of several."""
+    from dataclasses import replace
+
     from midlayer_encoders.encoder.options import python_line, shell_line
 
     name = encoder.source if isinstance(encoder.source, str) else encoder.name
-    console().print("Export it:", shell_line(name, layer, encoder.options, out=f"layer-{layer}"), **_EXACT)
-    console().print("In Python:", python_line(name, layer, encoder.options), **_EXACT)
+    options = encoder.options if weights is None else replace(encoder.options, weights=tuple(weights))
+    if weights is None or encoder.norm == "none" or not encoder.anatomy.final:  # else no plain folder can hold it
+        out = "layer-" + str(layer).strip("[]").replace(", ", "-")
+        console().print("Export it:", shell_line(name, layer, options, out=out), **_EXACT)
+    console().print("In Python:", python_line(name, layer, options), **_EXACT)
 
 
 def console() -> Console:

@@ -118,8 +118,8 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
         console().print(f"{task} failed, {error}", style="bold red", highlight=False, markup=False)
     if not result.frame.is_empty():  # where every task failed there is nothing to report
         print_report(result.to_html())
-    if result.notes.site != "block":
-        console().print(f"The {result.notes.site} of a layer is read here only: no encoder of it can be exported.")
+    if (site := options.get("site", "block")) != "block":
+        console().print(f"The {site} of a layer is read here only: no encoder of it can be exported.")
     elif result.frame.filter(kind="score").height and result.summary().average is not None:
         print_lines(encoder, result.best())
     if result.failures:

@@ -26,6 +26,7 @@ from midlayer_encoders.errors import (
     check_choice,
     check_count,
     check_effect,
+    check_flag,
     check_list,
     check_number,
     check_progress,
@@ -37,12 +38,16 @@ from midlayer_encoders.frame import at_site
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.selection.ridge import class_numbers, label_list
+from midlayer_encoders.selection.mixture import Mixture, mixture_on_test
+from midlayer_encoders.selection.ridge import class_numbers, equal_steps, label_list
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["probe", "probe_tokens"]
+__all__ = ["MOST_EXAMPLES", "probe", "probe_tokens"]
+
+MOST_EXAMPLES = 2000
+"""Training examples that a mixture is learned from: of more, those at equal steps."""
 
 
 def probe(
@@ -56,6 +61,7 @@ def probe(
     test_labels: Sequence[Hashable] = (),
     norm: Norm | None = None,
     site: ReadSite = "block",
+    mixture: bool = False,
     epochs: int = 30,
     patience: int = 5,
     batch_size: int = 256,
@@ -86,6 +92,8 @@ def probe(
         norm: the encoder's; another is an error.
         site: ``"block"``, or ``"attention"`` or ``"mlp"``: what these add in each block, from layer 1 up. The result's
             revision names it, as ``"default:mlp"``.
+        mixture: also learn a mean of layers from the training examples, by their pooled vectors, and score it beside
+            the best layer alone, both under a ridge classifier; see ``ProbeResult.mixture``.
         epochs: at the most.
         patience: epochs without a better accuracy or loss on validation examples after which a layer is done.
         batch_size: examples in a step.
@@ -114,7 +122,7 @@ def probe(
         epochs=epochs, patience=patience, batch_size=batch_size, learning_rate=learning_rate,
         weight_decay=weight_decay, seed=seed,
     )  # fmt: skip
-    heads = None if heads is None else check_count("heads", heads)
+    heads, mixture = None if heads is None else check_count("heads", heads), check_flag("mixture", mixture)
     neighbors, keep_gb = check_count("neighbors", neighbors, "neighbors"), check_number("keep_gb", keep_gb)
     check_text("dataset", dataset)
     check_progress(progress)
@@ -128,11 +136,12 @@ def probe(
         source, classes, split, kind=kind, training=training, heads=heads, neighbors=neighbors, progress=progress,
         device=encoder.device,
     )  # fmt: skip
+    learned = _mixture(encoder, LiveTokens(reader, everything), source, classes, split, seed) if mixture else None
     of = at_site(encoder.spec, site)
     return ProbeResult(
         model=of.model, revision=of.revision or "default", num_layers=of.num_layers, layers=tuple(reader.layers),
         kind=kind, dataset=dataset, classes=names, right=right, validation=validation, epochs=best,
-        chance=chance_level(classes, split), num_train=len(split.train),
+        chance=chance_level(classes, split), num_train=len(split.train), mixture=learned,
     )  # fmt: skip
 
 
@@ -190,6 +199,17 @@ def _read(
     if kind == "attentive":
         return read_tokens(live, batches, keep_gb=keep_gb, progress=progress)
     return read_vectors(live, batches, progress=progress)
+
+
+def _mixture(
+    encoder: LayerEncoder, live: LiveTokens, source: TokenSource, labels: Tensor, split: Split, seed: int
+) -> Mixture:
+    """Return a mean of layers learned from the examples that train and choose, scored on those that test."""
+    if not isinstance(source, KeptTokens) or source.states.shape[2] != 1:  # the tokens, not their vectors
+        source = read_vectors(live, batches_of(encoder, live.inputs, prompt=encoder.default_prompt))
+    train = torch.cat([split.train, split.validation]).sort().values
+    some = train[equal_steps(len(train), MOST_EXAMPLES)]
+    return mixture_on_test(source.states[:, :, 0], labels, some, split.test, live.reader.layers, seed=seed)
 
 
 def _nearest(source: TokenSource, labels: Tensor, split: Split, neighbors: int) -> tuple[Tensor, Tensor, Tensor]:
