@@ -107,7 +107,7 @@ def deepest_layer(layer: Layer | Sequence[Layer], num_layers: int, *, name: str 
         >>> deepest_layer(0.5, 24), deepest_layer([2, -1, 8], 24)
         (12, 24)
     """
-    several = layer if isinstance(layer, Sequence) and not isinstance(layer, str) else [layer]
+    several: Sequence[Layer] = layer if isinstance(layer, list | tuple) else [layer]  # type: ignore[list-item]
     found = [resolve_layer(one, num_layers, name=name) for one in several]
     if twice := [one for place, one in enumerate(found) if one in found[:place]]:
         raise LayerIndexError(
