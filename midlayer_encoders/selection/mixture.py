@@ -12,7 +12,7 @@ from midlayer_encoders.selection.ridge import equal_steps, label_folds, resample
 
 __all__ = ["Mixture", "held_out_mixture", "mixed", "mixture_correct", "mixture_on_test", "mixture_weights"]
 
-_STEPS, _RATE = 40, 0.3  # of Adam: the loss is smooth
+_STEPS, _RATE = 20, 0.3  # of Adam: more change little (docs/selection.md)
 _PENALTY = -2.0  # logarithm of the first penalty, in units of the mean squared length of the rows
 _LEAST = 0.5  # of an equal share: layers below it are left out
 _MOST = 300  # examples that weights are fitted on, at equal steps: a step costs the cube of their number
@@ -47,8 +47,10 @@ class Mixture:
 
     def verdict(self) -> str:
         """Return in a sentence what it is made of, and what it gains."""
+        if len(self.layers) == 1:
+            return f"A mixture of layers would be layer {self.layers[0]} alone: its weight is 1."
         parts = ", ".join(f"{layer} ({weight:.2g})" for layer, weight in zip(self.layers, self.weights, strict=True))
-        sure = "surely better" if self.better else "not surely better"
+        sure = "surely better" if self.low > 0 else "surely worse" if self.high < 0 else "not surely better"
         gain = 100 * (self.accuracy - self.single_accuracy)
         return (
             f"A mixture of layers {parts} has {100 * self.accuracy:.1f} under a ridge classifier, {sure} than layer "

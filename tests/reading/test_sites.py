@@ -37,7 +37,7 @@ def vectors(encoder: LayerEncoder, site: Any, **options: Any) -> Tensor:
     return reader.vectors(TEXTS, batches_of(encoder, TEXTS))
 
 
-@pytest.mark.parametrize("family", ["Llama", "GPTNeoX", "GPT2", "OPT"])
+@pytest.mark.parametrize("family", ["Llama", "GPTNeoX", pytest.param("OPT", marks=pytest.mark.slow)])
 def test_attention_and_mlp_are_what_a_block_adds(family: str, tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder(family), -1, norm="none", device="cpu")
     blocks, attention, mlp = (vectors(encoder, site) for site in ("block", "attention", "mlp"))
@@ -57,7 +57,12 @@ def test_norm_and_pooling_apply_to_the_site(tiny_folder: Folder) -> None:
     torch.testing.assert_close(vectors(encoder, "mlp", layers=[3])[0, 0], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+QUICK = ("Llama", "GPT2", "OPT", "Mamba", "BERT", "ALBERT", "ViT", "WavLM")
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAMILIES]
+)
 def test_every_family_hands_on_one_state_a_token_and_block(family: str) -> None:
     model = tiny(family).eval()
     anatomy = find_anatomy(model)

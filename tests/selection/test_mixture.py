@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -15,6 +16,7 @@ from midlayer_encoders import LayerEncoder, select_layer
 from midlayer_encoders.analysis.probing import probe
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.selection import mixture
 from midlayer_encoders.selection.mixture import (
     _left_out_error,
     held_out_mixture,
@@ -82,7 +84,11 @@ def test_one_layer_that_knows_all_is_not_beaten() -> None:
     found = held_out_mixture(vectors, classes, ridge_correct(vectors, classes).double(), [0, 1, 2, 3])
     assert found.single == 2
     assert not found.better
-    assert "not surely better" in found.verdict()
+    assert "layer 2 alone" in found.verdict()
+    worse = replace(found, layers=(1, 2), weights=(0.5, 0.5), low=-9.0, high=-1.0)
+    assert not worse.better
+    assert "surely worse than layer 2" in worse.verdict()
+    assert "not surely better than" in replace(worse, high=1.0).verdict()
 
 
 def test_labels_of_the_examples_in_question_are_not_seen() -> None:
@@ -95,6 +101,22 @@ def test_labels_of_the_examples_in_question_are_not_seen() -> None:
     told = [mixture_on_test(vectors, one, train, test, [0, 1, 2, 3], seed=0) for one in (classes, wrong)]
     assert (told[0].layers, told[0].weights) == (told[1].layers, told[1].weights)
     assert told[0].accuracy > 0.8 > told[1].accuracy
+
+
+def test_weights_of_a_fold_are_fitted_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors, classes = halves(40)
+    vectors[0, :, 7] = torch.arange(40)  # tells which text it is
+    seen: list[set[int]] = []
+
+    def fitted(some: Tensor, labels: Tensor) -> Tensor:
+        seen.append(set(some[0, :, 7].int().tolist()))
+        assert labels.tolist() == [int(classes[text]) for text in some[0, :, 7].int().tolist()]
+        return torch.tensor([0.0, 0.5, 0.5, 0.0])
+
+    monkeypatch.setattr(mixture, "mixture_weights", fitted)
+    mixture_correct(vectors, classes)
+    assert [len(texts) for texts in seen] == [32] * 5
+    assert [text for text in range(40) if sum(text not in texts for texts in seen) != 1] == []
 
 
 def test_the_size_of_a_layer_does_not_matter() -> None:
@@ -132,17 +154,17 @@ def test_probe_reports_what_an_encoder_of_the_mixture_gives(tiny_folder: Folder)
     given = {"test_inputs": TEXTS[test], "test_labels": LABELS[test], "mixture": True}
     found = probe(encoder, TEXTS[train], LABELS[train], kind="knn", **given)  # type: ignore[arg-type]
     again = probe(encoder, TEXTS[train], LABELS[train], kind="attentive", epochs=1, **given)  # type: ignore[arg-type]
-    mixture = found.mixture
-    assert mixture is not None
-    assert again.mixture == mixture  # of the vectors, whatever the probe reads
-    layers = list(mixture.layers) if len(mixture.layers) > 1 else mixture.layers[0]
-    options = {"weights": mixture.weights} if len(mixture.layers) > 1 else {}
+    learned = found.mixture
+    assert learned is not None
+    assert again.mixture == learned  # of the vectors, whatever the probe reads
+    layers = list(learned.layers) if len(learned.layers) > 1 else learned.layers[0]
+    options = {"weights": learned.weights} if len(learned.layers) > 1 else {}
     vectors = LayerEncoder(tiny_folder("Llama"), layers, device="cpu", **options).encode(TEXTS, convert_to_tensor=True)
     classes, _ = class_numbers(LABELS)
     named = ridge_predicted(vectors[None, train], classes[train], vectors[None, test])[0]
-    assert float((named == classes[test]).double().mean()) == pytest.approx(mixture.accuracy)
-    assert mixture.verdict() in found.html()
-    assert found.tables()["mixture.csv"]["layer"].to_list() == list(mixture.layers)
+    assert float((named == classes[test]).double().mean()) == pytest.approx(learned.accuracy)
+    assert learned.verdict() in found.html()
+    assert found.tables()["mixture.csv"]["layer"].to_list() == list(learned.layers)
 
 
 def test_a_mixture_of_vectors_is_that_of_the_encoder(tiny_folder: Folder) -> None:
