@@ -136,6 +136,8 @@ def print_lines(encoder: LayerEncoder, layer: int | list[int], weights: list[flo
     if weights is None or encoder.norm == "none" or not encoder.anatomy.final:  # else no plain folder can hold it
         out = "layer-" + str(layer).strip("[]").replace(", ", "-")
         console().print("Export it:", shell_line(name, layer, options, out=out), **_EXACT)
+    else:
+        console().print("It cannot be exported: the final norm is applied to each layer, which no plain folder does.")
     console().print("In Python:", python_line(name, layer, options), **_EXACT)
 
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from midlayer_encoders import LayerEncoder, select_layer
 from midlayer_encoders.analysis.probing import probe
 from midlayer_encoders.cli import app
+from midlayer_encoders.cli._app import print_lines
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.selection import mixture
 from midlayer_encoders.selection.mixture import (
@@ -198,3 +199,16 @@ def test_commands_print_the_mixture(tiny_folder: Folder, tmp_path: Path) -> None
     assert result.exit_code == 0, result.output
     assert "A mixture of layers" in result.output
     assert (tmp_path / "out" / "mixture.csv").exists()
+
+
+@pytest.mark.parametrize("norm", ["final", "none"])
+def test_the_command_is_printed_where_a_folder_can_hold_the_mixture(
+    norm: str, tiny_folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, norm=norm, device="cpu")  # type: ignore[arg-type]
+    print_lines(encoder, layer=[1, 3], weights=[0.25, 0.75])
+    printed = capsys.readouterr().out
+    assert ("--layer 1,3 " in printed and "--weights 0.25,0.75 --out layer-1-3" in printed) is (norm == "none")
+    assert ("cannot be exported" in printed) is (norm == "final")
+    assert "layer=[1, 3]" in printed
+    assert "weights=[0.25, 0.75])" in printed
