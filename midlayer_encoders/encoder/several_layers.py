@@ -26,6 +26,7 @@ from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layer
 from midlayer_encoders.models.cut import Cut
 from midlayer_encoders.reading.capture import layers_watched, side_by_side
+from midlayer_encoders.reading.turns import turn
 
 __all__ = [
     "CombinedLayers",
@@ -195,15 +196,16 @@ def plain_on_disk(encoder: SentenceTransformer) -> Iterator[None]:
     modules = [first, *_plain(first, pooling, combined, *_entries(first, probe)), *others]
     kept, config = dict(encoder._modules), first.model.config
     before = config.output_hidden_states
-    try:
-        first.__class__ = Transformer
-        config.output_hidden_states = True
-        _hold(encoder, {str(number): module for number, module in enumerate(modules)})
-        yield
-    finally:
-        first.__class__ = LayersTransformer
-        config.output_hidden_states = before
-        _hold(encoder, kept)
+    with turn(first.model):  # in which others embed
+        try:
+            first.__class__ = Transformer
+            config.output_hidden_states = True
+            _hold(encoder, {str(number): module for number, module in enumerate(modules)})
+            yield
+        finally:
+            first.__class__ = LayersTransformer
+            config.output_hidden_states = before
+            _hold(encoder, kept)
 
 
 def _hold(encoder: nn.Module, modules: dict[str, Any]) -> None:
@@ -224,14 +226,15 @@ def _entries(first: LayersTransformer, probe: dict[str, Any]) -> tuple[list[int]
             f"{name} is written to a folder inside a model with a decoder, where sentence-transformers does not find "
             "the states of several layers. Use this encoder itself."
         )
-    states = first(dict(probe))["token_embeddings"].chunk(len(first.layers), dim=-1)
-    hidden = _hidden_states(first, probe)
-    found = []
+    with _without_dropout(model):
+        states = first(dict(probe))["token_embeddings"].chunk(len(first.layers), dim=-1)
+        hidden = _hidden_states(first, probe)
+    found: list[int] = []
     for layer, wanted in zip(first.layers, states, strict=True):
         # The nearest: beside a state as large as some are, those of two layers may look alike.
         far = [_distance(wanted, entry) for entry in hidden]
         place = min(range(len(far)), key=far.__getitem__, default=0)
-        if not hidden or not close(wanted, hidden[place]):
+        if not hidden or place in found or not close(wanted, hidden[place]):
             reason = (
                 "its final norm is applied to the states of each layer, and a plain folder has no module that does so: "
                 "norm='none' may be exported"
@@ -249,6 +252,18 @@ def _entries(first: LayersTransformer, probe: dict[str, Any]) -> tuple[list[int]
             "itself, or export one layer."
         )
     return found, len(hidden)
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    """Have a model that may be in training make the same states twice."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def _distance(states: Tensor, entry: Tensor) -> float:

@@ -258,6 +258,17 @@ def test_an_exported_mean_of_an_encoder_without_a_final_norm(tiny_folder: Folder
     assert encoder.after_pooling == ["CombinedLayers"]
 
 
+def test_an_encoder_in_training_is_saved_as_it_is(tiny_folder: Folder, tmp_path: Path) -> None:
+    encoder = LayerEncoder(tiny_folder("BERT"), [1, 3], device="cpu").train()  # with dropout
+    modes = [module.training for module in encoder.modules()]
+    state = torch.get_rng_state()
+    encoder.save_pretrained(str(tmp_path / "out"))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in encoder.modules()] == modes
+    plain = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    np.testing.assert_allclose(plain.encode(MIXED), encoder.eval().encode(MIXED), rtol=1e-5, atol=1e-6)
+
+
 def test_options_are_plain_numbers() -> None:
     assert EncoderOptions(weights=torch.tensor([1, 2])).weights == (1.0, 2.0)  # type: ignore[arg-type]
     assert EncoderOptions(weights=np.array([0.5, 2])).weights == (0.5, 2.0)  # type: ignore[arg-type]
