@@ -8,7 +8,20 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["MAX_PIXELS", "NORMS", "POOLINGS", "EncoderSpec", "Layer", "Medium", "Norm", "Pooling", "Progress", "Stage"]
+__all__ = [
+    "MAX_PIXELS",
+    "NORMS",
+    "POOLINGS",
+    "READ_SITES",
+    "EncoderSpec",
+    "Layer",
+    "Medium",
+    "Norm",
+    "Pooling",
+    "Progress",
+    "ReadSite",
+    "Stage",
+]
 
 Layer: TypeAlias = int | float
 """``0`` = embeddings, ``k`` = after block ``k``, ``-1`` = the last, a float in ``(0, 1]`` = fraction of depth."""
@@ -20,6 +33,9 @@ Pooling: TypeAlias = Literal["mean", "last", "cls", "max", "weightedmean"]
 
 Medium: TypeAlias = Literal["text", "image", "audio"]
 
+ReadSite: TypeAlias = Literal["block", "attention", "mlp"]
+"""What of a layer is read: the residual stream after its block, or what the block's attention or MLP adds to it."""
+
 MAX_PIXELS = 50_000_000
 """Pixels of the largest image that is read unless told otherwise: 7000 x 7000, 150 MB when decoded."""
 
@@ -27,6 +43,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with a stage (``"embedding"``), how many of its steps are done so far, and how many there are."""
 
 NORMS: tuple[Norm, ...] = ("final", "none")
+READ_SITES: tuple[ReadSite, ...] = ("block", "attention", "mlp")
 POOLINGS: tuple[Pooling, ...] = ("mean", "last", "cls", "max", "weightedmean")
 
 
@@ -93,6 +110,9 @@ class EncoderSpec:
         layers: name and layer of each tower of a joint model.
         similarity: how two vectors are compared, as in sentence-transformers' ``similarity_fn_name``.
         asked: what stands around a text and which tokens count, as JSON; empty for the text itself.
+        mixture: where several layers are combined, each and its share, 1 where they lie side by side; ``layer`` is the
+            deepest of them.
+        site: what of the layer is read.
     """
 
     model: str
@@ -115,12 +135,14 @@ class EncoderSpec:
     layers: tuple[tuple[str, int], ...] = ()
     similarity: str = "cosine"
     asked: str = ""
+    mixture: tuple[tuple[int, float], ...] = ()
+    site: ReadSite = "block"
 
     @property
     def digest(self) -> str:
         """Twelve hexadecimal digits that differ whenever any field does."""
         named = asdict(self)
-        for name, default in (("similarity", "cosine"), ("asked", "")):
+        for name, default in (("similarity", "cosine"), ("asked", ""), ("mixture", ()), ("site", "block")):
             if named[name] == default:
                 del named[name]  # as before there was such a field: results under the old names stay readable
         fields = json.dumps(named, sort_keys=True)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from midlayer_encoders._types import Layer, Norm, Pooling, Progress, Stage
+from midlayer_encoders._types import Layer, Norm, Pooling, Progress, ReadSite, Stage
 from midlayer_encoders.errors import OptionError, check_count, check_list, check_progress, check_seed, check_text, shown
-from midlayer_encoders.frame import tidy_frame, tidy_rows
+from midlayer_encoders.frame import at_site, tidy_frame, tidy_rows
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics import LayerMetric, LiDAR, TooFewTextsError, make_metrics
 from midlayer_encoders.reading.batches import batches_of
@@ -50,6 +50,7 @@ def measure(
     layers: Sequence[Layer] | str = "all",
     norm: Norm | None = None,
     pooling: Pooling | None = None,
+    site: ReadSite = "block",
     views: int | Sequence[Sequence[Any]] = 16,
     seed: int = 0,
     dataset: str = "texts",
@@ -69,6 +70,8 @@ def measure(
         layers: ``"all"`` or some.
         norm: the encoder's; another is an error.
         pooling: likewise.
+        site: ``"block"``, or ``"attention"`` or ``"mlp"``: what these add in each block, from layer 1 up. The frame's
+            revision names it, as ``"default:mlp"``.
         views: number of views of each text for LiDAR (InfoNCE and DiME take the first two), or the views themselves,
             V lists of N texts.
         seed: of the views.
@@ -83,8 +86,8 @@ def measure(
     agreed("norm", norm, encoder.norm)
     agreed("pooling", pooling, encoder.pooling)
     return measure_layers(
-        encoder, texts, metrics=metrics, layers=layers, norm=encoder.norm, views=views, seed=seed, dataset=dataset,
-        token_budget=token_budget, progress=progress,
+        encoder, texts, metrics=metrics, layers=layers, norm=encoder.norm, site=site, views=views, seed=seed,
+        dataset=dataset, token_budget=token_budget, progress=progress,
     )  # fmt: skip
 
 
@@ -105,6 +108,7 @@ def measure_layers(
     metrics: str | Sequence[str] = "paper",
     layers: Sequence[Layer] | str = "all",
     norm: Norm = "none",
+    site: ReadSite = "block",
     views: int | Sequence[Sequence[Any]] = 16,
     seed: int = 0,
     dataset: str = "texts",
@@ -121,7 +125,7 @@ def measure_layers(
     check_text("dataset", dataset)
     check_progress(progress)
     prompt = source.default_prompt if medium_of(texts[0], source.media) == "text" else ""
-    reader = layer_reader(source, layers=layers, norm=norm, prompt=prompt)
+    reader = layer_reader(source, layers=layers, norm=norm, prompt=prompt, site=site)
     made = make_for_views(metrics, reader.layers, views if isinstance(views, int) else len(views))
     for (
         metric
@@ -145,11 +149,11 @@ def measure_layers(
             stage.step(len(positions))
         before += len(passed)
     named = metrics not in ("all", "paper")
-    found, spec = compute_metrics(made, named=named), source.spec
+    found, of = compute_metrics(made, named=named), at_site(source.spec, site)
     return tidy_frame(
         row
         for name, values in found.items()
-        for row in tidy_rows(values, spec, kind="metric", dataset=dataset, name=name)
+        for row in tidy_rows(values, of, kind="metric", dataset=dataset, name=name)
     )
 
 

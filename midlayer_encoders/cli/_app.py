@@ -27,6 +27,7 @@ __all__ = [
     "MetricNames",
     "Model",
     "Seed",
+    "SiteName",
     "TextsFile",
     "Views",
     "app",
@@ -51,12 +52,15 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 Model = Annotated[
     str, typer.Argument(help="Folder or name on the hub of a transformers model, or built-in (SmolLM2-135M).")
 ]
-LayerText = Annotated[str, typer.Option("--layer", help="17, -1 (the last), or 0.7 (a fraction of the depth).")]
+LayerText = Annotated[
+    str, typer.Option("--layer", help="17, -1 (the last), 0.7 (a fraction of the depth), or several: 8,12,16.")
+]
 LayersText = Annotated[str, typer.Option("--layers", help="all, or layers with commas: 0,6,0.5,-1.")]
 MetricNames = Annotated[str, typer.Option("--metrics", help="paper, all, or names with commas.")]
 TextsFile = Annotated[Path, typer.Option("--texts", help="A text a line, or JSONL with --field.")]
 FieldName = Annotated[str | None, typer.Option("--field", help="Field of each JSON line that holds the text.")]
 Limit = Annotated[int | None, typer.Option("--limit", help="Use the first LIMIT inputs only.")]
+SiteName = Annotated[str, typer.Option("--site", help="block, or what attention or mlp add in each block.")]
 Views = Annotated[int, typer.Option("--views", help="Augmented views of each text, for LiDAR.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of every random draw.")]
 
@@ -121,13 +125,20 @@ def whole_model(model: str, options: EncoderOptions) -> LayerEncoder:
         return LayerEncoder(model, -1, **options.changed())
 
 
-def print_lines(encoder: LayerEncoder, layer: int) -> None:
-    """Print the command and the Python line that make the encoder of a layer."""
+def print_lines(encoder: LayerEncoder, layer: int | list[int], weights: list[float] | None = None) -> None:
+    """Print the command and the Python line that make the encoder of a layer, or of a mean of several."""
+    from dataclasses import replace
+
     from midlayer_encoders.encoder.options import python_line, shell_line
 
     name = encoder.source if isinstance(encoder.source, str) else encoder.name
-    console().print("Export it:", shell_line(name, layer, encoder.options, out=f"layer-{layer}"), **_EXACT)
-    console().print("In Python:", python_line(name, layer, encoder.options), **_EXACT)
+    options = encoder.options if weights is None else replace(encoder.options, weights=tuple(weights))
+    if weights is None or encoder.norm == "none" or not encoder.anatomy.final:  # else no plain folder can hold it
+        out = "layer-" + str(layer).strip("[]").replace(", ", "-")
+        console().print("Export it:", shell_line(name, layer, options, out=out), **_EXACT)
+    else:
+        console().print("It cannot be exported: the final norm is applied to each layer, which no plain folder does.")
+    console().print("In Python:", python_line(name, layer, options), **_EXACT)
 
 
 def console() -> Console:

@@ -29,7 +29,12 @@ def model_options(*, without: Sequence[str] = (), **defaults: Any) -> Callable[[
 
     def decorate(command: _Command) -> _Command:
         known = [one for one in option_fields().values() if one.metadata.get("flag", "") is not None]
-        flags = {one.name: one for one in known if one.name not in without}
+        one_layer = "layer" not in inspect.signature(command).parameters  # or all of them: nothing is combined
+        flags = {
+            one.name: one
+            for one in known
+            if one.name not in without and not (one_layer and one.metadata.get("several"))
+        }
 
         @functools.wraps(command)
         def run(**given: Any) -> Any:
@@ -76,6 +81,13 @@ def _value(one: Field[Any], given: Any) -> Any:
         return {name: text for name, _, text in pairs} or None
     if one.name == "template":
         return _template(given or ())
+    if one.name == "weights" and given is not None:
+        try:
+            return tuple(float(word) for word in given.split(","))
+        except ValueError:
+            raise typer.BadParameter(
+                f"must be numbers with commas, but got {given!r}", param_hint="--weights"
+            ) from None
     return tuple(given or ()) if one.name == "adapters" else given
 
 

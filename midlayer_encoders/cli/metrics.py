@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from midlayer_encoders._types import READ_SITES
 from midlayer_encoders.cli._app import (
     FieldName,
     LayersText,
@@ -14,6 +15,7 @@ from midlayer_encoders.cli._app import (
     MetricNames,
     Model,
     Seed,
+    SiteName,
     app,
     console,
     first_of,
@@ -27,7 +29,7 @@ from midlayer_encoders.cli._app import (
 from midlayer_encoders.cli._options import model_options
 from midlayer_encoders.cli._progress import long_running, shown
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.errors import check_seed
+from midlayer_encoders.errors import check_choice, check_seed
 
 
 @app.command()
@@ -45,6 +47,7 @@ def metrics(
     skip_bad: Annotated[bool, typer.Option(help="Leave out files that cannot be read, and name them.")] = False,
     names: MetricNames = "all",
     layers: LayersText = "all",
+    site: SiteName = "block",
     field: FieldName = None,
     wikitext: Annotated[bool, typer.Option(help="Drop headings and paragraphs under 30 tokens.")] = False,
     limit: Limit = None,
@@ -58,6 +61,7 @@ def metrics(
     from midlayer_encoders.report import write_metrics_figure
     from midlayer_encoders.results import write_frame
 
+    check_choice("--site", site, READ_SITES)
     first_of([], limit)
     check_seed(seed)
     wanted = parse_names(names)
@@ -72,8 +76,8 @@ def metrics(
     unit = "waveforms" if kind == "audio" else kind
     with shown({"measuring": f"{len(lines)} {unit}, {passes} passes"}) as progress:
         frame = measure(
-            encoder, lines, metrics=wanted, layers=parse_layers(layers), seed=seed, dataset=source.stem,
-            progress=progress,
+            encoder, lines, metrics=wanted, layers=parse_layers(layers), site=site, seed=seed,  # type: ignore[arg-type]
+            dataset=source.stem, progress=progress,
         )  # fmt: skip
     for suffix in ("parquet", "csv"):
         write_frame(frame, out / f"metrics.{suffix}")

@@ -11,6 +11,7 @@ from midlayer_encoders.cli._app import (
     LayersText,
     Model,
     Seed,
+    SiteName,
     app,
     console,
     make_table,
@@ -44,6 +45,8 @@ def probe(
     test: Annotated[Path | None, typer.Option(help="The same to test on; else a fifth of each class is.")] = None,
     kind: Annotated[str, typer.Option(help="attentive, linear or knn.")] = "attentive",
     layers: LayersText = "all",
+    site: SiteName = "block",
+    mixture: Annotated[bool, typer.Option("--mixture", help="Also learn a mean of layers from the labels.")] = False,
     epochs: Annotated[int, typer.Option(help="At the most; each layer keeps its best.")] = 30,
     batch_size: Annotated[int, typer.Option(help="Examples in a step.")] = 256,
     learning_rate: Annotated[float, typer.Option(help="Of AdamW, at the first step.")] = 1e-3,
@@ -54,12 +57,14 @@ def probe(
 ) -> None:
     """Train a small classifier on every frozen layer, all together, and say which layer tells the classes apart."""
     quieten()
+    from midlayer_encoders._types import READ_SITES
     from midlayer_encoders.analysis.probing import probe as probe_layers
     from midlayer_encoders.analysis.probing.examples import Examples, check_path, read_examples
     from midlayer_encoders.analysis.probing.heads import KINDS
     from midlayer_encoders.analysis.probing.settings import WITHOUT_EFFECT, ProbeTraining
     from midlayer_encoders.errors import check_choice, check_number
 
+    check_choice("--site", site, READ_SITES)
     check_choice("kind", kind, KINDS)  # a wrong option is refused before the model is loaded
     why, names = WITHOUT_EFFECT[kind]
     refuse_given(context, f"with `--kind {kind}`, which {why}", *names, *(_OF_VECTORS if kind == "attentive" else ()))
@@ -75,12 +80,14 @@ def probe(
     with shown(PROBE_STAGES) as progress:
         result = probe_layers(
             encoder, train.inputs, train.labels, test_inputs=tested.inputs, test_labels=tested.labels, kind=kind,  # type: ignore[arg-type]
-            layers=parse_layers(layers), epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,
-            keep_gb=keep_gb, seed=seed, dataset=data.stem, progress=progress,
+            layers=parse_layers(layers), site=site, mixture=mixture, epochs=epochs,  # type: ignore[arg-type]
+            batch_size=batch_size, learning_rate=learning_rate, keep_gb=keep_gb, seed=seed, dataset=data.stem,
+            progress=progress,
         )  # fmt: skip
     result.save(out)
     print_probe(result)
-    console().print(f"Written to {out}: probe.parquet, probe.csv, probe.png, report.html", soft_wrap=True)
+    written = ", ".join([*result.tables(), "probe.png", "report.html"])
+    console().print(f"Written to {out}: {written}", soft_wrap=True)
 
 
 def print_probe(result: ProbeResult) -> None:
@@ -94,3 +101,5 @@ def print_probe(result: ProbeResult) -> None:
         table.add_row(str(layer), *cells, str(epoch) if epoch else "", style=style)
     console().print(table)
     console().print(f"{result.verdict()} Guessing gives {100 * result.chance:.1f}.")
+    if result.mixture is not None:
+        console().print(result.mixture.verdict(), highlight=False)

@@ -41,6 +41,7 @@ def select_command(
         str, typer.Option(help="auto, few-labels, half-match, valley-midpoint, fixed-depth, last, or min-METRIC.")
     ] = "auto",
     all_rules: Annotated[bool, typer.Option(help="Measure what every rule needs: 3 passes, not 1.")] = False,
+    mixture: Annotated[bool, typer.Option("--mixture", help="Learn a mean of several layers from the labels.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the table, the frame and the figure.")] = None,
     field: FieldName = None,
     max_texts: Annotated[int, typer.Option(help="Look at so many texts, at equal steps.")] = 500,
@@ -55,17 +56,20 @@ def select_command(
     check_count("--max-texts", max_texts)
     check_seed(seed)
     selection_passes(rule, all_rules=all_rules)  # a wrong name is refused before the model is loaded
+    if mixture and labels is None:
+        raise OptionError("`--mixture` must be left out without --labels, from which its weights are learned.")
     lines = read_texts(texts, field=field)
     known = _read_labels(labels, len(lines)) if labels is not None else None
     encoder = whole_model(model, options)
     with shown({"measuring": "texts measured", "labels": "labeled texts read"}) as progress:
         found = select(
-            encoder, lines, known, rule=rule, all_rules=all_rules, max_texts=max_texts, seed=seed, progress=progress
-        )
+            encoder, lines, known, rule=rule, all_rules=all_rules, mixture=mixture, max_texts=max_texts, seed=seed,
+            progress=progress,
+        )  # fmt: skip
     _print(found)
     if out is not None:
         _write(found, out)
-    print_lines(encoder, found.layer)
+    print_lines(encoder, **found.keywords)
 
 
 def _read_labels(path: Path, count: int) -> list[str | None]:
@@ -87,6 +91,8 @@ def _print(found: Selection) -> None:
         table.add_row(choice.rule, "" if choice.layer is None else str(choice.layer), choice.reason, style=style)
     console().print(table)
     console().print(found.confidence, highlight=False, soft_wrap=True)
+    if found.mixture is not None:
+        console().print(found.mixture.verdict(), highlight=False, soft_wrap=True)
 
 
 def _write(found: Selection, out: Path) -> None:

@@ -13,6 +13,7 @@ import typer
 from midlayer_encoders.cli._app import (
     LayersText,
     Model,
+    SiteName,
     app,
     console,
     make_table,
@@ -57,6 +58,7 @@ def sweep(
         str | None,
         typer.Option(help="Recipes to compare, with commas (plain,one-word+center), or all; --template adds yours."),
     ] = None,
+    site: SiteName = "block",
     names: Annotated[
         str, typer.Option("--metrics", help="none, paper, all, or names with commas; the default takes one pass.")
     ] = _ONE_PASS,
@@ -76,10 +78,12 @@ def sweep(
 ) -> None:
     """Score every layer of a model on mteb tasks from one forward pass over each text."""
     quieten()
+    from midlayer_encoders._types import READ_SITES
     from midlayer_encoders.errors import check_choice
     from midlayer_encoders.files import folder_lock
     from midlayer_encoders.tasks import task_sources
 
+    check_choice("--site", site, READ_SITES)
     check_choice("--scoring", scoring, ("together", "mteb"))  # a wrong word is refused before the model is loaded
     first = _first(devices, num_nodes)
     if not first:
@@ -94,8 +98,8 @@ def sweep(
         _print_price(parse_names(names))
     encoder = whole_model(model, options)
     run_sweep(
-        encoder, tasks.split(","), layers=parse_layers(layers), metrics=parse_names(names), out=out, store=store,
-        store_dtype="float16" if half else "float32", scoring=scoring, workers=workers, devices=devices,
+        encoder, tasks.split(","), layers=parse_layers(layers), site=site, metrics=parse_names(names), out=out,
+        store=store, store_dtype="float16" if half else "float32", scoring=scoring, workers=workers, devices=devices,
         num_nodes=num_nodes, compile=compiled, recipes=asked,
     )  # fmt: skip
 
@@ -147,7 +151,9 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
         console().print(f"{task} failed, {error}", style="bold red", highlight=False, markup=False)
     if not result.frame.is_empty():  # where every task failed there is nothing to report
         print_report(result.to_html())
-    if result.frame.filter(kind="score").height and result.summary().average is not None:
+    if (site := options.get("site", "block")) != "block":
+        console().print(f"The {site} of a layer is read here only: no encoder of it can be exported.")
+    elif result.frame.filter(kind="score").height and result.summary().average is not None:
         print_made(result)
     if result.failures:
         raise typer.Exit(1)

@@ -131,6 +131,8 @@ def after_pooling(
     modules: list[nn.Module] = []
     if options.whiten and options.center is None:
         raise OptionError("`whiten` must be False without `center`, the texts by whose spread directions are scaled.")
+    if options.embed_filter and options.combine == "concat":
+        raise OptionError("`embed_filter` must be False with combine='concat': it maps the vector of one layer.")
     if options.center is not None or options.embed_filter:
         sample = vectors(options.center) if options.center is not None else None
         projection = middle_directions(embeddings()) if options.embed_filter else None

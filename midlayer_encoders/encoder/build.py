@@ -23,6 +23,13 @@ from midlayer_encoders.encoder.inputs import (
 )
 from midlayer_encoders.encoder.memory_module import memory_module
 from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.encoder.several_layers import (
+    CombinedLayers,
+    LayerMix,
+    asked_layers,
+    layer_mix,
+    read_side_by_side,
+)
 from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.encoder.transformer_module import transformer_module
 from midlayer_encoders.errors import CutError, MidlayerError, OptionError, check_choice, shown
@@ -48,6 +55,7 @@ class Built:
         gguf_file: file of quantized weights, if any.
         anatomy: where the cut model keeps its parts, seen in a pass; ``None`` where none was watched.
         placed: where a text's own tokens are among those that the template and the tokenizer add.
+        mix: which layers are combined; ``None`` for one.
     """
 
     source: str
@@ -57,6 +65,7 @@ class Built:
     gguf_file: str | None = None
     anatomy: Anatomy | None = None
     placed: Placed = Placed()
+    mix: LayerMix | None = None
 
     def modules(self, pooling: Pooling | None) -> list[nn.Module]:
         """Return the first module and the pooling; a joint model has none, since its heads pool."""
@@ -67,11 +76,19 @@ class Built:
                     f"{pooling!r}. Pass `tower` to pool the states of one tower."
                 )
             return [self.first]
-        return [self.first, pooling_module(self.first, pooling)]
+        pooled, width = [self.first, pooling_module(self.first, pooling)], self.first.get_embedding_dimension()
+        if (mix := self.mix) is None:
+            return pooled
+        made = width if mix.combine == "concat" else width // len(mix.layers)
+        return [*pooled, CombinedLayers(mix.layers, mix.shares, mix.combine, made)]
 
 
-def build_from_files(model: str, layer: Layer | Mapping[str, Layer], options: EncoderOptions) -> Built:
+def build_from_files(
+    model: str, layer: Layer | Sequence[Layer] | Mapping[str, Layer], options: EncoderOptions
+) -> Built:
     """Return what an encoder of a folder, or of a name on the hub, is assembled from."""
+    several = asked_layers(layer, options)
+    layer = several or layer
     folder, gguf_file = built_in_model() if model == BUILT_IN else (model, options.gguf_file)
     if model == BUILT_IN and options.gguf_file not in (None, gguf_file):
         raise OptionError(f"`gguf_file` must be left out for {BUILT_IN!r}, but got {options.gguf_file!r}.")
@@ -93,6 +110,9 @@ def build_from_files(model: str, layer: Layer | Mapping[str, Layer], options: En
             )
             first.to(options.device or get_device_name()) if options.device_map is None else None
             anatomy = check_states(first, cut, *probes(first)) if isinstance(cut, Cut) else None
+            mix = layer_mix(several, options, cut) if several and isinstance(cut, Cut) else None
+            if mix is not None and anatomy is not None:
+                read_side_by_side(first, anatomy, mix, options.norm, probes(first)[0])
         except NoPlanError:
             break
         except CutError as reason:
@@ -113,7 +133,7 @@ def build_from_files(model: str, layer: Layer | Mapping[str, Layer], options: En
         else:
             name = base_name(folder, gguf_file)
             placed = ask(first, options, name)
-            return Built(model, name, first, cut, gguf_file, anatomy, placed)
+            return Built(model, name, first, cut, gguf_file, anatomy, placed, mix)
     assert refused is not None
     raise refused from refused.__cause__
 
@@ -141,7 +161,7 @@ def probes(first: Any) -> tuple[dict[str, Any], dict[str, Any] | None]:
 
 def build_from_module(
     module: nn.Module,
-    layer: Layer,
+    layer: Layer | Sequence[Layer],
     options: EncoderOptions,
     *,
     processor: Callable[..., Any],
@@ -160,11 +180,15 @@ def build_from_module(
         )
     if isinstance(layer, Mapping):
         raise OptionError(f"`layer` must be one number for a module in memory, but got {dict(layer)}.")
+    several = asked_layers(layer, options)
+    layer = several or layer
     paths = None if final is None else tuple(final)
     first, cut = memory_module(module, layer, processor, norm=options.norm, medium=medium, blocks=blocks, final=paths)
+    mix = layer_mix(several, options, cut) if several else None
+    first.layers = first.layers if mix is None else mix.layers
     _check_batches(first)
     name = f"module/{type(module).__name__}"
-    return Built(name, name, first, cut)
+    return Built(name, name, first, cut, mix=mix)
 
 
 def _check_batches(first: Any) -> None:

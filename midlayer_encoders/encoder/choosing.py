@@ -23,6 +23,7 @@ def select_layer(
     *,
     rule: str = "auto",
     all_rules: bool = False,
+    mixture: bool = False,
     max_texts: int = 500,
     seed: int = 0,
     **options: Unpack[EncoderKeywords],
@@ -38,6 +39,8 @@ def select_layer(
             ``"min-dime"``, ``"min-infonce"``, ``"min-dataset-entropy"``, ``"min-prompt-entropy"``, or several of the
             last four ranked together, as ``"min-dime+dataset-entropy"``.
         all_rules: measure what every rule needs, in three passes over the texts instead of one.
+        mixture: also learn a mean of several layers from the labels: ``LayerEncoder(model, **selection.keywords)`` is
+            of it where it is surely better than the best single layer.
         max_texts: how many texts are looked at.
         seed: of augmented views, folds and resamples.
         options: as in :class:`~midlayer_encoders.EncoderOptions`, where ``model`` is a name.
@@ -61,4 +64,6 @@ def select_layer(
         )
     elif options:
         raise OptionError(f"`{next(iter(options))}` must not be given with an encoder or a frame: it is the encoder's.")
-    return select(source, texts, labels, rule=rule, all_rules=all_rules, max_texts=max_texts, seed=seed)
+    return select(
+        source, texts, labels, rule=rule, all_rules=all_rules, mixture=mixture, max_texts=max_texts, seed=seed
+    )

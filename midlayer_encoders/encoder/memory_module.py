@@ -16,9 +16,9 @@ from midlayer_encoders.encoder.inputs import moved, probe_input, sampling_rate
 from midlayer_encoders.encoder.spec import processor_name
 from midlayer_encoders.errors import CutError, OptionError, shown
 from midlayer_encoders.models import compat
-from midlayer_encoders.models.anatomy import find_anatomy, resolve_layer
+from midlayer_encoders.models.anatomy import deepest_layer, find_anatomy
 from midlayer_encoders.models.cut import Cut, cut_model
-from midlayer_encoders.reading.capture import capture
+from midlayer_encoders.reading.capture import capture, side_by_side
 
 __all__ = ["MemoryModule", "memory_module"]
 
@@ -50,6 +50,7 @@ class MemoryModule(InputModule):
         self.anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=cut.anatomy.final)
         self.tokenizer = processor if medium == "text" and hasattr(processor, "pad_token") else None
         self._taken = list(inspect.signature(model.forward).parameters)
+        self.layers: tuple[int, ...] = (cut.layer,)  # more where several are combined
 
     @property
     def modalities(self) -> list[Any]:
@@ -81,14 +82,14 @@ class MemoryModule(InputModule):
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
         """Return the features with the layer's states as ``token_embeddings``."""
-        found: list[Tensor] = []
+        found: dict[int, Tensor] = {}
         taken = {key: value for key, value in features.items() if key in self._taken}
         inputs = compat.without_cache(self.model, taken)
         capture(
-            self.model, inputs, lambda _layer, _site, states: found.append(states), anatomy=self.anatomy,
-            layers=[self.layer], norm=self.norm,
+            self.model, inputs, lambda layer, _, states: found.update({layer: states}), anatomy=self.anatomy,
+            layers=self.layers, norm=self.norm,
         )  # fmt: skip
-        return {**features, "token_embeddings": found[0]}
+        return {**features, "token_embeddings": side_by_side([found[layer] for layer in self.layers])}
 
     @torch.no_grad()
     def get_embedding_dimension(self) -> int:
@@ -108,7 +109,7 @@ class MemoryModule(InputModule):
 
 def memory_module(
     model: nn.Module,
-    layer: Layer,
+    layer: Layer | Sequence[Layer],
     processor: Callable[..., Any] | None,
     *,
     norm: Norm,
@@ -116,14 +117,14 @@ def memory_module(
     blocks: str | None,
     final: tuple[str, ...] | None,
 ) -> tuple[MemoryModule, Cut]:
-    """Return the module of a copy of ``model`` that ends after ``layer``, and how the layer is had."""
+    """Return the module of a copy of ``model`` that ends after ``layer``, the deepest of several, and how it is had."""
     if processor is None:
         raise OptionError(
             "`processor` must be given with a model in memory: one of transformers', or a function from a list of "
             f"inputs to what {type(model).__name__} takes, but got None."
         )
     anatomy = find_anatomy(model, blocks=blocks, final=final)
-    resolved = resolve_layer(layer, anatomy.num_layers, name=type(model).__name__)
+    resolved = deepest_layer(layer, anatomy.num_layers, name=type(model).__name__)
     # A block must be there to be watched; of layer 0 only what enters it is read.
     cut = Cut(anatomy, resolved, norm, max(resolved, 1), "last_hidden_state")
     copied = copy.deepcopy(model).eval()

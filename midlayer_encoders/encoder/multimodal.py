@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from midlayer_encoders.encoder.inputs import (
 )
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.encoder.several_layers import plain_on_disk
 from midlayer_encoders.errors import CutError, check_path
 from midlayer_encoders.files import write_folder
 from midlayer_encoders.models import compat
@@ -70,6 +72,7 @@ class MultimodalEncoder(PlainOnDisk):
     max_pixels: int
     counting: Counting
     layers: dict[str, int]
+    mixture: tuple[tuple[int, float], ...]
     options: EncoderOptions
     _truncation_warned: bool
 
@@ -194,8 +197,11 @@ class MultimodalEncoder(PlainOnDisk):
         home = Path(path)
 
         def write(aside: Path) -> None:
-            with self._whole_on_disk():
+            with self._whole_on_disk(), plain_on_disk(self):
                 super(MultimodalEncoder, self).save(str(aside), *args, **kwargs)
+            if self.mixture and (aside / "README.md").exists():  # once more, of this encoder: it held other modules
+                given = inspect.signature(SentenceTransformer.save).bind(self, str(aside), *args, **kwargs)
+                self._create_model_card(str(aside), given.arguments.get("model_name"))
             self._check_folder(aside, home)
 
         write_folder(home, write, last=_ASKED_FOR)

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 
 from midlayer_encoders._types import MAX_PIXELS, NORMS, POOLINGS, Layer, Norm, Pooling
 from midlayer_encoders.errors import (
@@ -22,6 +22,8 @@ from midlayer_encoders.errors import (
     check_choice,
     check_count,
     check_flag,
+    check_list,
+    check_number,
     check_text,
     check_texts,
     did_you_mean,
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTYPES",
+    "NO_SITE",
+    "Combine",
     "EncoderKeywords",
     "EncoderOptions",
     "check_device",
@@ -48,6 +52,14 @@ __all__ = [
 ]
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+Combine: TypeAlias = Literal["mean", "concat"]
+"""How several layers become one vector."""
+
+NO_SITE = (
+    "`site` must be left out for an encoder, and for its export: a model that is cut ends after a block, and what "
+    "attention or MLP add lies inside of one, where no plain folder reads it. sweep, probe and measure read it."
+)
 
 
 def _option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002  (typer's word)
@@ -94,6 +106,8 @@ class EncoderOptions:
         whiten: scale every direction by its spread over the texts in ``center``.
         embed_filter: keep the middle singular directions of the model's output embeddings alone.
         normalize: scale every vector to length 1.
+        combine: where ``layer`` is a list, ``"mean"`` of the layers' vectors, or ``"concat"``, one after another.
+        weights: of each layer in the mean; any numbers that are not negative, all alike by default.
     """
 
     norm: Norm = _option("final", "final: the model's own final norm is applied; none: raw states.", in_memory=True)
@@ -131,6 +145,10 @@ class EncoderOptions:
     whiten: bool = _option(False, "Scale directions by their spread over the texts of --center.", in_memory=True)
     embed_filter: bool = _option(False, "Keep the middle directions of the output embeddings.", medium="text")
     normalize: bool = _option(False, "Scale every vector to length 1.", in_memory=True)
+    combine: Combine = _option("mean", "mean or concat, of several layers.", in_memory=True, several=True)
+    weights: tuple[float, ...] | None = _option(
+        None, "Of each layer in the mean, with commas: 1,2,1.", in_memory=True, several=True
+    )
 
     def __post_init__(self) -> None:
         if self.recipe is not None:
@@ -152,6 +170,9 @@ class EncoderOptions:
             if not self.prompts:
                 raise OptionError("`default_prompt_name` must be None without `prompts`, of which it names one.")
             check_choice("default_prompt_name", self.default_prompt_name, self.prompts)
+        check_choice("combine", self.combine, get_args(Combine))
+        if self.weights is not None and self.combine == "concat":
+            raise OptionError("`weights` must be left out with combine='concat', which takes every layer as it is.")
 
     def _follow(self, recipe: Recipe) -> None:
         """Take a recipe's fields where nothing else was asked for; what has a name is known by it from then on."""
@@ -227,6 +248,8 @@ class EncoderKeywords(TypedDict, total=False):
     whiten: bool
     embed_filter: bool
     normalize: bool
+    combine: Combine
+    weights: Sequence[float] | None
 
 
 def make_options(given: Mapping[str, Any], **defaults: Any) -> EncoderOptions:
@@ -240,6 +263,8 @@ def make_options(given: Mapping[str, Any], **defaults: Any) -> EncoderOptions:
     if "centre" in words:
         warn_deprecated("`centre` is spelled `center` now; the old spelling is removed in 0.3.")
         words["center"] = words.pop("centre")
+    if "site" in words:
+        raise OptionError(NO_SITE)
     for name in words:
         if name not in option_fields():
             raise OptionError(f"`{name}` is not an option of LayerEncoder.{did_you_mean(name, option_fields())}")
@@ -309,6 +334,18 @@ def _center_texts(argument: str, texts: Any) -> tuple[str, ...]:
     return tuple(check_texts(argument, texts, least=SMALLEST_SAMPLE))
 
 
+def _layer_weights(argument: str, weights: Any) -> tuple[float, ...]:
+    given = enumerate(check_list(argument, weights, "weights"))
+    numbers = tuple(check_number(f"{argument}[{place}]", _scalar(one)) for place, one in given)
+    if sum(numbers) <= 0:
+        raise OptionError(f"`{argument}` must have a positive one among them, but got {list(numbers)}.")
+    return numbers
+
+
+def _scalar(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+
+
 def _path_text(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
@@ -335,6 +372,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "whiten": check_flag,
     "embed_filter": check_flag,
     "normalize": check_flag,
+    "weights": _layer_weights,
 }
 """What checks each option, and returns it as it is kept; those of few words are checked against them."""
 
@@ -359,7 +397,7 @@ def check_device(device: str | None) -> None:
 # --- lines that recreate an encoder ---------------------------------------------------------------------------------
 
 
-def python_line(model: str, layer: Layer | Mapping[str, Layer], options: EncoderOptions) -> str:
+def python_line(model: str, layer: Layer | Sequence[Layer] | Mapping[str, Layer], options: EncoderOptions) -> str:
     """Return the Python expression that makes the same encoder.
 
     Example:
@@ -371,7 +409,9 @@ def python_line(model: str, layer: Layer | Mapping[str, Layer], options: Encoder
     return f"LayerEncoder({', '.join(words)})"
 
 
-def shell_line(model: str, layer: Layer | Mapping[str, Layer], options: EncoderOptions, *, out: str) -> str:
+def shell_line(
+    model: str, layer: Layer | Sequence[Layer] | Mapping[str, Layer], options: EncoderOptions, *, out: str
+) -> str:
     """Return the command that exports the same encoder.
 
     Example:
@@ -380,8 +420,10 @@ def shell_line(model: str, layer: Layer | Mapping[str, Layer], options: EncoderO
     """
     if options.center is not None:
         raise OptionError("`center` cannot be written as a command, since it holds texts. Use the Python line.")
-    layers = ",".join(f"{name}={one}" for name, one in layer.items()) if isinstance(layer, Mapping) else str(layer)
-    words = ["midlayer", "export", model, "--layer", layers]
+    if isinstance(layer, Mapping):
+        layer = [f"{name}={one}" for name, one in layer.items()]  # type: ignore[misc]
+    layers = map(str, layer) if isinstance(layer, Sequence) else [str(layer)]
+    words = ["midlayer", "export", model, "--layer", ",".join(layers)]
     for name, value in options.recreating().items():
         words += _flag_words(option_fields()[name], value)
     return shlex.join([*words, "--out", out])
@@ -398,6 +440,8 @@ def _flag_words(one: Field[Any], value: Any) -> list[str]:
         return [flag if value else flag.replace("--", "--no-", 1)]
     if isinstance(value, Mapping):
         return [word for name, text in value.items() for word in (flag, f"{name}={text}")]
+    if one.name == "weights":
+        return [flag, ",".join(f"{weight!r}" for weight in value)]
     if isinstance(value, tuple):
         return [word for part in value for word in (flag, part)]
     return [flag, str(value)]

@@ -73,7 +73,9 @@ class LayerEncoder(MultimodalEncoder):
             (SmolLM2-135M, where the demo's weights are installed). For a module in memory see :meth:`from_module`.
         layer: an int in ``[0, num_layers]`` (``0`` = embeddings), a negative int from the end (``-1`` = the last), or
             a float in ``(0, 1]``, the fraction of the depth. Of a joint model such as CLIP, one for both towers or one
-            for each: ``{"text": 6, "image": 9}``. Or the name of a rule that chooses one from ``texts``, as ``"auto"``.
+            for each: ``{"text": 6, "image": 9}``. Several, ``[8, 12, 16]``: all are read in one pass, and the vector is
+            the mean of theirs, or what ``combine`` and ``weights`` say. Or the name of a rule that chooses a layer from
+            ``texts``, as ``"auto"``.
         texts: where ``layer`` is a rule, what it reads; ``selection`` then says what was chosen, and why.
         labels: where ``layer`` is a rule, the class of each text, ``None`` for those without.
         options: as in :class:`~midlayer_encoders.EncoderOptions`: ``norm``, ``pooling``, ``revision``, ``dtype``, ….
@@ -87,7 +89,7 @@ class LayerEncoder(MultimodalEncoder):
     def __init__(
         self,
         model: str,
-        layer: Layer | Mapping[str, Layer] | str,
+        layer: Layer | Sequence[Layer] | Mapping[str, Layer] | str,
         *,
         texts: Sequence[str] | None = None,
         labels: Sequence[int | str | None] | None = None,
@@ -107,7 +109,7 @@ class LayerEncoder(MultimodalEncoder):
     def from_module(
         cls,
         module: nn.Module,
-        layer: Layer,
+        layer: Layer | Sequence[Layer],
         *,
         processor: Callable[..., Any],
         medium: Medium = "image",
@@ -119,7 +121,7 @@ class LayerEncoder(MultimodalEncoder):
 
         Args:
             module: a model.
-            layer: a number, as in :class:`LayerEncoder`.
+            layer: a number, or several, as in :class:`LayerEncoder`.
             processor: one of transformers', or a function that turns a list of inputs into what the module takes.
             medium: what its inputs are.
             blocks: path of its list of blocks, where it cannot be found by rule.
@@ -153,6 +155,7 @@ class LayerEncoder(MultimodalEncoder):
         self.source, self.name, self.options, self.selection = built.source, built.name, options, selection
         self.layer, self.num_layers = main.layer, main.anatomy.num_layers
         self.layers = {tower: one.layer for tower, one in cut.towers.items()} if isinstance(cut, JointCut) else {}
+        self.mixture = () if built.mix is None else tuple(zip(built.mix.layers, built.mix.shares, strict=True))
         self.norm: Norm = options.norm
         # A joint model's own heads pool: no pooling of states that others could ask for.
         self.pooling: Pooling = cast(Any, "head") if isinstance(cut, JointCut) else options.pooling or "mean"
@@ -257,6 +260,7 @@ class LayerEncoder(MultimodalEncoder):
             layers=tuple(self.layers.items()),
             similarity=self.similarity_fn_name,
             asked=asked(given),
+            mixture=self.mixture,
         )
 
     @property
@@ -488,11 +492,11 @@ def _checked_call(
 
 def _chosen_layer(
     model: str,
-    layer: Layer | Mapping[str, Layer] | str,
+    layer: Layer | Sequence[Layer] | Mapping[str, Layer] | str,
     texts: Sequence[str] | None,
     labels: Sequence[int | str | None] | None,
     options: EncoderOptions,
-) -> tuple[Layer | Mapping[str, Layer], Selection | None]:
+) -> tuple[Layer | Sequence[Layer] | Mapping[str, Layer], Selection | None]:
     """Return the layer itself, or the one that a rule chooses from all layers of the whole model."""
     if not isinstance(layer, str):
         if texts is not None or labels is not None:

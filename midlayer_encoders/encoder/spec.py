@@ -106,13 +106,23 @@ def result_name(spec: EncoderSpec) -> str:
 
 
 def _layer_words(spec: EncoderSpec) -> str:
-    """Return the layer, or that of each tower: ``text-6-image-9``."""
-    return "-".join(f"{name}-{layer}" for name, layer in spec.layers) or str(spec.layer)
+    """Return the layer, those that are combined, ``8-12-16``, or that of each tower: ``text-6-image-9``."""
+    if spec.mixture:
+        return "-".join(str(layer) for layer, _ in spec.mixture)
+    one = str(spec.layer) if spec.site == "block" else f"{spec.layer}-{spec.site}"
+    return "-".join(f"{name}-{layer}" for name, layer in spec.layers) or one
+
+
+def _mixture_words(spec: EncoderSpec) -> str:
+    """Return the layers that are combined, and their shares."""
+    if all(share == 1 for _, share in spec.mixture):
+        return "vectors side by side of layers " + ", ".join(str(layer) for layer, _ in spec.mixture)
+    return "mean of layers " + ", ".join(f"{layer} ({share:.3g})" for layer, share in spec.mixture)
 
 
 def result_revision(spec: EncoderSpec) -> str:
     """Return the revision under which results are filed: readable, and different for every spec."""
-    layer = f"layer-{_layer_words(spec)}" if spec.layers else f"layer-{spec.layer}-of-{spec.num_layers}"
+    layer = f"layer-{_layer_words(spec)}" if spec.layers else f"layer-{_layer_words(spec)}-of-{spec.num_layers}"
     tower = [spec.tower] if spec.tower else []
     words = [spec.revision or "default", *tower, layer, f"norm-{spec.norm}", spec.pooling]
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(words))  # a slash would lose the results
@@ -163,6 +173,7 @@ def model_card(
         "with the model's own final norm applied" if spec.norm == "final" else "raw, without the model's final norm"
     )
     layer = _layer_words(spec) if spec.layers else f"{spec.layer} of {spec.num_layers}"
+    used = f"{_mixture_words(spec)} of {spec.num_layers}" if spec.mixture else layer
     whole = f"the {spec.tower} tower of {spec.model}" if spec.tower else spec.model
     place = f'"{repository or _FOLDER}"' + (f', revision="{branch}"' if branch else "")
     place += ", trust_remote_code=True" if own_code else ""
@@ -171,7 +182,7 @@ def model_card(
     rows = {
         "model": spec.model,
         "revision": spec.revision or "default",
-        "layer": f"{layer} (0 = embeddings)",
+        "layer": f"{used} (0 = embeddings)",
         "norm": f"`{spec.norm}`: states {states}",
         "pooling": f"`{spec.pooling}`",
         "longest text": f"{spec.max_length} tokens" if spec.max_length else "as the model takes",

@@ -20,6 +20,7 @@ __all__ = [
     "NamedSubject",
     "Series",
     "Subject",
+    "at_site",
     "block_counts",
     "check_frame",
     "check_one_model",
@@ -73,6 +74,17 @@ class NamedSubject:
     model: str
     revision: str | None
     num_layers: int
+
+
+def at_site(of: Subject, site: str) -> Subject:
+    """Return whose rows these are where a site inside the blocks is read: its revision names it.
+
+    Example:
+        >>> of = NamedSubject("m", None, 12)
+        >>> at_site(of, "mlp").revision, at_site(of, "block") is of
+        ('default:mlp', True)
+    """
+    return of if site == "block" else NamedSubject(of.model, f"{of.revision or 'default'}:{site}", of.num_layers)
 
 
 def tidy_rows(

@@ -19,7 +19,7 @@ from midlayer_encoders.errors import AnatomyError, LayerIndexError, check_list, 
 from midlayer_encoders.models import compat
 from midlayer_encoders.models.towers import find_towers
 
-__all__ = ["Anatomy", "find_anatomy", "resolve_layer", "resolve_layers", "text_stack"]
+__all__ = ["Anatomy", "deepest_layer", "find_anatomy", "resolve_layer", "resolve_layers", "text_stack"]
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,23 @@ def resolve_layer(layer: Layer, num_layers: int, *, name: str = "this model") ->
             f"or negative down to {-num_layers} to count from the end, but got {shown(layer)}."
         )
     return layer if layer >= 0 else num_layers + 1 + layer
+
+
+def deepest_layer(layer: Layer | Sequence[Layer], num_layers: int, *, name: str = "this model") -> int:
+    """Return a layer as a number, the deepest of several, or raise where one is named twice.
+
+    Example:
+        >>> deepest_layer(0.5, 24), deepest_layer([2, -1, 8], 24)
+        (12, 24)
+    """
+    several: Sequence[Layer] = layer if isinstance(layer, list | tuple) else [layer]  # type: ignore[list-item]
+    found = [resolve_layer(one, num_layers, name=name) for one in several]
+    if twice := [one for place, one in enumerate(found) if one in found[:place]]:
+        raise LayerIndexError(
+            f"`layer` must name each layer once, but {shown(list(several))} names layer {twice[0]} of {name} twice. "
+            "Pass `weights` to have one count more."
+        )
+    return max(found)
 
 
 def resolve_layers(layers: Sequence[Layer] | str, num_layers: int, *, name: str = "this model") -> list[int]:

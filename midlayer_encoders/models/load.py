@@ -22,7 +22,7 @@ from midlayer_encoders._types import Layer, Norm
 from midlayer_encoders.errors import CutError, LayerIndexError, MidlayerError, ModelNotFoundError, OptionError
 from midlayer_encoders.models import compat
 from midlayer_encoders.models.adapters import merge_adapters
-from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, resolve_layer, text_stack
+from midlayer_encoders.models.anatomy import Anatomy, deepest_layer, find_anatomy, resolve_layer, text_stack
 from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, plan_cut, plan_cuts
 from midlayer_encoders.models.hub import load_config, local_only, weight_names
 from midlayer_encoders.models.towers import TOWERS, check_tower, find_towers, tower_layers
@@ -38,7 +38,7 @@ _NAMED = 10  # missing weights that an error names
 
 def load_cut(
     model: str,
-    layer: Layer | Mapping[str, Layer],
+    layer: Layer | Sequence[Layer] | Mapping[str, Layer],
     *,
     norm: Norm = "final",
     tower: str | None = None,
@@ -55,8 +55,8 @@ def load_cut(
 
     Args:
         model: folder or name on the hub.
-        layer: see :func:`~midlayer_encoders.models.anatomy.resolve_layer`; of a joint model one for both towers, or one
-            for each by name: ``{"text": 6, "image": 9}``.
+        layer: see :func:`~midlayer_encoders.models.anatomy.resolve_layer`; the deepest of several; of a joint model one
+            for both towers, or one for each by name: ``{"text": 6, "image": 9}``.
         norm: ``"final"`` or ``"none"``.
         tower: ``"text"`` or ``"image"`` reads that tower of a joint model alone.
         revision: branch, tag or commit on the hub.
@@ -127,7 +127,7 @@ def _caching_nothing(config: Any) -> Any:
 def _load_single(
     model: str,
     whole: Any,
-    layer: Layer | Mapping[str, Layer],
+    layer: Layer | Sequence[Layer] | Mapping[str, Layer],
     norm: Norm,
     part: str | None,
     adapters: Sequence[str],
@@ -174,10 +174,10 @@ def _load_single(
     return loaded.eval(), cut
 
 
-def _planned(whole: Any, model: str, layer: Layer, norm: Norm, plan: int) -> Cut:
+def _planned(whole: Any, model: str, layer: Layer | Sequence[Layer], norm: Norm, plan: int) -> Cut:
     """Return the ``plan``-th way to have a layer, or raise where there is none."""
     anatomy = find_anatomy(whole)
-    resolved = resolve_layer(layer, anatomy.num_layers, name=model)
+    resolved = deepest_layer(layer, anatomy.num_layers, name=model)
     cuts = plan_cuts(anatomy, resolved, norm, config=whole.config)
     if plan >= len(cuts):
         raise NoPlanError
@@ -185,8 +185,8 @@ def _planned(whole: Any, model: str, layer: Layer, norm: Norm, plan: int) -> Cut
 
 
 def _load_part(
-    model: str, kind: Any, layer: Layer | Mapping[str, Layer], norm: Norm, part: str, source: dict[str, Any], *,
-    plan: int, spare: bool,
+    model: str, kind: Any, layer: Layer | Sequence[Layer] | Mapping[str, Layer], norm: Norm, part: str,
+    source: dict[str, Any], *, plan: int, spare: bool,
 ) -> tuple[nn.Module, Cut]:  # fmt: skip
     """Read a whole model and keep its language model, or a tower, cut at a layer."""
     config = _caching_nothing(load_config(model, source["revision"], local=source["local_files_only"]))
@@ -240,7 +240,7 @@ def _shared_embeddings(names: Sequence[str], part: Any, prefix: str | None) -> d
 def _load_joint(
     model: str,
     whole: Any,
-    layer: Layer | Mapping[str, Layer],
+    layer: Layer | Sequence[Layer] | Mapping[str, Layer],
     norm: Norm,
     towers: Mapping[str, str],
     adapters: Sequence[str],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torch import nn
@@ -49,7 +49,9 @@ def check_tower(tower: str, towers: Mapping[str, str], model: str) -> None:
         raise OptionError(f"`tower` must be None for {model}, which is not a joint model, but got {tower!r}.")
 
 
-def tower_layers(layer: Layer | Mapping[str, Layer], towers: Mapping[str, str], model: str) -> dict[str, Layer]:
+def tower_layers(
+    layer: Layer | Sequence[Layer] | Mapping[str, Layer], towers: Mapping[str, str], model: str
+) -> dict[str, Layer]:
     """Return the layer that is asked of each tower; one number is meant for both.
 
     Example:
@@ -57,6 +59,11 @@ def tower_layers(layer: Layer | Mapping[str, Layer], towers: Mapping[str, str], 
         >>> tower_layers(-1, towers, "a model"), tower_layers({"image": 9, "text": 6}, towers, "a model")
         ({'text': -1, 'image': -1}, {'text': 6, 'image': 9})
     """
+    if isinstance(layer, Sequence):
+        raise OptionError(
+            f"`layer` must be one layer, or one for each tower, for {model}, whose towers meet in what their heads "
+            f"make of one layer, but got {list(layer)}. Pass `tower` to combine layers of one tower."
+        )
     if not isinstance(layer, Mapping):
         return dict.fromkeys(towers, layer)
     for name in layer:

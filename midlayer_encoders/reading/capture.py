@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Norm
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.errors import CutError, OptionError, check_choice
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.sites import Site, block_sites
 from midlayer_encoders.reading.norm import final_norm
 from midlayer_encoders.reading.turns import turn
 
-__all__ = ["STREAM", "Receive", "capture", "first_tensor", "seen_by_hooks"]
+__all__ = ["STREAM", "Receive", "capture", "first_tensor", "layers_watched", "seen_by_hooks", "side_by_side"]
 
 STREAM = "residual_out"
 """The site of a layer itself: the residual stream after its block."""
@@ -63,6 +64,33 @@ def capture(
 
 
 @contextmanager
+def layers_watched(
+    model: nn.Module,
+    receive: Callable[[int, Tensor], None],
+    *,
+    anatomy: Anatomy,
+    layers: Sequence[int],
+    norm: Norm = "none",
+) -> Iterator[None]:
+    """Hand on the states of layers in the passes of ``model`` that are made, to their end, until the block is left.
+
+    Args:
+        model: the model.
+        receive: called with a layer and its states.
+        anatomy: of ``model``.
+        layers: which layers.
+        norm: ``"final"`` applies the final norm to them.
+    """
+
+    def hand_on(layer: int, _: str, states: Tensor) -> None:
+        receive(layer, states)
+
+    wanted = sorted(set(layers))
+    with turn(model) as own, _hooked(model, hand_on, anatomy, wanted, norm, (STREAM,), own, whole=True):
+        yield
+
+
+@contextmanager
 def _hooked(
     model: nn.Module,
     receive: Receive,
@@ -71,24 +99,32 @@ def _hooked(
     norm: Norm,
     sites: Sequence[str],
     own: Callable[[], bool],
+    *,
+    whole: bool = False,
 ) -> Iterator[None]:
-    """Put hooks on the blocks for the pass in which ``own`` is true, and take them off whatever happens."""
+    """Put hooks on the blocks for the pass in which ``own`` is true, and take them off whatever happens.
+
+    The pass ends after the last wanted layer, unless it is to be ``whole``.
+    """
     if not layers or layers[0] < 0 or layers[-1] > anatomy.num_layers:
         raise OptionError(f"`layers` must be within [0, {anatomy.num_layers}] and not empty, but got {list(layers)}.")
     normed = final_norm(model, anatomy, norm)
     blocks = {id(block): block for block in (anatomy.block(model, k) for k in range(1, anatomy.num_layers + 1))}
+    shape: tuple[int, ...] = ()  # batch and tokens of the stream
     passes = 0  # blocks entered so far in this pass: shared blocks are entered several times
 
     def hand_on(layer: int, site: str, states: Tensor) -> None:
         if layer in layers and site in sites:
             states = anatomy.tokens(states)
+            states = states if site == STREAM else _token_rows(states, shape, site)
             receive(layer, site, normed(states) if site == STREAM else states)
-        if layer == layers[-1] and site == STREAM:
+        if layer == layers[-1] and site == STREAM and not whole:
             raise _EnoughError
 
     def enter(states: Tensor) -> None:
-        nonlocal passes
+        nonlocal passes, shape
         passes += 1
+        shape = tuple(anatomy.tokens(states).shape[:2])
         hand_on(passes - 1, STREAM, states)
 
     def leave(states: Tensor) -> None:
@@ -108,6 +144,18 @@ def _hooked(
                 watch = _watch_input if site.side == "input" else _watch_output
                 hooks.callback(watch(block.get_submodule(site.module), inside(name), own))
         yield
+
+
+def _token_rows(states: Tensor, shape: tuple[int, ...], site: str) -> Tensor:
+    """Return the states inside a block as ``(B, T, D)``: some flatten batch and tokens; others are refused."""
+    if states.ndim == 2 and len(states) == shape[0] * shape[1]:
+        states = states.reshape(*shape, -1)
+    if tuple(states.shape[:2]) != shape:
+        raise OptionError(
+            f"`site` {site!r} cannot be read from this model: its states there are {tuple(states.shape)}, where the "
+            f"stream has {shape[0]} inputs of {shape[1]} tokens. Read site='block'."
+        )
+    return states
 
 
 def _inner_sites(block: nn.Module, model: nn.Module, sites: Sequence[str]) -> dict[str, Site]:
@@ -149,6 +197,22 @@ def first_tensor(value: Any) -> Tensor | None:
         return value if value.is_floating_point() else None
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return next((found for found in map(first_tensor, inner) if found is not None), None)
+
+
+def side_by_side(states: Sequence[Tensor]) -> Tensor:
+    """Return the states of layers, ``(B, T, D)`` each, as ``(B, T, L D)``.
+
+    Example:
+        >>> side_by_side([torch.zeros(1, 2, 3), torch.ones(1, 2, 3)]).shape
+        torch.Size([1, 2, 6])
+    """
+    made = [one.to(states[-1].device) for one in states]
+    if len({one.shape for one in made}) > 1:
+        raise CutError(
+            "The layers that `layer` names must be of one width to be combined, but their states are "
+            f"{', '.join(str(tuple(one.shape)) for one in made)}: a model of several stages. Name layers of one stage."
+        )
+    return torch.cat(made, dim=-1)
 
 
 @contextmanager

@@ -57,6 +57,8 @@ class Reading(Protocol):
     @property
     def truncate_dim(self) -> int | None: ...
     @property
+    def sites(self) -> tuple[str]: ...
+    @property
     def device(self) -> torch.device | None: ...
     @property
     def unmasked(self) -> bool: ...
@@ -220,7 +222,7 @@ class _Flow:
         features = without_cache(reader.model, features)
         self.pooled.begin()
         with attention:
-            capture(reader.model, features, receive, anatomy=reader.anatomy, layers=reader.layers)
+            capture(reader.model, features, receive, anatomy=reader.anatomy, layers=reader.layers, sites=reader.sites)
         for place, vectors in zip(order, self.pooled.settle() or (), strict=False):
             made[0][place].copy_(vectors[:, : reader.truncate_dim])
         inputs = [self.inputs[position] for position in batch]

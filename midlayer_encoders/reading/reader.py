@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from midlayer_encoders._types import Layer, Norm, Pooling
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders._types import READ_SITES, Layer, Norm, Pooling, ReadSite
+from midlayer_encoders.errors import LayerIndexError, OptionError, check_choice
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layers
-from midlayer_encoders.reading.capture import capture
+from midlayer_encoders.models.sites import block_sites
+from midlayer_encoders.reading.capture import STREAM, capture
 from midlayer_encoders.reading.flow import Passed, TokenReceive, passes
 from midlayer_encoders.reading.norm import final_norm
 from midlayer_encoders.reading.pooling import pool, real_tokens
@@ -22,7 +23,7 @@ from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.reading.texts import TextInputs
 from midlayer_encoders.recipes.counting import Counting
 
-__all__ = ["LayerReader", "TokenReceive", "layer_reader"]
+__all__ = ["LayerReader", "TokenReceive", "layer_reader", "site_layers"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class LayerReader:
         device: where the inputs are copied to; ``None`` where ``preprocess`` makes them there.
         unmasked: leave out the padding mask where it is seen to change nothing: causal models padded on the right.
         counting: which tokens count in the pooling.
+        site: ``"block"``, or ``"attention"`` or ``"mlp"``: what these add to the stream in each block, before any scale
+            or norm on it. ``norm`` applies to whichever is read.
     """
 
     model: nn.Module
@@ -52,6 +55,12 @@ class LayerReader:
     device: torch.device | None = None
     unmasked: bool = False
     counting: Counting = Counting()
+    site: ReadSite = "block"
+
+    @property
+    def sites(self) -> tuple[str]:
+        """The site by the name it has inside a block."""
+        return (STREAM if self.site == "block" else self.site,)
 
     def read(
         self, inputs: Mapping[str, Any], positions: list[int], *, tokens: TokenReceive | None = None
@@ -75,7 +84,7 @@ class LayerReader:
                 tokens(layer, states, mask, positions)
             made[layer] = pool(normed(states), self.counting(mask), self.pooling)[:, : self.truncate_dim]
 
-        capture(self.model, inputs, receive, anatomy=self.anatomy, layers=self.layers)
+        capture(self.model, inputs, receive, anatomy=self.anatomy, layers=self.layers, sites=self.sites)
         return [made[layer] for layer in self.layers]
 
     def embed(
@@ -151,6 +160,7 @@ def layer_reader(
     norm: Norm | None = None,
     pooling: Pooling | None = None,
     prompt: str = "",
+    site: ReadSite = "block",
 ) -> LayerReader:
     """Return what reads the layers of a source's model from one pass a batch.
 
@@ -160,11 +170,14 @@ def layer_reader(
         norm: of the vectors; the source's own by default.
         pooling: likewise.
         prompt: put before each text.
+        site: what of each layer is read. Layer 0 has no attention and no MLP: there ``"all"`` begins with layer 1.
     """
+    check_choice("site", site, READ_SITES)
     if source.after_pooling:
         raise OptionError(
             f"`encoder` must be a model and its pooling to read its layers, but {source.after_pooling[0]} follows "
-            "them, which is made for one layer. Make it without `center`, `embed_filter` and `normalize`."
+            "them, which is made for its own vectors. Make it without `center`, `embed_filter` and `normalize`, and "
+            "with one layer."
         )
     anatomy = source.anatomy
     if not anatomy.num_blocks:
@@ -172,7 +185,8 @@ def layer_reader(
             f"`encoder` must keep a block to read layers from, but {source.name} was cut at layer 0. "
             "Make it with layer=-1."
         )
-    wanted = resolve_layers(layers, source.layer, name=source.name)  # a raw encoder keeps a block that is not a layer
+    wanted = site_layers(layers, source.layer, site, name=source.name)  # a raw one keeps a block that is not a layer
+    _check_site(source.transformer, anatomy, wanted, site)
 
     def plain(inputs: list[Any]) -> dict[str, Any]:
         return source.host_inputs(inputs, prompt=prompt or None)
@@ -189,4 +203,36 @@ def layer_reader(
         device=source.device,
         unmasked=source.device.type in ("cpu", "cuda"),
         counting=source.counting,
+        site=site,
     )
+
+
+def site_layers(layers: Sequence[Layer] | str, num_layers: int, site: ReadSite, *, name: str) -> list[int]:
+    """Return layers as ascending numbers; ``"all"`` leaves out the embeddings, which have no attention and no MLP.
+
+    Example:
+        >>> site_layers("all", 3, "block", name="m"), site_layers("all", 3, "mlp", name="m")
+        ([0, 1, 2, 3], [1, 2, 3])
+    """
+    wanted = resolve_layers(layers, num_layers, name=name)
+    if site == "block":
+        return wanted
+    if isinstance(layers, str):
+        return wanted[1:]
+    if wanted[0] == 0:
+        raise LayerIndexError(
+            f"`layers` must be from 1 up with site={site!r}: layer 0 of {name} is its embeddings, which no {site} "
+            "wrote. Leave it out, or pass 'all' for every block."
+        )
+    return wanted
+
+
+def _check_site(model: nn.Module, anatomy: Anatomy, layers: Sequence[int], site: ReadSite) -> None:
+    """Raise unless every block that is read has the site."""
+    for layer in layers if site != "block" else ():
+        block = anatomy.block(model, layer)
+        if site not in block_sites(block, getattr(model, "config", None)):
+            raise OptionError(
+                f"`site` must be one that the blocks have, but block {layer} of {type(model).__name__}, a "
+                f"{type(block).__name__}, has no {site} that is known here. Read site='block', or other layers."
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from midlayer_encoders.frame import Curves, curves
 from midlayer_encoders.selection.answer import LabelEvidence, Selection
+from midlayer_encoders.selection.mixture import Mixture
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose
 from midlayer_encoders.selection.run import select, selection_passes
 
@@ -13,6 +14,7 @@ __all__ = [
     "Choice",
     "Curves",
     "LabelEvidence",
+    "Mixture",
     "Selection",
     "choose",
     "curves",

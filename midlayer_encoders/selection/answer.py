@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from midlayer_encoders.frame import Curves
+from midlayer_encoders.selection.mixture import Mixture
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose, metrics_of
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Selection:
         choices: what every rule says, or why it cannot.
         frame: the tidy frame that the rules read.
         labels: what labels tell about the choice; ``None`` without labels.
+        mixture: several layers and weights learned from labels; ``None`` unless it was asked for.
     """
 
     model: str
@@ -62,6 +64,14 @@ class Selection:
     choices: tuple[Choice, ...]
     frame: pl.DataFrame
     labels: LabelEvidence | None = None
+    mixture: Mixture | None = None
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """What ``LayerEncoder(model, **keywords)`` takes: the layer, or a mixture that is surely better than any."""
+        if self.mixture is not None and self.mixture.better:
+            return {"layer": list(self.mixture.layers), "weights": list(self.mixture.weights)}
+        return {"layer": self.layer}
 
     @property
     def spread(self) -> tuple[int, int]:
@@ -136,6 +146,7 @@ class Selection:
             layer = "–" if choice.layer is None else str(choice.layer)
             mark = "*" if choice.rule == self.rule else " "
             lines.append(f"{mark} {choice.rule:<{width}}  {layer:>3}  {choice.reason}")
+        lines += [self.mixture.verdict()] if self.mixture is not None else []
         return "\n".join(lines)
 
 
@@ -147,6 +158,7 @@ def answer(
     labels: LabelEvidence | None = None,
     lacking: str = "",
     auto: tuple[int, str] | None = None,
+    mixture: Mixture | None = None,
 ) -> Selection:
     """Return the selection of one rule beside what all others say.
 
@@ -157,6 +169,7 @@ def answer(
         labels: what labels tell, where there are any.
         lacking: why nothing was measured, where nothing was; said by the rules that need it.
         auto: what ``auto`` chose and why, where it weighed more than the curves show.
+        mixture: what was learned from labels, where it was asked for.
 
     Raises:
         CannotChooseError: when the rule asked for has not what it needs.
@@ -178,6 +191,7 @@ def answer(
         choices=tuple(choices),
         frame=frame,
         labels=labels,
+        mixture=mixture,
     )
 
 

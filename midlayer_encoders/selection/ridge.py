@@ -10,7 +10,16 @@ from torch import Tensor
 
 from midlayer_encoders.errors import OptionError, check_list, half_character, shown
 
-__all__ = ["check_labels", "class_numbers", "label_folds", "label_list", "resampled_means", "ridge_correct"]
+__all__ = [
+    "check_labels",
+    "class_numbers",
+    "equal_steps",
+    "label_folds",
+    "label_list",
+    "resampled_means",
+    "ridge_correct",
+    "ridge_predicted",
+]
 
 _PENALTIES = tuple(10.0**power for power in range(-4, 3))
 """Tried for each layer and fold, in units of the mean squared length of the training rows."""
@@ -52,6 +61,28 @@ def ridge_correct(vectors: Tensor, labels: Tensor, *, folds: int = 5, seed: int 
         found = _predicted(rows[:, ~test], targets[~test], rows[:, test])
         right[:, test] = found == classes[test]
     return right
+
+
+def ridge_predicted(known: Tensor, classes: Tensor, asked: Tensor) -> Tensor:
+    """Return the class of each row of ``asked`` ``(L, M, D)``, shape ``(L, M)``, by the ridge of ``ridge_correct``.
+
+    Args:
+        known: rows to train on, shape ``(L, N, D)``.
+        classes: of them, numbers from ``0``, shape ``(N,)``.
+        asked: rows to name the class of.
+    """
+    rows, test = (torch.nn.functional.normalize(one.double(), dim=-1) for one in (known, asked))
+    return _predicted(rows, torch.nn.functional.one_hot(classes.to(rows.device)).double(), test)
+
+
+def equal_steps(count: int, most: int) -> list[int]:
+    """Return places at equal steps: files are often sorted.
+
+    Example:
+        >>> equal_steps(10, 4)
+        [0, 2, 5, 7]
+    """
+    return list(range(count)) if count <= most else [count * place // most for place in range(most)]
 
 
 def label_list(argument: str, labels: Any) -> list[Any]:

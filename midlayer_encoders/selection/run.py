@@ -28,7 +28,15 @@ from midlayer_encoders.reading.batches import batches_of, count_tokens
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.selection.answer import LabelEvidence, Selection, answer
-from midlayer_encoders.selection.ridge import check_labels, class_numbers, label_list, resampled_means, ridge_correct
+from midlayer_encoders.selection.mixture import Mixture, held_out_mixture
+from midlayer_encoders.selection.ridge import (
+    check_labels,
+    class_numbers,
+    equal_steps,
+    label_list,
+    resampled_means,
+    ridge_correct,
+)
 from midlayer_encoders.selection.rules import RULES, best_layer, choose, metrics_of
 
 __all__ = ["LABELS", "LEAST_TEXTS", "select", "selection_passes", "surely_better"]
@@ -40,6 +48,7 @@ LEAST_TEXTS = 16
 """Fewer texts than this say nothing about a layer."""
 
 _ONE_PASS = ("half_match", "prompt_entropy", "dataset_entropy")
+_OF_LABELS = ("auto", "few-labels")
 _REPEATS = 300  # labels times repeats of the folds: few labels depend on how they are dealt
 
 
@@ -50,6 +59,7 @@ def select(
     *,
     rule: str = "auto",
     all_rules: bool = False,
+    mixture: bool = False,
     max_texts: int = 500,
     seed: int = 0,
     token_budget: int = 4096,
@@ -67,6 +77,8 @@ def select(
         labels: the class of each text, ``None`` for those without; a handful of each class is enough.
         rule: a name in ``RULES``, or ``min-`` and metrics joined by ``+``.
         all_rules: measure what every rule needs, in three passes instead of one.
+        mixture: also learn a mean of several layers from the labels; ``Selection.keywords`` holds it where it is surely
+            better than the best single layer.
         max_texts: how many texts are looked at: at equal steps through the list where there are more.
         seed: of augmented views, folds and resamples.
         token_budget: tokens in a batch.
@@ -79,10 +91,11 @@ def select(
     seed, max_texts = check_seed(seed), check_count("max_texts", max_texts)
     token_budget, all_rules = check_count("token_budget", token_budget), check_flag("all_rules", all_rules)
     check_progress(progress)
+    mixture = _checked_mixture(mixture, rule, labels)
     if isinstance(source, pl.DataFrame):
         check_effect(
             select, "with a frame, of which nothing is measured", all_rules=all_rules, max_texts=max_texts,
-            token_budget=token_budget,
+            token_budget=token_budget, mixture=mixture,
         )  # fmt: skip
         if texts is not None or labels is not None:
             raise OptionError("`texts` and `labels` must be None with a frame: give the model to measure them on.")
@@ -91,21 +104,35 @@ def select(
     texts = None if texts is None else check_list("texts", texts, least=0)
     options: dict[str, Any] = {"seed": seed, "token_budget": token_budget, "progress": progress}
     labeled, classes = _labeled(texts, labels, max_texts)  # wrong labels are refused before a pass is made
-    frames, lacking, right = [], _too_few(texts), None
+    frames, lacking, right, learned = [], _too_few(texts), None, None
     if texts is not None and not lacking:
-        some = [texts[place] for place in _steps(len(texts), max_texts)]
+        some = [texts[place] for place in equal_steps(len(texts), max_texts)]
         names = _measured(source, some, wanted, all_rules)
         if names:
             frames.append(measure_layers(source, some, metrics=names, **options))
     if classes is not None:
-        right = _right(source, labeled, classes, **options)
+        right, learned = _right(source, labeled, classes, mixture=mixture, **options)
         frames.append(_score_rows(source, right))
     frame = pl.concat([tidy_frame(()), *frames])
     spec = source.spec
     found = curves(frame) if frames else Curves(spec.model, spec.revision or "default", spec.num_layers, {}, {}, {})
     auto = None if right is None else _weighed(found, right, seed=seed)
     evidence = None if right is None else _evidence(right, auto[0] if rule == "auto" and auto else None, seed=seed)
-    return answer(found, frame, rule=rule, labels=evidence, lacking=lacking, auto=auto)
+    return answer(found, frame, rule=rule, labels=evidence, lacking=lacking, auto=auto, mixture=learned)
+
+
+def _checked_mixture(mixture: bool, rule: str, labels: Sequence[Any] | None) -> bool:
+    """Return whether a mixture is learned, or raise where it cannot be."""
+    if not check_flag("mixture", mixture):
+        return False
+    if labels is None:
+        raise OptionError(
+            "`mixture` must be False without labels: its weights are learned from them. Pass `labels`, or a list of "
+            "layers to LayerEncoder for their mean."
+        )
+    if rule not in _OF_LABELS:
+        raise OptionError(f"`mixture` must be False with rule={rule!r}, which looks at no labels. Pass rule='auto'.")
+    return True
 
 
 def selection_passes(rule: str, *, labeled: bool = False, all_rules: bool = False) -> int:
@@ -160,7 +187,7 @@ def _labeled(
             f"{0 if texts is None else len(texts)} texts."
         )
     known = [(text, str(label)) for text, label in zip(texts, labels, strict=True) if label is not None]
-    known = [known[place] for place in _steps(len(known), most)]
+    known = [known[place] for place in equal_steps(len(known), most)]
     classes, _ = class_numbers([label for _, label in known])
     check_labels(classes)
     return [text for text, _ in known], classes
@@ -174,33 +201,30 @@ def _too_few(texts: Sequence[str] | None) -> str:
     return f"needs {LEAST_TEXTS} different texts or more, but got {different}" if different < LEAST_TEXTS else ""
 
 
-def _steps(count: int, most: int) -> list[int]:
-    """Return places at equal steps: files are often sorted.
-
-    Example:
-        >>> _steps(10, 4)
-        [0, 2, 5, 7]
-    """
-    return list(range(count)) if count <= most else [count * place // most for place in range(most)]
-
-
 def _right(
     encoder: LayerSource,
     texts: Sequence[str],
     classes: Tensor,
     *,
+    mixture: bool,
     seed: int,
     token_budget: int,
     progress: Progress | None,
-) -> Tensor:
-    """Return how often each layer labels each text rightly, over a few ways to deal the folds, shape ``(L, N)``."""
+) -> tuple[Tensor, Mixture | None]:
+    """Return how often each layer labels each text rightly, over a few ways to deal the folds, shape ``(L, N)``.
+
+    And a mixture of layers, where one is asked for.
+    """
     prompt = encoder.default_prompt
     reader = layer_reader(encoder, prompt=prompt)
     batches = batches_of(encoder, texts, token_budget=token_budget, prompt=prompt)
     vectors = reader.vectors(texts, batches, done=Stage(progress, "labels", len(texts)).step)
     repeats = max(1, min(3, _REPEATS // len(texts)))
     draws = [ridge_correct(vectors, classes, seed=seed + repeat) for repeat in range(repeats)]
-    return torch.stack(draws).double().mean(dim=0)
+    right = torch.stack(draws).double().mean(dim=0)
+    if not mixture:
+        return right, None
+    return right, held_out_mixture(vectors, classes, right, reader.layers, repeats=repeats, seed=seed)
 
 
 def _score_rows(encoder: LayerSource, right: Tensor) -> pl.DataFrame:

@@ -53,11 +53,11 @@ def sweep_notes(
     scores = found.scores
     failed = {score.task: f"layer {score.layer}: {score.error}" for score in reversed(scores) if score.error}
     return Notes(
-        title=f"Every layer of {spec.model}",
+        title=f"Every layer of {spec.model}" + ("" if spec.site == "block" else f": its {spec.site}"),
         model=encoder.source,
         how=_how(encoder, spec, sources, seconds, tokens) | _scoring(found.ways),
-        parameters=_parameters(encoder, layers, spec.norm),
-        seconds=_pass_seconds(encoder, layers, scores),
+        parameters=_parameters(encoder, layers, spec.norm) if spec.site == "block" else {},
+        seconds=_pass_seconds(encoder, layers, scores) if spec.site == "block" else {},
         baselines={
             source.name: found.baselines[source.name] if source.name in found.baselines else tfidf_scores(source.make())
             for source in baselines
@@ -67,6 +67,7 @@ def sweep_notes(
         failures=failed,
         options=encoder.options.recreating(),
         scoring=dict(found.ways),
+        site=spec.site,
     )
 
 
@@ -78,6 +79,7 @@ def _how(
         "revision": spec.revision or "default",
         "norm": spec.norm,
         "pooling": spec.pooling,
+        **({} if spec.site == "block" else {"site": f"{spec.site}: what it adds in each block, before any norm on it"}),
         "longest text": f"{spec.max_length} tokens" if spec.max_length else "as the model takes",
         "dtype": spec.dtype,
         "weights": spec.weights,

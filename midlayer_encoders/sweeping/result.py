@@ -45,6 +45,7 @@ class Notes:
     scoring: dict[str, str] = field(default_factory=dict)
     vectors: dict[str, Any] = field(default_factory=dict)
     recipes: dict[str, str] = field(default_factory=dict)
+    site: str = "block"
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class SweepResult(Result):
             how=notes.how,
             parameters=notes.parameters or None,
             seconds=notes.seconds or None,
-            export=export_lines(notes, self.best()) if scored else None,
+            export=export_lines(notes, self.best()) if scored and notes.site == "block" else None,
             notes=[*notes.remarks, *(f"{task} failed: {error}" for task, error in notes.failures.items())],
             baselines={labels.get(task, task): score for task, score in notes.baselines.items()} or None,
         )
@@ -241,7 +242,7 @@ def read_notes(path: Path) -> Notes:
         flags = re.findall(r"--(\S+) (\S+)", kept.pop("export_options"))
         kept["options"] = {name.replace("-", "_"): value for name, value in flags}
     for one in fields(Notes):
-        kind = str if one.name in ("title", "model") else list if one.name == "remarks" else dict
+        kind = str if one.name in ("title", "model", "site") else list if one.name == "remarks" else dict
         if not isinstance(kept.get(one.name, kind()), kind):
             raise TypeError(f"{one.name} is not a {kind.__name__}")
     return Notes(**kept)

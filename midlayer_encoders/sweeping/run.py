@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, cast, get_arg
 import joblib
 import polars as pl
 
-from midlayer_encoders._types import EncoderSpec, Layer, Norm, Progress, Stage
+from midlayer_encoders._types import READ_SITES, EncoderSpec, Layer, Norm, Progress, ReadSite, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.errors import (
+    OptionError,
     check_choice,
     check_count,
     check_effect,
@@ -28,12 +29,11 @@ from midlayer_encoders.errors import (
     check_progress,
 )
 from midlayer_encoders.files import check_links, folder_lock, write_file
-from midlayer_encoders.frame import tidy_frame, tidy_rows
+from midlayer_encoders.frame import at_site, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import make_metrics
-from midlayer_encoders.models.anatomy import resolve_layers
 from midlayer_encoders.reading.batches import TokenBudget, check_budget
-from midlayer_encoders.reading.reader import layer_reader
+from midlayer_encoders.reading.reader import layer_reader, site_layers
 from midlayer_encoders.recipes import PLAIN, RECIPES, Recipe, recipes_of
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
 from midlayer_encoders.sweeping.group import Group, launch
@@ -64,6 +64,7 @@ def sweep(
     tasks: str | Path | AbsTask | Sequence[str | Path | AbsTask] = (),
     *,
     layers: Sequence[Layer] | str = "all",
+    site: ReadSite = "block",
     metrics: str | Sequence[str] = (),
     metric_texts: int = 64,
     views: int = 16,
@@ -87,6 +88,8 @@ def sweep(
         model: folder or name on the hub, or a ``LayerEncoder`` with the whole model.
         tasks: names of mteb tasks or benchmarks, ``"paper"``, ``"builtin"``, paths of your own data, task objects.
         layers: ``"all"`` or some, each as ``layer`` of :class:`LayerEncoder`.
+        site: ``"block"``, or ``"attention"`` or ``"mlp"``: what these add in each block, from layer 1 up. The frame's
+            revision names it, as ``"default:mlp"``; an encoder of it cannot be had.
         metrics: ``"paper"``, ``"all"``, or names; none by default. They read raw states, as the paper's do, with the
             encoder's pooling and default prompt.
         metric_texts: number of the tasks' texts that the metrics are measured on, drawn by their content.
@@ -116,7 +119,7 @@ def sweep(
     in ``result.failures``, and the others go on. While one sweep writes to ``out`` another is refused.
     """
     settings = _Settings(
-        layers=layers, metrics=metrics, metric_texts=metric_texts, views=views, out=out, store=store,
+        layers=layers, site=site, metrics=metrics, metric_texts=metric_texts, views=views, out=out, store=store,
         store_dtype=store_dtype, scoring=scoring, workers=workers, token_budget=token_budget, compile=compile,
         baselines=baselines, devices=devices, num_nodes=num_nodes, progress=progress,
     )  # fmt: skip
@@ -181,8 +184,8 @@ class _Summed:
 
 
 def _folder(settings: _Settings, encoder: LayerEncoder) -> Path:
-    named = Path("midlayer-results") / re.sub(r"[^\w.-]+", "_", encoder.name)
-    return Path(settings.out) if settings.out is not None else named
+    name = re.sub(r"[^\w.-]+", "_", encoder.name) + ("" if settings.site == "block" else f"-{settings.site}")
+    return Path(settings.out) if settings.out is not None else Path("midlayer-results") / name
 
 
 @dataclass(kw_only=True)
@@ -190,6 +193,7 @@ class _Settings:
     """The arguments of :func:`sweep` beside model and tasks, checked."""
 
     layers: Sequence[Layer] | str
+    site: ReadSite
     metrics: str | Sequence[str]
     metric_texts: int
     views: int
@@ -214,6 +218,11 @@ class _Settings:
             self.workers = check_count("workers", self.workers, "processes")
         check_choice("store_dtype", self.store_dtype, ("float32", "float16"))
         check_choice("scoring", self.scoring, get_args(Scoring))
+        check_choice("site", self.site, READ_SITES)
+        if self.compile and self.site != "block":
+            raise OptionError(
+                f"`compile` must be False with site={self.site!r}: inside a compiled block nothing can be read."
+            )
         check_path("out", self.out)
         check_path("store", self.store)
         check_progress(self.progress)
@@ -236,10 +245,10 @@ class _Sweep:
         recipe: Recipe = RECIPES[PLAIN],
         center: Path = Path("center.txt"),
     ) -> None:
-        layer_reader(encoder)  # refuses what has no layers to read, before a task is run
         self.settings, self.encoder, self.sources, self.group = settings, encoder, sources, group
-        self.layers = resolve_layers(settings.layers, encoder.layer, name=encoder.name)
-        self.spec, self.folder = encoder.spec, _folder(settings, encoder)
+        self.layers = site_layers(settings.layers, encoder.layer, settings.site, name=encoder.name)
+        layer_reader(encoder, layers=self.layers, site=settings.site)  # refuses what cannot be read, before any work
+        self.spec, self.folder = replace(encoder.spec, site=settings.site), _folder(settings, encoder)
         self.recipe, self.center = recipe, center
         self.progress = settings.progress if group.rank == 0 else None
 
@@ -263,7 +272,9 @@ class _Sweep:
         store, settings = self.settings.store or self.folder / "embeddings", self.settings
         kept = _open_store(store, self.spec, self.layers, self.encoder, settings.store_dtype)
         stage = Stage(self.progress, "embedding")
-        return Embedder(self.encoder, kept, settings.token_budget, stage, self.group, settings.compile, planning)
+        return Embedder(
+            self.encoder, kept, settings.token_budget, stage, self.group, settings.compile, planning, settings.site
+        )
 
     def _vectors(self, embedder: Embedder) -> tuple[Vectors, EncoderSpec]:
         """Return where vectors are read from, with what the recipe does to them, and what then identifies them."""
@@ -311,7 +322,7 @@ class _Sweep:
         sample = _sample(self.sources, medium, settings.metric_texts)
         return measure_layers(
             self.encoder, sample, dataset=f"{len(sample)} {_PLURALS[medium]} of the tasks", metrics=settings.metrics,
-            layers=self.layers, views=settings.views, progress=self.progress,
+            layers=self.layers, site=settings.site, views=settings.views, progress=self.progress,
         )  # fmt: skip
 
 
@@ -376,11 +387,12 @@ def _jobs(
 
 
 def _score_frame(spec: EncoderSpec, scores: Sequence[Score], kind: Literal["score", "confirmed"]) -> pl.DataFrame:
+    of = at_site(spec, spec.site)
     return tidy_frame(
         row
         for score in scores
         if score.error is None
-        for row in tidy_rows({score.layer: score.value}, spec, kind=kind, dataset=score.task, name=score.metric)
+        for row in tidy_rows({score.layer: score.value}, of, kind=kind, dataset=score.task, name=score.metric)
     )
 
 

@@ -18,7 +18,7 @@ from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 from sentence_transformers.util import SimilarityFunction
 
-from midlayer_encoders._types import Stage
+from midlayer_encoders._types import ReadSite, Stage
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.files import read_kept, write_file_once
@@ -187,6 +187,7 @@ class Embedder:
         group: the processes that share the batches.
         compile: whether the model's blocks are compiled while they run.
         planning: is reported to while batches are planned.
+        site: what of each layer is read.
     """
 
     encoder: LayerEncoder
@@ -196,6 +197,7 @@ class Embedder:
     group: Group = field(default_factory=Group)
     compile: bool = False
     planning: Stage = field(default_factory=lambda: Stage(None, "planning"))
+    site: ReadSite = "block"
 
     @cached_property
     def tokens(self) -> int:
@@ -253,7 +255,7 @@ class Embedder:
         prompt: str,
     ) -> None:
         """Pass the batches that lack something, those of this process, through the model and store what was lacking."""
-        reader = layer_reader(self.encoder, layers=self.store.layers, prompt=prompt)
+        reader = layer_reader(self.encoder, layers=self.store.layers, prompt=prompt, site=self.site)
         mine = self.group.part([batch for batch in batches if lacking.intersection(batch)])
         self.stage.expect(sum(len(batch) for batch in mine))
         blocks = compiled_blocks(reader.model, reader.anatomy) if self.compile else nullcontext()

@@ -211,3 +211,18 @@ def test_encoders_that_share_a_model_each_ask_in_their_own_way(tied: str) -> Non
     np.testing.assert_array_equal(whole.encode(TEXTS), LayerEncoder(tied, -1, device="cpu").encode(TEXTS))
     with pytest.raises(OptionError, match="must be given to an encoder of files without a template"):
         made["echo"].with_recipe("one-word")
+
+
+def test_several_layers_are_asked_and_mapped_as_one(tied: str) -> None:
+    both = LayerEncoder(tied, [1, 3], device="cpu", template=ASK, pooling="last", center=SAMPLE)
+    wanted = (last(TEXTS, ASK, 1) + last(TEXTS, ASK, 3)) / 2 - (last(SAMPLE, ASK, 1) + last(SAMPLE, ASK, 3)).mean(
+        axis=0
+    ) / 2
+    np.testing.assert_allclose(both.encode(TEXTS), wanted, **EXACT)
+    wide = LayerEncoder(tied, [1, 3], device="cpu", template=ASK, pooling="last", combine="concat", normalize=True)
+    beside = np.concatenate([last(TEXTS, ASK, 1), last(TEXTS, ASK, 3)], axis=1)
+    np.testing.assert_allclose(wide.encode(TEXTS), beside / np.linalg.norm(beside, axis=1, keepdims=True), **EXACT)
+    with pytest.raises(OptionError, match="`embed_filter` must be False with combine='concat'"):
+        LayerEncoder(tied, [1, 3], device="cpu", combine="concat", embed_filter=True)
+    with pytest.raises(OptionError, match="must be given to an encoder of files without a template"):
+        both.with_recipe("one-word")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from midlayer_encoders._types import Layer, Norm, Progress
+from midlayer_encoders._types import Layer, Norm, Progress, ReadSite
 from midlayer_encoders.analysis.probing.heads import KINDS, AttentiveProbes, Kind, LinearProbes
 from midlayer_encoders.analysis.probing.nearest import nearest_classes
 from midlayer_encoders.analysis.probing.result import ProbeResult
@@ -26,6 +26,7 @@ from midlayer_encoders.errors import (
     check_choice,
     check_count,
     check_effect,
+    check_flag,
     check_list,
     check_number,
     check_progress,
@@ -33,15 +34,20 @@ from midlayer_encoders.errors import (
     shown,
     warn_deprecated,
 )
+from midlayer_encoders.frame import at_site
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.selection.ridge import class_numbers, label_list
+from midlayer_encoders.selection.mixture import Mixture, mixture_on_test
+from midlayer_encoders.selection.ridge import class_numbers, equal_steps, label_list
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["probe", "probe_tokens"]
+__all__ = ["MOST_EXAMPLES", "probe", "probe_tokens"]
+
+MOST_EXAMPLES = 2000
+"""Training examples that a mixture is learned from: of more, those at equal steps."""
 
 
 def probe(
@@ -54,6 +60,8 @@ def probe(
     test_inputs: Sequence[Any] = (),
     test_labels: Sequence[Hashable] = (),
     norm: Norm | None = None,
+    site: ReadSite = "block",
+    mixture: bool = False,
     epochs: int = 30,
     patience: int = 5,
     batch_size: int = 256,
@@ -82,6 +90,10 @@ def probe(
         test_inputs: examples to test on; where there are none, a fifth of each class is held out for it.
         test_labels: their classes.
         norm: the encoder's; another is an error.
+        site: ``"block"``, or ``"attention"`` or ``"mlp"``: what these add in each block, from layer 1 up. The result's
+            revision names it, as ``"default:mlp"``.
+        mixture: also learn a mean of layers from the training examples, by their pooled vectors, and score it beside
+            the best layer alone, both under a ridge classifier; see ``ProbeResult.mixture``.
         epochs: at the most.
         patience: epochs without a better accuracy or loss on validation examples after which a layer is done.
         batch_size: examples in a step.
@@ -110,7 +122,7 @@ def probe(
         epochs=epochs, patience=patience, batch_size=batch_size, learning_rate=learning_rate,
         weight_decay=weight_decay, seed=seed,
     )  # fmt: skip
-    heads = None if heads is None else check_count("heads", heads)
+    heads, mixture = None if heads is None else check_count("heads", heads), check_flag("mixture", mixture)
     neighbors, keep_gb = check_count("neighbors", neighbors, "neighbors"), check_number("keep_gb", keep_gb)
     check_text("dataset", dataset)
     check_progress(progress)
@@ -118,17 +130,18 @@ def probe(
         raise OptionError(f"`encoder` must be a LayerEncoder, but got {shown(encoder)}.")
     agreed("norm", norm, encoder.norm)
     everything, classes, split, names = _examples(inputs, labels, test_inputs, test_labels, seed)
-    reader = layer_reader(encoder, layers=layers, prompt=encoder.default_prompt)
+    reader = layer_reader(encoder, layers=layers, prompt=encoder.default_prompt, site=site)
     source = _read(encoder, LiveTokens(reader, everything), kind, keep_gb, progress)
     right, validation, best = probe_tokens(
         source, classes, split, kind=kind, training=training, heads=heads, neighbors=neighbors, progress=progress,
         device=encoder.device,
     )  # fmt: skip
-    spec = encoder.spec
+    learned = _mixture(encoder, LiveTokens(reader, everything), source, classes, split, seed) if mixture else None
+    of = at_site(encoder.spec, site)
     return ProbeResult(
-        model=spec.model, revision=spec.revision or "default", num_layers=spec.num_layers, layers=tuple(reader.layers),
+        model=of.model, revision=of.revision or "default", num_layers=of.num_layers, layers=tuple(reader.layers),
         kind=kind, dataset=dataset, classes=names, right=right, validation=validation, epochs=best,
-        chance=chance_level(classes, split), num_train=len(split.train),
+        chance=chance_level(classes, split), num_train=len(split.train), mixture=learned,
     )  # fmt: skip
 
 
@@ -186,6 +199,17 @@ def _read(
     if kind == "attentive":
         return read_tokens(live, batches, keep_gb=keep_gb, progress=progress)
     return read_vectors(live, batches, progress=progress)
+
+
+def _mixture(
+    encoder: LayerEncoder, live: LiveTokens, source: TokenSource, labels: Tensor, split: Split, seed: int
+) -> Mixture:
+    """Return a mean of layers learned from the examples that train and choose, scored on those that test."""
+    if not isinstance(source, KeptTokens) or source.states.shape[2] != 1:  # the tokens, not their vectors
+        source = read_vectors(live, batches_of(encoder, live.inputs, prompt=encoder.default_prompt))
+    train = torch.cat([split.train, split.validation]).sort().values
+    some = train[equal_steps(len(train), MOST_EXAMPLES)]
+    return mixture_on_test(source.states[:, :, 0], labels, some, split.test, live.reader.layers, seed=seed)
 
 
 def _nearest(source: TokenSource, labels: Tensor, split: Split, neighbors: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,6 +17,7 @@ from midlayer_encoders.frame import tidy_frame, tidy_rows
 from midlayer_encoders.report import report_html
 from midlayer_encoders.report.probes import plot_probes
 from midlayer_encoders.results import Result
+from midlayer_encoders.selection.mixture import Mixture
 from midlayer_encoders.selection.ridge import resampled_means
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class ProbeResult(Result):
         epochs: of each layer's best epoch, ``0`` where nothing is trained, shape ``(L,)``.
         chance: accuracy of always naming the commonest class of the test examples.
         num_train: number of training examples.
+        mixture: a mean of layers learned from labels, and its score; ``None`` unless it was asked for.
     """
 
     frame: pl.DataFrame = field(init=False, repr=False)
@@ -60,6 +62,7 @@ class ProbeResult(Result):
     epochs: Tensor
     chance: float
     num_train: int
+    mixture: Mixture | None = None
 
     made_by: ClassVar[str] = "probe"
 
@@ -99,6 +102,10 @@ class ProbeResult(Result):
             f"(95 % interval {low:+.1f} to {high:+.1f})."
         )
 
+    def sentences(self) -> list[str]:
+        """Return the verdict, and what a mixture of layers gains where one was learned."""
+        return [self.verdict(), *([self.mixture.verdict()] if self.mixture is not None else [])]
+
     @property
     def table(self) -> pl.DataFrame:
         """Accuracy of each layer with its interval (Wilson, 95 %), the validation accuracy and the best epoch."""
@@ -116,8 +123,12 @@ class ProbeResult(Result):
         )
 
     def tables(self) -> dict[str, pl.DataFrame]:
-        """Return frame and table by file name."""
-        return {"probe.parquet": self.frame, "probe.csv": self.table}
+        """Return frame and table by file name, and the mixture's weights where there is one."""
+        made = {"probe.parquet": self.frame, "probe.csv": self.table}
+        if self.mixture is not None:
+            weights = {"layer": list(self.mixture.layers), "weight": list(self.mixture.weights)}
+            made["mixture.csv"] = pl.DataFrame(weights)
+        return made
 
     def plot(self) -> Figure:
         """Return the figure of accuracy by layer with its interval, and the level of guessing."""
@@ -135,6 +146,6 @@ class ProbeResult(Result):
             "Examples": f"{self.num_train} to train, {self.right.shape[1]} to test, {len(self.classes)} classes",
         }
         return report_html(
-            self.frame, title=f"Probes of every layer: {self.dataset}", how=how, notes=[self.verdict()],
+            self.frame, title=f"Probes of every layer: {self.dataset}", how=how, notes=self.sentences(),
             baselines={self.frame["dataset"][0]: self.chance}, baseline_name="Guessing",
         )  # fmt: skip
