@@ -116,8 +116,13 @@ def test_where_mteb_finds_another_score_the_page_says_so(
     assert "sweep with scoring='mteb'" in remark
     monkeypatch.setattr(together, "layer_scores", lambda *a, **k: dict.fromkeys(plain(*a, **k), float("nan")))
     undefined = sweep(tiny_folder("Llama"), task, layers=[2], out=tmp_path / "nan", **QUICK)
-    assert "near has no score at layer 2: its vectors are all alike there, or not finite." in undefined.notes.remarks
+    (remark,) = undefined.notes.remarks
+    assert remark.startswith(
+        "near has no score at layer 2: its vectors are all alike there, or not finite, or the task's"
+    )
     assert undefined.frame.filter(kind="score").is_empty()
+    with pytest.raises(OptionError, match="no score to choose a layer by. near has no score at layer 2"):
+        undefined.best()
 
 
 def test_another_word_than_the_two_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
