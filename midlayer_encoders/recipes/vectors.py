@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from midlayer_encoders.errors import OptionError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["SMALLEST_SAMPLE", "middle_directions", "vector_map"]
 
@@ -26,6 +28,8 @@ def middle_directions(embeddings: Tensor) -> Tensor:
     Args:
         embeddings: one row for each token, shape ``(T, D)``.
     """
+    import torch
+
     rows = embeddings.double()
     values, vectors = torch.linalg.eigh(rows.mT @ rows)  # ascending
     width = len(values)
@@ -54,6 +58,8 @@ def vector_map(
     Returns:
         Shapes ``(D, D)`` and ``(D,)``, float64.
     """
+    import torch
+
     matrix = torch.eye(width, dtype=torch.float64) if projection is None else projection.double().cpu()
     if vectors is None:
         return matrix, torch.zeros(width, dtype=torch.float64)
@@ -69,6 +75,7 @@ def vector_map(
 
 def _unspread(vectors: Tensor) -> Tensor:
     """Return the inverse square root of the shrunk covariance, scaled to keep the mean length of vectors."""
+    import torch
     from sklearn.covariance import ledoit_wolf
 
     covariance, _ = ledoit_wolf(vectors.numpy())

@@ -121,7 +121,7 @@ def test_where_mteb_finds_another_score_the_page_says_so(
         "near has no score at layer 2: its vectors are all alike there, or not finite, or the task's"
     )
     assert undefined.frame.filter(kind="score").is_empty()
-    with pytest.raises(OptionError, match="no score to choose a layer by. near has no score at layer 2"):
+    with pytest.raises(OptionError, match=r"no score to choose a layer by\. near has no score at layer 2"):
         undefined.best()
 
 
