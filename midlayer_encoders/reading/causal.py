@@ -107,7 +107,12 @@ class _InBlocks(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is not scaled_dot_product_attention or not _is_plainly_causal(*args, **kwargs):
+        # A block that is being compiled is left to the compiler, which would trace into this.
+        if (
+            torch.compiler.is_compiling()
+            or func is not scaled_dot_product_attention
+            or not _is_plainly_causal(*args, **kwargs)
+        ):
             return func(*args, **kwargs)
         query, key, value = args
         kwargs = {**kwargs, "is_causal": False}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from midlayer_encoders.recipes.template import Placed
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Counting"]
 

@@ -9,7 +9,7 @@ __all__ = ["average_precision", "correlation", "ranks"]
 
 
 def ranks(values: Tensor) -> Tensor:
-    """Return the rank of each value in its row from 1, equal values sharing the mean of their ranks.
+    """Return the rank of each value in its row from 1, equal values sharing the mean of their ranks; NaN beside a NaN.
 
     Example:
         >>> ranks(torch.tensor([[10.0, 30.0, 10.0, 20.0]]))
@@ -19,7 +19,8 @@ def ranks(values: Tensor) -> Tensor:
     ordered = values.sort(dim=-1).values.contiguous()
     below = torch.searchsorted(ordered, values)
     up_to = torch.searchsorted(ordered, values, right=True)
-    return (below + up_to + 1).double() / 2
+    found = (below + up_to + 1).double() / 2
+    return found.masked_fill(values.isnan().any(dim=-1, keepdim=True), torch.nan)
 
 
 def correlation(one: Tensor, other: Tensor) -> Tensor:

@@ -28,8 +28,10 @@ from mteb.abstasks import clustering as mteb_clustering
 from mteb.models.model_meta import ModelMeta
 from mteb.models.search_wrappers import SearchEncoderWrapper
 from mteb.types import PromptType
+from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.scoring.classification import Classifiers, Experiment
 from midlayer_encoders.scoring.clustering import Clusterings, Draws
 from midlayer_encoders.scoring.pairs import LabelledPairs
@@ -145,6 +147,9 @@ class _RecordedPairs(AbsTaskPairClassification):
     def _compute_metrics(self, similarity_scores: Any, labels: Any) -> dict[str, float]:  # noqa: ARG002
         first, second = self._columns.found
         wanted = torch.as_tensor(np.asarray(labels[:], dtype=np.int64))
+        known = torch.unique(wanted).tolist()
+        if len(known) > 2 or (len(known) == 2 and 1 not in known):  # as scikit-learn, which mteb asks
+            raise OptionError(f"Labels of pairs must be 1 for those that belong together, else 0, but are {known[:9]}.")
         main = self.metadata.main_score
         self._model.question = LabelledPairs(first, second, wanted, main, self._model.own)
         return {main: 0.0}
@@ -193,6 +198,7 @@ class _RecordedClassification(AbsTaskClassification):
         self._decoded: dict[int, tuple[Any, list[Any]]] = {}
         scores = evaluate(model, *args, **kwargs)
         labels = [label for one in self._found for label in (*one[1], *one[3])]
+        check_classification_targets(np.asarray(labels))  # as scikit-learn's classifiers do
         known = {label: number for number, label in enumerate(sorted(set(labels)))}
         experiments = tuple(
             Experiment(_places(train), _codes(learnt, known), _places(test), _codes(asked, known))

@@ -144,7 +144,12 @@ class Workers:
         if self.count == 1 or len(jobs) <= 1:
             yield from map(run_job, jobs)
         else:
-            yield from map(result, as_completed(self.begin(jobs)))
+            begun = self.begin(jobs)
+            try:
+                yield from map(result, as_completed(begun))
+            finally:  # stopped before the end: what no worker has begun yet is not begun
+                for one in begun:
+                    one.cancel()
 
     def _pool(self) -> Any:
         # loky's workers are the same from sweep to sweep, and do not run the caller's script again.

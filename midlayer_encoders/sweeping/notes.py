@@ -107,7 +107,8 @@ def _undefined(scores: Sequence[Score]) -> list[str]:
         if score.error is None and math.isnan(score.value):
             layers.setdefault(score.task, []).append(str(score.layer))
     return [
-        f"{task_label(task)} has no score at layer {', '.join(found)}: its vectors are all alike there, or not finite."
+        f"{task_label(task)} has no score at layer {', '.join(found)}: its vectors are all alike there, or not finite, "
+        "or the task's own labels or grades leave nothing to tell apart."
         for task, found in layers.items()
     ]
 
@@ -120,10 +121,10 @@ def _apart(found: Scored) -> list[str]:
         place = f"{task_label(score.task)} at layer {score.layer}"
         if score.error is not None:
             remarks.append(f"mteb could not score {place}: {score.error}")
-        elif abs(score.value - ours[score.task, score.layer]) > _APART:
+        elif not math.isnan(own := ours[score.task, score.layer]) and not abs(score.value - own) <= _APART:
             remarks.append(
                 f"mteb scores {place} {100 * score.value:.1f}, all layers together gave "
-                f"{100 * ours[score.task, score.layer]:.1f}: sweep with scoring='mteb' for scores by mteb alone."
+                f"{100 * own:.1f}: sweep with scoring='mteb' for scores by mteb alone."
             )
     return remarks
 

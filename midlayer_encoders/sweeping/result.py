@@ -76,7 +76,8 @@ class SweepResult(Result):
     def best(self) -> int:
         """Return the layer with the highest mean score over the tasks."""
         if self.frame.filter(pl.col("kind") == "score").is_empty():
-            reasons = "; ".join(f"{task}: {error}" for task, error in self.failures.items())
+            failed = [f"{task}: {error}" for task, error in self.failures.items()]
+            reasons = " ".join([*failed, *self.notes.remarks])
             raise OptionError(f"There is no score to choose a layer by. {reasons or 'No task was asked for.'}")
         average = self.summary().average
         if average is None:

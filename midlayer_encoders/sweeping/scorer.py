@@ -57,22 +57,27 @@ class Scorer:
             confirming.start()
         begun: dict[tuple[str, int], Future[Score]] = {}
         beside = self.cores_free and self.group.world == 1 and confirming.count > 1
-        for jobs in jobs_of_tasks:
-            self.planning.step(0)  # its turn: reading a task's data may take longer than all else
-            made, why, baseline = self._by_all(jobs)
-            if why is not None:
-                ways[jobs[0].task.name] = f"by mteb, because {why}"
-                scores += self._by_mteb(jobs)
-                continue
-            ways[jobs[0].task.name] = TOGETHER
-            scores += made
-            if baseline is not None:
-                baselines[jobs[0].task.name] = baseline
-            layers = layers_to_confirm(made)
-            chosen = [job for job in jobs if job.layer in layers]
-            to_confirm += chosen
-            if beside:  # while the device has the next task's texts, the cores are free
-                begun |= {(job.task.name, job.layer): confirming.begin([job])[0] for job in chosen}
+        try:
+            for jobs in jobs_of_tasks:
+                self.planning.step(0)  # its turn: reading a task's data may take longer than all else
+                made, why, baseline = self._by_all(jobs)
+                if why is not None:
+                    ways[jobs[0].task.name] = f"by mteb, because {why}"
+                    scores += self._by_mteb(jobs)
+                    continue
+                ways[jobs[0].task.name] = TOGETHER
+                scores += made
+                if baseline is not None:
+                    baselines[jobs[0].task.name] = baseline
+                layers = layers_to_confirm(made)
+                chosen = [job for job in jobs if job.layer in layers]
+                to_confirm += chosen
+                if beside:  # while the device has the next task's texts, the cores are free
+                    begun |= {(job.task.name, job.layer): confirming.begin([job])[0] for job in chosen}
+        except BaseException:  # what no worker has begun is not begun any more
+            for coming in begun.values():
+                coming.cancel()
+            raise
         return Scored(scores, self._confirmed(to_confirm, confirming, begun), ways, baselines)
 
     def _by_all(self, jobs: Sequence[Job]) -> tuple[list[Score], str | None, float | None]:

@@ -186,7 +186,15 @@ def _header(task: AbsTask, job: Job) -> dict[str, Any]:
         "subsets": list(task.hf_subsets),
         "store": job.store.key,
         "mteb": version("mteb"),
+        "settings": _settings(task),
     }
+
+
+def _settings(task: AbsTask) -> dict[str, Any]:
+    """Return the plain attributes of a task, such as how many examples of a class it draws."""
+    names = {name for kind in type(task).__mro__ for name in vars(kind)} | set(vars(task))
+    found = {name: getattr(task, name, None) for name in sorted(names) if name[0] != "_" and name != "data_loaded"}
+    return {name: value for name, value in found.items() if isinstance(value, bool | int | float | str)}
 
 
 def _read(path: Path, *, header: Mapping[str, Any]) -> dict[str, float]:

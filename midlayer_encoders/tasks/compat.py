@@ -75,8 +75,15 @@ class _Listed:
 
 
 def with_listed_labels(task: AbsTask) -> AbsTask:
-    """Return a task of mteb's own that, if it is a classification, decodes its labels in one go; same scores."""
-    if isinstance(task, AbsTaskClassification) and not isinstance(task, ListedLabels):
+    """Return a task of mteb's own that, if it is a classification, decodes its labels in one go; same scores.
+
+    One that draws or scores in a way of its own (several labels a text, for instance) is left as it is.
+    """
+    drawn_as_usual = isinstance(task, AbsTaskClassification) and all(
+        getattr(type(task), name) is getattr(AbsTaskClassification, name)
+        for name in ("_undersample_data", "_calculate_scores")
+    )
+    if drawn_as_usual:  # which also says that it is not one of ours already
         task.__class__ = _listed(type(task))
     return task
 

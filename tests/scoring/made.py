@@ -124,19 +124,19 @@ def split(**columns: Sequence[Any]) -> Dataset:
     return Dataset.from_dict(dict(columns))
 
 
-def sts(**settings: Any) -> AbsTask:
+def sts(grades: Sequence[float] = tuple(float(n % 4) for n in range(40)), **settings: Any) -> AbsTask:
     """Pairs with equal grades, equal pairs, and a pair of one text with itself."""
     one, other = sentences(40), sentences(40, seed=1)
     other[3], one[7], other[7] = one[3], one[6], other[6]
 
     def data() -> DatasetDict:
-        return DatasetDict({"test": split(sentence1=one, sentence2=other, score=[float(n % 4) for n in range(40)])})
+        return DatasetDict({"test": split(sentence1=one, sentence2=other, score=grades)})
 
     main = settings.pop("main_score", "cosine_spearman")
     return made(AbsTaskSTS, data, metadata("STS", main), **settings)
 
 
-def pairs(main_score: str = "max_ap") -> AbsTask:
+def pairs(main_score: str = "max_ap", labels: tuple[int, int] = (0, 1)) -> AbsTask:
     """Pairs of which several are equal, some with other labels, in two languages."""
     langs = {"en": ["eng-Latn"], "de": ["deu-Latn"]}
 
@@ -146,14 +146,16 @@ def pairs(main_score: str = "max_ap") -> AbsTask:
             one, other = sentences(30, seed=seed), sentences(30, seed=seed + 5)
             one[20:26], other[20:26] = one[0:6], other[0:6]
             other[9] = one[9]
-            labels = [int(n % 3 == 0) for n in range(30)]
-            found[name] = DatasetDict({"test": split(sentence1=one, sentence2=other, labels=labels)})
+            given = [labels[n % 3 == 0] for n in range(30)]
+            found[name] = DatasetDict({"test": split(sentence1=one, sentence2=other, labels=given)})
         return found
 
     return made(AbsTaskPairClassification, data, metadata("PairClassification", main_score, langs))
 
 
-def classification(main_score: str = "accuracy", classes: int = 5, **settings: Any) -> AbsTask:
+def classification(
+    main_score: str = "accuracy", classes: int = 5, names: Sequence[Any] = range(5), **settings: Any
+) -> AbsTask:
     """Classes by the first word; one is not in the test, another has fewer examples than are drawn."""
     texts = sentences(160, seed=2)
     labels = [_WORDS.index(text.split()[0]) % classes for text in texts]
@@ -164,7 +166,7 @@ def classification(main_score: str = "accuracy", classes: int = 5, **settings: A
     def data() -> DatasetDict:
         return DatasetDict(
             {
-                name: split(text=[texts[n] for n in places], label=[labels[n] for n in places])
+                name: split(text=[texts[n] for n in places], label=[names[labels[n]] for n in places])
                 for name, places in (("train", train), ("test", test))
             }
         )

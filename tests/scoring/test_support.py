@@ -58,6 +58,11 @@ def test_a_task_that_changes_how_it_is_evaluated_is_left_to_mteb() -> None:
         task = make()
         task.__class__ = type("Own", (type(task),), {method: own})
         assert scores_together(task) == f"it has a way of its own to evaluate (`{method}`)"
+    task = classification()  # as a sweep makes it, and mteb scores it
+    task.__class__ = type("Own", (type(task),), {"_calculate_scores": own})
+    assert scores_together(with_listed_labels(task)) == "it has a way of its own to evaluate (`_calculate_scores`)"
+    with pytest.raises(AssertionError):
+        with_listed_labels(task)._calculate_scores(["several"], ["labels"], ["of"], "each")
     task = retrieval()
     task.skip_first_result = True
     assert scores_together(task) == "it ranks the results of another search"

@@ -144,3 +144,24 @@ def test_products_are_not_rounded_to_tensorfloat32_and_the_setting_is_put_back()
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("main_score", ["cosine_spearman", "pearson"])
+def test_where_a_grade_is_missing_there_is_no_score(main_score: str) -> None:
+    task = sts(main_score=main_score, grades=[float("nan"), *(float(n % 4) for n in range(39))])
+    assert np.isnan(by_mteb(task)).all()
+    assert np.isnan(together(task)).all()
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        (pairs(labels=(0, 2)), "must be 1 for those that belong together, else 0, but are \\[0, 2\\]"),
+        (classification(names=[0.5, 1.25, 2.5, 3.5, 4.5]), "Unknown label type: continuous"),
+    ],
+)
+def test_labels_that_mteb_refuses_are_refused(task: AbsTask, reason: str) -> None:
+    with pytest.raises(ValueError):
+        by_mteb(task)
+    with pytest.raises(ValueError, match=reason):
+        together(task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.sweeping import sweep
+from midlayer_encoders.sweeping import jobs, sweep
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, mteb_score, near, scores
 from tests.tasks.rows import ROWS, SENTENCES, write
@@ -121,3 +122,13 @@ def test_unchanged_it_passes_no_text_and_new_layers_or_rows_pass_only_what_they_
     cut = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     assert again[2] == pytest.approx(mteb_score(cut, task), abs=1e-3)
     assert again[2] != pytest.approx(more[2], abs=1e-3)
+
+
+def test_what_no_worker_has_begun_when_a_sweep_is_stopped_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Future[jobs.Score]] = [Future() for _ in range(3)]
+    begun[0].set_result(jobs.Score("task", 0))
+    monkeypatch.setattr(jobs.Workers, "begin", lambda *_: begun)
+    scores = jobs.Workers(2, 3).run([None] * 3)  # type: ignore[list-item]
+    assert next(scores).task == "task"
+    scores.close()  # type: ignore[attr-defined]  # as an error or Ctrl-C does
+    assert [one.cancelled() for one in begun] == [False, True, True]

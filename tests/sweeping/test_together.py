@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,8 +117,13 @@ def test_where_mteb_finds_another_score_the_page_says_so(
     assert "sweep with scoring='mteb'" in remark
     monkeypatch.setattr(together, "layer_scores", lambda *a, **k: dict.fromkeys(plain(*a, **k), float("nan")))
     undefined = sweep(tiny_folder("Llama"), task, layers=[2], out=tmp_path / "nan", **QUICK)
-    assert "near has no score at layer 2: its vectors are all alike there, or not finite." in undefined.notes.remarks
+    (remark,) = undefined.notes.remarks
+    assert remark.startswith(
+        "near has no score at layer 2: its vectors are all alike there, or not finite, or the task's"
+    )
     assert undefined.frame.filter(kind="score").is_empty()
+    with pytest.raises(OptionError, match=r"no score to choose a layer by\. near has no score at layer 2"):
+        undefined.best()
 
 
 def test_another_word_than_the_two_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
@@ -176,3 +182,24 @@ def test_layers_are_confirmed_while_the_next_task_is_embedded_where_the_cores_ar
     assert [report for report in seen if report[0] == "confirming"][-1][1:] == (
         beside.frame.filter(kind="confirmed").height,
     ) * 2
+
+
+def test_a_task_with_other_settings_is_scored_anew(tiny_folder: Folder, tmp_path: Path) -> None:
+    from midlayer_encoders.tasks import resolve_tasks
+
+    words = [f"{word} {number}" for word in ("apple", "stone", "river") for number in range(40)]
+    rows = [{"text": text, "label": "ab"[zlib.crc32(text.encode()) % 2]} for text in words]  # nothing to be learned
+    path = tmp_path / "kinds"
+    path.mkdir()
+    for split, part in (("train", rows[::2]), ("test", rows[1::2])):
+        (path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+
+    def found(count: int, out: str) -> dict[int, float]:
+        (task,) = resolve_tasks(path)
+        task.samples_per_label = count  # type: ignore[attr-defined]
+        result = sweep(tiny_folder("Llama"), task, out=tmp_path / out, layers=[1, 3], **QUICK)
+        return dict(result.frame.filter(kind="score").select("layer", "value").iter_rows())
+
+    assert found(1, "one") == found(1, "shared")
+    assert found(12, "twelve") == found(12, "shared")  # not what was kept there
+    assert found(1, "one") != found(12, "twelve")
