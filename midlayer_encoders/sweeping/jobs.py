@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mteb
-from joblib.externals.loky import get_reusable_executor
+from joblib.executor import get_memmapping_executor
 
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.store import TextNotStoredError
@@ -152,9 +152,10 @@ class Workers:
                     one.cancel()
 
     def _pool(self) -> Any:
-        # loky's workers are the same from sweep to sweep, and do not run the caller's script again.
+        # joblib's workers are the same from sweep to sweep, and do not run the caller's script again. They are taken
+        # from joblib, not from loky inside it: it would stumble over a pool that it did not make.
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-        return get_reusable_executor(self.count, timeout=_IDLE, env=dict.fromkeys(names, str(self.threads)))
+        return get_memmapping_executor(self.count, timeout=_IDLE, env=dict.fromkeys(names, str(self.threads)))
 
 
 def result(begun: Future[Score]) -> Score:

@@ -215,3 +215,10 @@ def test_a_folder_in_the_place_of_a_file_is_named_and_moved_away_by_hand(
         sweep(encoder, task, out=out, **HERE)
     path.rmdir()
     assert sweep(encoder, task, out=out, **HERE).frame.equals(first.frame)
+
+
+def test_joblib_works_as_before_after_workers_ran() -> None:
+    assert list(jobs.Workers(2, 2).run([])) == []
+    begun = jobs.Workers(2, 2)._pool().submit(abs, -1)
+    assert begun.result() == 1
+    assert joblib.Parallel(n_jobs=2)(joblib.delayed(abs)(number) for number in (-1, 2)) == [1, 2]
