@@ -70,7 +70,9 @@ CALLS: dict[str, tuple[Callable[[LayerEncoder, Path], Any], int]] = {  # and how
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [from_files, in_memory, pytest.param(raw, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "make", [from_files, pytest.param(in_memory, marks=pytest.mark.slow), pytest.param(raw, marks=pytest.mark.slow)]
+)
 def test_eight_threads_get_what_one_gets(
     make: Callable[[Folder], LayerEncoder], tiny_folder: Folder, tmp_path: Path
 ) -> None:

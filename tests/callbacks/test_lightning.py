@@ -30,7 +30,7 @@ def callback(**options: Any) -> LayerMetricsCallback:
     "options",
     [
         pytest.param({}, marks=pytest.mark.slow),
-        {"precision": "bf16-mixed"},
+        pytest.param({"precision": "bf16-mixed"}, marks=pytest.mark.slow),
         {"accumulate_grad_batches": 2, "num_sanity_val_steps": 1},
         pytest.param({"gradient_clip_val": 0.1}, marks=pytest.mark.slow),
     ],

@@ -55,6 +55,7 @@ def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return mine, {name: value for name, value in options.items() if name not in ENCODER}
 
 
+@pytest.mark.slow
 def test_every_option_of_metrics_reaches_the_measurement(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
     folder = tiny_folder("Llama")
 

@@ -62,7 +62,7 @@ def read(model: torch.nn.Module, output: str | tuple[str, int], name: str) -> Te
 @pytest.mark.parametrize(
     ("name", "norm"),
     [
-        pytest.param(name, norm, marks=[pytest.mark.slow] if norm == "none" and place % 3 else [])
+        pytest.param(name, norm, marks=[pytest.mark.slow] if place % 3 > (norm == "final") else [])
         for place, name in enumerate(FAMILIES)
         for norm in NORMS
     ],

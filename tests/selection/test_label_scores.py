@@ -94,9 +94,10 @@ def test_labels_in_the_letters_are_read_at_every_layer_and_shuffled_ones_at_none
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("Llama", {"prompts": {"q": "is it up? "}, "default_prompt_name": "q"}),
+        pytest.param("Llama", {"prompts": {"q": "is it up? "}, "default_prompt_name": "q"}, marks=pytest.mark.slow),
         ("Llama", {"prompts": {"q": "is it up? "}, "default_prompt_name": "q", "pooling": "last", "norm": "none"}),
-        ("Llama", {"prompts": {"q": "is it up? "}}),  # a prompt that is not the default is not put before texts
+        # A prompt that is not the default is not put before texts.
+        pytest.param("Llama", {"prompts": {"q": "is it up? "}}, marks=pytest.mark.slow),
         ("Llama", {"truncate_dim": 3, "max_length": 8}),
         ("BERT", {"pooling": "cls"}),
     ],

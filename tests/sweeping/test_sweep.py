@@ -73,7 +73,8 @@ def mteb_score(encoder: LayerEncoder, path: Path) -> float:
     return float(result[0].get_score())
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_every_type_scores_as_mteb_scores_an_encoder_cut_at_that_layer(
     workers: int, five: dict[str, Path], tiny_folder: Folder, tmp_path: Path
 ) -> None:
