@@ -269,6 +269,13 @@ def make_options(given: Mapping[str, Any], **defaults: Any) -> EncoderOptions:
         if name not in option_fields():
             raise OptionError(f"`{name}` is not an option of LayerEncoder.{did_you_mean(name, option_fields())}")
     options = EncoderOptions(**words)
+    recipe = None if words.get("recipe") is None else recipe_of("recipe", words["recipe"])
+    if recipe is not None and recipe.center and options.center is None:
+        raise OptionError(
+            f"`center` must hold texts like yours with the recipe {recipe.name!r}, which subtracts their mean vector, "
+            f"but got None. Pass center=texts (--center FILE), or sweep with recipes=[{recipe.name!r}], which has the "
+            "tasks'."
+        )
     check_device(options.device)
     return options
 

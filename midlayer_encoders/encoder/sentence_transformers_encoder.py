@@ -89,7 +89,7 @@ class LayerEncoder(MultimodalEncoder):
     def __init__(
         self,
         model: str,
-        layer: Layer | Sequence[Layer] | Mapping[str, Layer] | str,
+        layer: Layer | Sequence[Layer] | Mapping[str, Layer] | str | None = None,
         *,
         texts: Sequence[str] | None = None,
         labels: Sequence[int | str | None] | None = None,
@@ -102,6 +102,10 @@ class LayerEncoder(MultimodalEncoder):
             )
         model = check_text("model", os.fspath(model) if isinstance(model, os.PathLike) else model)
         given = make_options(options)
+        if layer is None and isinstance(recipe := options.get("recipe"), Recipe):
+            layer = recipe.layer
+        if layer is None:
+            raise OptionError("`layer` must be a number, or several, unless a Recipe names one, but got None.")
         layer, selection = _chosen_layer(model, layer, texts, labels, given)
         self._assemble(build_from_files(model, layer, given), given, selection)
 
@@ -503,6 +507,8 @@ def _chosen_layer(
             raise OptionError(f"`texts` and `labels` must be None unless `layer` is a rule's name, but it is {layer}.")
         return layer, None
     check_rule(layer, argument="layer")
-    whole = LayerEncoder(model, -1, **{**options.changed(), "center": None})
+    # The fields of a recipe are among the options; what follows the pooling is made for one layer.
+    bare = {"recipe": None, "center": None, "whiten": False, "embed_filter": False, "normalize": False}
+    whole = LayerEncoder(model, -1, **{**options.changed(), **bare})
     selection = select(whole, texts, labels, rule=layer)
     return selection.layer, selection

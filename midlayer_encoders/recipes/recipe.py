@@ -23,8 +23,8 @@ class Recipe:
     Attributes:
         name: in frames, on pages and in commands.
         template: what stands around the text, with ``{text}`` in its place, once or (the text is then repeated) twice.
-        layer: or layers; ``None`` leaves that to whoever uses the recipe.
-        norm: ``None`` likewise.
+        layer: or layers, for an encoder that is made without naming one; a sweep reads them all.
+        norm: ``None`` leaves that to whoever uses the recipe.
         pooling: ``None`` likewise; under a template that ends in a question it is ``"last"``.
         skip_first: tokens at the beginning that no mean counts: causal models put outsized states there.
         template_tokens: whether a mean counts the tokens of the template too. Of a text that stands there twice, the

@@ -55,7 +55,7 @@ __all__ = ["Scoring", "sweep"]
 Scoring: TypeAlias = Literal["together", "mteb"]
 """How layers are scored: all of a task at once, with some confirmed by mteb, or one by one by mteb."""
 
-_CENTERED_ON = 512  # texts; benchmarks/recipes/README.md
+_CENTERED_ON = 512  # texts at the most: a few hundred settle a mean
 _PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
 
 

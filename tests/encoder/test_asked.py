@@ -226,3 +226,17 @@ def test_several_layers_are_asked_and_mapped_as_one(tied: str) -> None:
         LayerEncoder(tied, [1, 3], device="cpu", combine="concat", embed_filter=True)
     with pytest.raises(OptionError, match="must be given to an encoder of files without a template"):
         both.with_recipe("one-word")
+
+
+def test_a_recipe_that_centers_wants_texts_and_one_with_a_layer_names_it(tied: str) -> None:
+    for recipe in ("one-word+center", Recipe(name="r", template=ASK, center=True)):
+        with pytest.raises(OptionError, match="`center` must hold texts like yours with the recipe"):
+            LayerEncoder(tied, 2, device="cpu", recipe=recipe)
+    encoder = LayerEncoder(tied, device="cpu", recipe=Recipe(name="r", template=ASK, pooling="last", layer=3))
+    np.testing.assert_allclose(encoder.encode(TEXTS), last(TEXTS, ASK, 3), **EXACT)
+    both = LayerEncoder(tied, device="cpu", recipe=Recipe(name="r", layer=(1, 3)))
+    assert both.mixture == LayerEncoder(tied, [1, 3], device="cpu").mixture
+    chosen = LayerEncoder(tied, "last", device="cpu", recipe="one-word+center", center=SAMPLE)
+    np.testing.assert_allclose(chosen.encode(SAMPLE).mean(axis=0), 0, atol=1e-4)
+    with pytest.raises(OptionError, match="`layer` must be a number, or several, unless a Recipe names one"):
+        LayerEncoder(tied, device="cpu", recipe="one-word")
