@@ -1,57 +1,75 @@
 """Every recipe at every layer on real tasks: what each step adds, with 95 % intervals over examples.
 
-``python -m benchmarks.recipes.run TASKS --out runs/recipes [--model built-in] [--device cuda]``. TASKS is a folder with a
-folder for each task. The sweep resumes; the intervals are of paired differences, from the same resampled examples.
+    python -m benchmarks.recipes.run TASKS --out runs/recipes [--model built-in] [--device cuda]
+
+TASKS is a folder with a folder for each task. The sweep resumes. Intervals are of paired differences over the same
+resampled examples: pairs, test texts, queries, and for clustering mteb's draws. Writes ``table.md`` and ``scores.csv``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
+from scipy.stats import spearmanr
+from sklearn.metrics import average_precision_score
 
 from midlayer_encoders import LayerEncoder, sweep
+from midlayer_encoders.reading.batches import count_tokens
+from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
 from midlayer_encoders.scoring.classification import Classifiers, predictions
 from midlayer_encoders.scoring.clustering import Clusterings, v_measure
 from midlayer_encoders.scoring.k_means import mini_batch_k_means
 from midlayer_encoders.scoring.pairs import LabelledPairs
-from midlayer_encoders.scoring.recording import record
+from midlayer_encoders.scoring.recording import Recorded, record
 from midlayer_encoders.scoring.retrieval import Ranking
+from midlayer_encoders.scoring.similarity import MEASURES, pair_similarities
 from midlayer_encoders.scoring.sts import StsPairs
+from midlayer_encoders.selection.rules import DEPTH
 from midlayer_encoders.sweeping import RecipesResult
-from midlayer_encoders.tasks import isolated_random, task_label, task_sources
+from midlayer_encoders.sweeping.mapped_store import mapped_store
+from midlayer_encoders.sweeping.run import _open_store, _sample_of_lines
+from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer, Vectors
+from midlayer_encoders.tasks import TaskSource, isolated_random, task_label, task_sources, task_texts
 
 RECIPES = (
-    "plain", "plain+skip-first", "plain+center", "plain+filter", "plain+whiten", "plain+last",
-    "one-word", "one-word+center", "one-word+filter", "one-word+center+filter", "one-word+whiten", "one-word+mean",
-    "summarize", "summarize+center", "echo", "echo+center", "instruction",
+    "plain", "plain+last", "plain+skip-first", "plain+center", "plain+filter", "plain+whiten",
+    "one-word", "one-word+mean", "one-word+center", "one-word+filter", "one-word+whiten",
+    "summarize", "summarize+center", "echo", "instruction",
 )  # fmt: skip
 SAMPLES = 1000
 
 Resampled = Callable[[np.random.Generator], float]
+Samples = dict[tuple[str, int], np.ndarray]
 
 
 def resampler(question: Any, vectors: torch.Tensor) -> Resampled:
     """Return a function that scores one layer, vectors ``(N, D)``, on examples drawn anew, of any type of task."""
     one = vectors[None]
     if isinstance(question, StsPairs | LabelledPairs):
-        wanted = "wanted" if isinstance(question, StsPairs) else "labels"
-
-        def pairs(draw: np.random.Generator) -> float:
-            rows = torch.from_numpy(draw.integers(0, len(question.first), len(question.first)))
-            names = ("first", "second", wanted)
-            drawn = replace(question, **{name: getattr(question, name)[rows] for name in names})
-            return float(drawn.scores(one)[0])
-
-        return pairs
+        of_pairs = partial(pair_similarities, one, question.first, question.second, similarity=question.similarity)
+    if isinstance(question, StsPairs):
+        near, wanted = of_pairs(measure="cosine")[0].cpu().numpy(), question.wanted.cpu().numpy()
+        return lambda draw: float(
+            spearmanr(near[rows := draw.integers(0, len(near), len(near))], wanted[rows]).statistic
+        )
+    if isinstance(question, LabelledPairs):
+        labels = question.labels.cpu().numpy()
+        every = [of_pairs(measure=measure)[0].cpu().numpy() for measure in MEASURES]
+        near = max(every, key=lambda values: average_precision_score(labels, values))  # as max_ap on all pairs
+        return lambda draw: float(
+            average_precision_score(labels[rows := draw.integers(0, len(near), len(near))], near[rows])
+        )
     if isinstance(question, Classifiers):
         right = [
             (predictions(one, [each], strength=question.strength, max_iterations=question.max_iterations,
@@ -86,29 +104,39 @@ def _one_query(question: Ranking, place: int) -> Ranking:
     )  # fmt: skip
 
 
-def intervals(result: RecipesResult, sources: Sequence[Any], encoder: LayerEncoder, base: tuple[str, int]) -> Any:
-    """Return for each recipe, at its best layer, mean score and gain over ``base`` with 95 % intervals."""
-    from midlayer_encoders.recipes import recipe_of
-    from midlayer_encoders.sweeping.mapped_store import mapped_store
-    from midlayer_encoders.sweeping.run import _open_store, _sample_of_lines
-    from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer
+def questions(
+    recipe: Recipe,
+    sources: Sequence[TaskSource],
+    encoder: LayerEncoder,
+    folder: Path,
+    known: dict[str, list[Recorded]],
+) -> tuple[Vectors, list[Recorded]]:
+    """Return the vectors of a recipe, as a sweep into ``folder`` keeps them, and what mteb asks on each task."""
+    asked = encoder.with_recipe(recipe)
+    kept = _open_store(folder / "embeddings", asked.spec, range(encoder.layer + 1), asked, "float32")
+    embedder = Embedder(asked, kept)
+    store = mapped_store(embedder, recipe, _sample_of_lines(sources)) if recipe.changes_vectors else kept
+    prompts = Prompts(tuple((key, text or "") for key, text in asked.prompts.items()), asked.default_prompt_name)
+    if kept.key in known:  # what is done to vectors changes nothing in what is asked
+        return store, known[kept.key]
+    found = known[kept.key] = []
+    for source in sources:
+        stored = StoredLayer(kept, 0, name="a/b", revision="c", prompts=prompts, ensure=embedder)
+        with isolated_random():
+            found.append(record(source.make(), stored.keys)[0])
+    return store, found
 
-    places = {name: one.average.best_layer for name, one in result.summaries().items()}
-    wanted = [base, *((name, layer) for name, layer in places.items() if (name, layer) != base)]
-    samples: dict[tuple[str, int], np.ndarray] = {}
-    center = _sample_of_lines(sources)
-    for name, layer in wanted:
-        recipe = recipe_of("recipe", name)
-        asked = encoder.with_recipe(recipe)
-        kept = _open_store(result.folder / "embeddings", asked.spec, range(encoder.layer + 1), asked, "float32")
-        embedder = Embedder(asked, kept)
-        store: Any = mapped_store(embedder, recipe, center) if recipe.changes_vectors else kept
-        prompts = Prompts(tuple((key, text or "") for key, text in asked.prompts.items()), asked.default_prompt_name)
+
+def intervals(
+    places: Sequence[tuple[str, int]], sources: Sequence[TaskSource], encoder: LayerEncoder, folder: Path
+) -> Samples:
+    """Return resampled scores of recipes at layers, shape ``(tasks, samples)``."""
+    samples: Samples = {}
+    known: dict[str, list[Recorded]] = {}
+    for name, layer in places:
+        store, asked = questions(recipe_of("recipe", name), sources, encoder, folder, known)
         rows = []
-        for source in sources:
-            stored = StoredLayer(store, layer, name="a/b", revision="c", prompts=prompts, ensure=embedder)
-            with isolated_random():
-                (recorded, *_) = record(source.make(), stored.keys)
+        for recorded in asked:
             vectors = torch.from_numpy(store.read(layer, recorded.keys)).to(encoder.device)
             score = resampler(recorded.question, vectors)
             draw = np.random.default_rng(0)  # the same examples for all
@@ -118,7 +146,7 @@ def intervals(result: RecipesResult, sources: Sequence[Any], encoder: LayerEncod
     return samples
 
 
-def table(samples: Any, tasks: Sequence[str], base: tuple[str, int]) -> list[str]:
+def table(samples: Samples, tasks: Sequence[str], base: tuple[str, int]) -> list[str]:
     """Return a row for each recipe: its mean over tasks, the gain, and each task, with intervals."""
 
     def words(values: np.ndarray) -> str:
@@ -134,6 +162,52 @@ def table(samples: Any, tasks: Sequence[str], base: tuple[str, int]) -> list[str
     return lines
 
 
+def steps(result: RecipesResult) -> list[str]:
+    """Return the mean over tasks of each recipe at the last layer, at 0.8 of the depth and at its best layer."""
+    lines = ["| recipe | last | depth 0.8 | best | at |", "|---|---|---|---|---|"]
+    for name, found in result.summaries().items():
+        average = found.average
+        assert average is not None
+        points, last = average.points, max(average.points)
+        at = [points[last], points[round(DEPTH * last)], average.best]
+        lines.append(f"| {name} | " + " | ".join(f"{value:.1f}" for value in at) + f" | {average.best_layer} |")
+    return lines
+
+
+def winners(result: RecipesResult, tasks: Mapping[str, str]) -> list[str]:
+    """Return for each task the best recipe and layer, beside the best layer of the plain text."""
+    scores = result.frame.filter(pl.col("kind") == "score", pl.col("value").is_finite())
+    lines = ["| task | best recipe | layer | score | plain, best layer | layer |", "|---|---|---|---|---|---|"]
+    for task, label in tasks.items():
+        rows = scores.filter(pl.col("dataset") == task).sort("value", descending=True)
+        best, plain = rows.row(0, named=True), rows.filter(pl.col("recipe") == PLAIN).row(0, named=True)
+        lines.append(
+            f"| {label} | {best['recipe']} | {best['layer']} | {100 * best['value']:.1f} | {100 * plain['value']:.1f} | "
+            f"{plain['layer']} |"
+        )
+    return lines
+
+
+def times(encoder: LayerEncoder, recipes: Sequence[str], texts: Sequence[str]) -> list[str]:
+    """Return what a text costs through the whole model under each template."""
+    lines = ["| recipe | tokens a text | ms a text | of plain |", "|---|---|---|---|"]
+    base = 0.0
+    for name in recipes:
+        recipe = recipe_of("recipe", name)
+        if recipe.changes_vectors or "+" in name:
+            continue
+        asked = encoder.with_recipe(recipe)
+        seconds = []
+        for _ in range(3):
+            start = time.perf_counter()
+            asked.encode(list(texts), batch_size=256, show_progress_bar=False)
+            seconds.append(time.perf_counter() - start)
+        tokens = np.mean(count_tokens(asked, texts))
+        base = base or min(seconds)
+        lines.append(f"| {name} | {tokens:.1f} | {1000 * min(seconds) / len(texts):.2f} | {min(seconds) / base:.2f} |")
+    return lines
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__)
@@ -142,26 +216,48 @@ def main() -> None:
     parser.add_argument("--model", default="built-in")
     parser.add_argument("--device")
     parser.add_argument("--recipes", nargs="*", default=list(RECIPES))
+    parser.add_argument("--places", nargs="*", help="intervals of these alone, such as plain@6: the first is the base")
     given = parser.parse_args()
     folders = sorted(path for path in given.tasks.iterdir() if path.is_dir())
+    sources = task_sources(folders)
+    names = {source.name: task_label(source.name) for source in sources}
     encoder = LayerEncoder(given.model, -1, device=given.device)
+    if given.places:
+        lines, places = [], [(name, int(layer)) for name, _, layer in (one.partition("@") for one in given.places)]
+    else:
+        result, lines = swept(encoder, folders, given)
+        lines += ["## By task", "", *winners(result, names), ""]
+        averages = {name: one.average for name, one in result.summaries().items()}
+        places = [(name, average.best_layer) for name, average in averages.items() if average is not None]
+        places.sort(key=lambda place: place[0] != PLAIN)
+        texts = sorted(task_texts(sources[0].make()))[:2048]
+        lines += ["## Time", "", *times(encoder, given.recipes, texts), ""]
+    given.out.mkdir(exist_ok=True)
+    (given.out / "table.md").write_text("\n".join(lines) + "\n")
+    samples = intervals(places, sources, encoder, given.out)
+    lines += ["## With 95 % intervals", "", *table(samples, list(names.values()), places[0])]
+    (given.out / "table.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+def swept(encoder: LayerEncoder, folders: Sequence[Path], given: argparse.Namespace) -> tuple[RecipesResult, list[str]]:
+    """Sweep, and return the result and the beginning of the table."""
     start = time.perf_counter()
     result = sweep(encoder, folders, recipes=given.recipes, out=given.out)
     assert isinstance(result, RecipesResult)
     took = time.perf_counter() - start
+    print(f"swept in {took:.0f} s", flush=True)
     result.to_html()
-    sources = task_sources(folders)
-    plain = result.summaries()["plain"].average
-    assert plain is not None
-    base = ("plain", plain.best_layer)
-    samples = intervals(result, sources, encoder, base)
-    lines = [f"# Recipes: {encoder.name}", "", f"`python -m benchmarks.recipes.run TASKS --model {given.model}`: "]
-    lines[-1] += f"{len(folders)} tasks, {len(given.recipes)} recipes, {took:.0f} s on {encoder.device}."
-    lines += ["", *table(samples, [task_label(source.name) for source in sources], base)]
-    (given.out / "table.md").write_text("\n".join(lines) + "\n")
-    kept = {f"{name}@{layer}": np.round(found, 4).tolist() for (name, layer), found in samples.items()}
-    (given.out / "samples.json").write_text(json.dumps(kept))
-    print("\n".join(lines))
+    result.frame.write_csv(given.out / "scores.csv", float_precision=6)
+    where = torch.cuda.get_device_name() if encoder.device.type == "cuda" else f"{os.cpu_count()} CPU cores"
+    return result, [
+        f"# Recipes: {encoder.name}",
+        "",
+        f"`python -m benchmarks.recipes.run TASKS --model {Path(given.model).name}`, {where}: {len(folders)} tasks,",
+        f"{len(given.recipes)} recipes, every layer, {took:.0f} s.",
+        "",
+        *["## Mean over the tasks", "", *steps(result), ""],
+    ]
 
 
 if __name__ == "__main__":

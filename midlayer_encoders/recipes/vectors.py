@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes.recipe import SMALLEST_SAMPLE
 
-__all__ = ["middle_directions", "vector_map"]
+__all__ = ["LEFT_OUT", "middle_directions", "vector_map"]
 
-# Shares of the singular directions of the output embeddings that are left out, from the largest and from the smallest.
-_LARGEST, _SMALLEST = 0.02, 0.25
+LEFT_OUT = (0.02, 0.25)
+"""Shares of the singular directions of the output embeddings that are left out: of the largest and of the smallest."""
 
 
-def middle_directions(embeddings: Tensor) -> Tensor:
+def middle_directions(embeddings: Tensor, left_out: tuple[float, float] = LEFT_OUT) -> Tensor:
     r"""Return the projection onto the middle right singular vectors of output embeddings, shape ``(D, D)``.
 
     .. math::
@@ -25,11 +27,12 @@ def middle_directions(embeddings: Tensor) -> Tensor:
 
     Args:
         embeddings: one row for each token, shape ``(T, D)``.
+        left_out: shares of the largest and of the smallest directions.
     """
     rows = embeddings.double()
     values, vectors = torch.linalg.eigh(rows.mT @ rows)  # ascending
-    width = len(values)
-    kept = vectors[:, int(_SMALLEST * width) : width - max(int(_LARGEST * width), 1)]
+    largest, smallest = math.ceil(left_out[0] * len(values)), int(left_out[1] * len(values))
+    kept = vectors[:, smallest : len(values) - largest]
     projection: Tensor = kept @ kept.mT
     return projection
 

@@ -19,7 +19,8 @@ __all__ = ["Read", "all_alike", "layer_scores", "memory_budget"]
 
 _ROUNDING = 1e-6  # of the largest number: what the same input in another batch may differ by
 
-Read = Callable[[int, Sequence[str]], npt.NDArray[np.float32]]
+_Rows = npt.NDArray[np.float32]
+Read = Callable[[int, Sequence[str]], _Rows]
 """Returns the vectors ``(N, D)`` of keys at a layer."""
 
 
@@ -59,12 +60,12 @@ def layer_scores(
     count = max((budget or memory_budget(device)) // max(each, 1), 1)
     parts = [layers[start : start + count] for start in range(0, len(layers), count)]
     with _exact_products(), torch.inference_mode(), ThreadPoolExecutor(1) as ahead:
-        coming = ahead.submit(_read, read, keys, parts[0], {layers[0]: first})
-        for number, part in enumerate(parts):
-            rows = coming.result()
-            if number + 1 < len(parts):  # read while these are scored
-                coming = ahead.submit(_read, read, keys, parts[number + 1], {})
-            vectors = torch.from_numpy(rows).to(device)
+        every = _one_ahead(ahead, first, lambda layer: read(layer, keys), layers[1:])
+        for part in parts:
+            # Layer after layer: the host holds the first, the one that is copied and the next, of however many.
+            vectors = torch.empty((len(part), *first.shape), device=device)
+            for row in vectors:
+                row.copy_(torch.from_numpy(next(every)))
             finite = vectors.isfinite().flatten(1).all(dim=1) & ~all_alike(vectors, keys)
             scores = _scores(question, torch.where(finite[:, None, None], vectors, 0))
             scores = torch.where(finite, scores, torch.nan)
@@ -98,10 +99,16 @@ def _scores(question: Question, vectors: Tensor) -> Tensor:
     return torch.cat([_scores(question, vectors[:half]), _scores(question, vectors[half:])])
 
 
-def _read(
-    read: Read, keys: Sequence[str], layers: Sequence[int], known: dict[int, npt.NDArray[np.float32]]
-) -> npt.NDArray[np.float32]:
-    return np.stack([known[layer] if layer in known else read(layer, keys) for layer in layers])
+def _one_ahead(
+    pool: ThreadPoolExecutor, first: _Rows, read: Callable[[int], _Rows], layers: Sequence[int]
+) -> Iterator[_Rows]:
+    """Yield the first layer's vectors and those of each other layer, which are read while the one before is used."""
+    rows = first
+    for layer in layers:
+        coming = pool.submit(read, layer)
+        yield rows
+        rows = coming.result()
+    yield rows
 
 
 @contextmanager

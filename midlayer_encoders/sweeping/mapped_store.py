@@ -14,7 +14,7 @@ import torch
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes import Recipe
-from midlayer_encoders.recipes.vectors import middle_directions, vector_map
+from midlayer_encoders.recipes.vectors import LEFT_OUT, middle_directions, vector_map
 from midlayer_encoders.store import EmbeddingStore
 from midlayer_encoders.sweeping.items import item_key
 from midlayer_encoders.sweeping.stored_layer import Embedder
@@ -67,7 +67,7 @@ def map_words(recipe: Recipe, texts: Sequence[str]) -> dict[str, Any]:
     return {
         "center": fitted,
         "whiten": recipe.whiten,
-        "embed_filter": recipe.embed_filter,
+        "embed_filter": LEFT_OUT if recipe.embed_filter else None,
         "normalize": recipe.normalize,
     }
 
