@@ -58,8 +58,7 @@ def read(model: torch.nn.Module, output: str | tuple[str, int], name: str) -> Te
     return value.reshape(2, -1, value.shape[-1])
 
 
-# Two families of three have one norm here, every second of them the other: both of all take their time, and the census
-# has some of each kind.
+# Each norm has one family of three here and the others in `make test-slow`; the census has some of each kind.
 @pytest.mark.parametrize(
     ("name", "norm"),
     [
