@@ -217,6 +217,7 @@ def test_a_task_with_other_settings_is_scored_anew(tiny_folder: Folder, tmp_path
         result = sweep(tiny_folder("Llama"), task, out=tmp_path / out, layers=[3], **QUICK)
         return float(result.frame.filter(kind="score")["value"].item())
 
-    one, twelve = found(1, "shared"), found(12, "twelve")
+    one, twelve = found(1, "one"), found(12, "twelve")
     assert one != twelve
+    assert found(1, "shared") == one
     assert found(12, "shared") == twelve  # not what was kept there
