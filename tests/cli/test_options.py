@@ -207,7 +207,8 @@ def test_options_of_the_model_reach_it(
 KINDS = ["animal", "money", "help"]
 
 
-def test_every_option_of_select_reaches_the_choice(tiny_folder: Folder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("each", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_option_of_select_reaches_the_choice(each: bool, tiny_folder: Folder, tmp_path: Path) -> None:
     lines = [f"{text} {number}, said {number % 3} times over" for number in range(4) for text in TEXTS[:5]]
     rows = [{"body": line, "title": line[::-1]} for line in lines]
     (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -250,4 +251,4 @@ def test_every_option_of_select_reaches_the_choice(tiny_folder: Folder, tmp_path
         "norm": "none",
     }
     options |= {"pooling": "max", "dtype": "float64", "max_length": 21, "seed": 3}
-    check_every_option(command, call, options, plain={"field": "body", "all_rules": True})
+    check_every_option(command, call, options, plain={"field": "body", "all_rules": True}, each=each)

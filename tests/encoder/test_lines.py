@@ -33,10 +33,19 @@ GRID: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", GRID, ids=lambda options: ",".join(options) or "none")
-@pytest.mark.parametrize("layer", [0, 3])
+@pytest.mark.parametrize(
+    ("layer", "options"),
+    [
+        pytest.param(
+            layer, options, id=f"{layer}-{','.join(options) or 'none'}",
+            marks=[pytest.mark.slow] if layer == 0 and options and options is not GRID[-1] else [],
+        )
+        for layer in (0, 3)
+        for options in GRID
+    ],
+)  # fmt: skip
 def test_printed_lines_recreate_the_encoder(
-    options: dict[str, Any], layer: int, tiny_folder: Folder, tmp_path: Path
+    layer: int, options: dict[str, Any], tiny_folder: Folder, tmp_path: Path
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), layer, device="cpu", **options)
     expected = encoder.encode(TEXTS)

@@ -177,11 +177,25 @@ def test_an_option_makes_another_encoder_exactly_when_it_makes_other_vectors(fol
         assert filed(encoder) not in revisions, options
         seen.append(encoder.spec.digest)
         revisions.append(filed(encoder))
-    for options in SAME:
+
+
+def test_options_that_say_what_is_so_anyway_make_the_same_encoder(folder: str) -> None:
+    check_same(folder, [*SAME[:4], {name: value for options in SAME[4:] for name, value in options.items()}])
+
+
+@pytest.mark.slow
+def test_each_option_that_says_what_is_so_anyway_makes_the_same_encoder(folder: str) -> None:
+    check_same(folder, SAME)
+
+
+def check_same(folder: str, given: Sequence[dict[str, Any]]) -> None:
+    base = make(folder)
+    vectors, revision = base.encode(TEXTS), filed(base)
+    for options in given:
         encoder = make(folder, **options)
         np.testing.assert_array_equal(encoder.encode(TEXTS), vectors, err_msg=str(options))
         assert encoder.spec == base.spec, options
-        assert filed(encoder) == revisions[0], options
+        assert filed(encoder) == revision, options
 
 
 def test_every_option_is_looked_at_here_or_where_it_belongs() -> None:

@@ -37,6 +37,11 @@ EXACT: list[tuple[str, int, Norm]] = [
     # The language model of one that also reads images.
     ("llava", 2, "final"), ("gemma3", 3, "none"), ("qwen3_vl_moe", 2, "final"),
 ]  # fmt: skip
+ONE_MORE = {
+    "bloom", "mlcd_vision_model", "xmod", "led", "jamba", "xlstm", "zamba", "longformer", "deepseek_v32",
+    "nystromformer", "data2vec-audio", "marian", "llava", "qwen3_vl_moe",
+}  # fmt: skip
+"""Model types of a class of which a quicker one is there too."""
 
 
 def worst(encoder: LayerEncoder, model: Any, medium: str, processor: Any, layer: int, norm: str) -> float:
@@ -62,7 +67,10 @@ def test_a_tower_whose_weights_have_other_names_by_themselves(tower: str, tmp_pa
     assert census.error(encoder.encode(items), expected) < census.TOLERANCE
 
 
-@pytest.mark.parametrize(("model_type", "layer", "norm"), EXACT)
+@pytest.mark.parametrize(
+    ("model_type", "layer", "norm"),
+    [pytest.param(*case, marks=[pytest.mark.slow] if case[0] in ONE_MORE else []) for case in EXACT],
+)
 def test_a_layer_is_that_of_the_uncut_model(model_type: str, layer: int, norm: Norm, tmp_path: Path) -> None:
     if model_type not in census.registered():
         pytest.skip(f"this transformers has no {model_type}")
@@ -117,7 +125,11 @@ def test_all_layers_come_from_one_pass(model_type: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "settings"), [("big_bird", {"attention_type": "original_full"}), ("rwkv", {"rescale_every": 0})]
+    ("model_type", "settings"),
+    [
+        ("big_bird", {"attention_type": "original_full"}),
+        pytest.param("rwkv", {"rescale_every": 0}, marks=pytest.mark.slow),
+    ],
 )
 def test_the_advice_of_a_refusal_works(model_type: str, settings: dict[str, Any], tmp_path: Path) -> None:
     import transformers as tf

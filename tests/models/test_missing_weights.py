@@ -75,7 +75,9 @@ def test_each_block_that_is_kept_must_be_there_and_no_other(
     )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if place % 2 else []) for place, name in enumerate(FAMILIES)]
+)
 def test_what_the_states_depend_on_outside_the_blocks_must_be_there_and_nothing_else(name: str, tmp_path: Path) -> None:
     model = tiny(name)
     needed = used(model, lambda: model(**inputs(name)).last_hidden_state)

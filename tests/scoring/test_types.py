@@ -44,7 +44,7 @@ def test_what_needs_no_training_is_equal(make: Callable[[], AbsTask]) -> None:
     assert len({round(value, 4) for value in expected}) > 1  # layers are told apart
 
 
-@pytest.mark.parametrize("similarity", ["dot", "euclidean", "manhattan"])
+@pytest.mark.parametrize("similarity", ["dot", "euclidean", pytest.param("manhattan", marks=pytest.mark.slow)])
 def test_the_encoder_s_own_similarity_is_taken(similarity: str) -> None:
     for task in (sts(main_score="spearman"), pairs("similarity_ap"), retrieval(), retrieval(ranked=True)):
         assert together(task, similarity) == pytest.approx(by_mteb(task, similarity), abs=1e-6), task.metadata

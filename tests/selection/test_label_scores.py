@@ -141,7 +141,12 @@ def evidence_by_hand(right: np.ndarray, layer: int, seed: int) -> LabelEvidence:
 
 @pytest.mark.parametrize(
     ("rule", "seed", "texts", "pooling"),
-    [("few-labels", 0, 80, "cls"), ("few-labels", 5, 80, "cls"), ("auto", 0, 80, "mean"), ("last", 5, 30, "cls")],
+    [
+        pytest.param("few-labels", 0, 80, "cls", marks=pytest.mark.slow),
+        ("few-labels", 5, 80, "cls"),
+        ("auto", 0, 80, "mean"),
+        ("last", 5, 30, "cls"),
+    ],
 )
 def test_evidence_is_the_bootstrap_of_the_chosen_layer_against_the_last(
     rule: str, seed: int, texts: int, pooling: Any, tiny_folder: Folder

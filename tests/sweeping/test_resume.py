@@ -62,11 +62,11 @@ def ask(encoder: LayerEncoder) -> None:
     ("change", "options"),
     [
         (train, {}),
-        (shorten, {}),
-        (truncate, {}),
+        pytest.param(shorten, {}, marks=pytest.mark.slow),
+        pytest.param(truncate, {}, marks=pytest.mark.slow),
         (ask, {}),
         (None, {"norm": "none"}),
-        (None, {"pooling": "last"}),
+        pytest.param(None, {"pooling": "last"}, marks=pytest.mark.slow),
     ],
     ids=["weights", "max_length", "truncate_dim", "prompt", "norm", "pooling"],
 )
