@@ -12,7 +12,7 @@ import argparse
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -129,8 +129,8 @@ def questions(
 
 def intervals(
     places: Sequence[tuple[str, int]], sources: Sequence[TaskSource], encoder: LayerEncoder, folder: Path
-) -> Samples:
-    """Return resampled scores of recipes at layers, shape ``(tasks, samples)``."""
+) -> Iterator[Samples]:
+    """Yield resampled scores of recipes at layers, shape ``(tasks, samples)``, with each one more."""
     samples: Samples = {}
     known: dict[str, list[Recorded]] = {}
     for name, layer in places:
@@ -143,7 +143,7 @@ def intervals(
             rows.append([score(draw) for _ in range(SAMPLES)])
         samples[name, layer] = 100 * np.array(rows)
         print(f"{name} at layer {layer}: {samples[name, layer].mean():.1f}", flush=True)
-    return samples
+        yield samples
 
 
 def table(samples: Samples, tasks: Sequence[str], base: tuple[str, int]) -> list[str]:
@@ -234,10 +234,9 @@ def main() -> None:
         lines += ["## Time", "", *times(encoder, given.recipes, texts), ""]
     given.out.mkdir(exist_ok=True)
     (given.out / "table.md").write_text("\n".join(lines) + "\n")
-    samples = intervals(places, sources, encoder, given.out)
-    lines += ["## With 95 % intervals", "", *table(samples, list(names.values()), places[0])]
-    (given.out / "table.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    for samples in intervals(places, sources, encoder, given.out):
+        more = ["## With 95 % intervals", "", *table(samples, list(names.values()), places[0])]
+        (given.out / "table.md").write_text("\n".join([*lines, *more]) + "\n")
 
 
 def swept(encoder: LayerEncoder, folders: Sequence[Path], given: argparse.Namespace) -> tuple[RecipesResult, list[str]]:
