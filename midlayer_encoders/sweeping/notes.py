@@ -106,10 +106,13 @@ def _undefined(scores: Sequence[Score]) -> list[str]:
     for score in scores:
         if score.error is None and math.isnan(score.value):
             layers.setdefault(score.task, []).append(str(score.layer))
+    tasks: dict[str, list[str]] = {}
+    for task, found in layers.items():
+        tasks.setdefault(", ".join(found), []).append(task_label(task))
     return [
-        f"{task_label(task)} has no score at layer {', '.join(found)}: its vectors are all alike there, or not finite, "
-        "or the task's own labels or grades leave nothing to tell apart."
-        for task, found in layers.items()
+        f"No score at layer {found} of {', '.join(names)}: vectors are all alike there, or not finite, or the task's own "
+        "labels or grades leave nothing to tell apart."
+        for found, names in tasks.items()
     ]
 
 
