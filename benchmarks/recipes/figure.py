@@ -16,7 +16,8 @@ SHOWN = ("plain", "plain+last", "one-word", "one-word+mean", "one-word+filter", 
 def main() -> None:
     frame = pl.read_csv(HERE / "results" / "smollm2.csv")
     found = {
-        name: summary(frame.filter(pl.col("recipe") == name, pl.col("kind") == "score").drop("recipe")) for name in SHOWN
+        name: summary(frame.filter(pl.col("recipe") == name, pl.col("kind") == "score").drop("recipe"))
+        for name in SHOWN
     }
     plot_recipes(found).savefig(HERE.parents[1] / "docs" / "figures" / "recipes_smollm2.png", dpi=110)
 
