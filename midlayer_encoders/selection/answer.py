@@ -182,8 +182,10 @@ class RecipeSelection(Selection):
     @property
     def confidence(self) -> str:
         """How sure the choice is, in a sentence."""
+        if self.labels is None and self.frame.filter(kind="score").is_empty():
+            return "No label was looked at: this was best for another model of its kind. A few labels would settle it."
         if self.labels is None:
-            return "The recipe was best for other models of its kind; a few labels would tell for this one."
+            return self.parts[self.recipe].confidence
         seen, sure = self.labels, "surely better" if self.labels.low > 0 else "not surely better"
         return (
             f"On {seen.count} labeled texts it is {sure} than {seen.against} "

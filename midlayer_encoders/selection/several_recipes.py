@@ -80,7 +80,7 @@ def select_recipe(source: RecipeSource, given: Given, recipes: Sequence[Recipe])
             vectors = label_vectors(asked[name], given, stage.step)
             right[name] = how_often_right(_changed(vectors, recipe, source), given)
         own, why = (metrics, lacking) if recipe == plain else (tidy_frame(()), "is measured on the plain text alone")
-        without = round(depth * source.num_layers), f"{depth} of {source.num_layers} blocks, {EVIDENCE[kind]}"
+        without = round(depth * source.num_layers), f"{depth} of {source.num_layers} blocks, the default depth"
         parts[name] = answered(asked[name], given, own, right.get(name), lacking=why, without=without)
     chosen, reason = default_recipe(recipes, kind), f"the default {EVIDENCE[kind]}"
     if right:

@@ -32,8 +32,10 @@ def whole(tiny_folder: Folder) -> LayerEncoder:
 
 @pytest.fixture(scope="module")
 def labeled(whole: LayerEncoder) -> RecipeSelection:
-    found = select(whole, TEXTS, KINDS, recipes=ASKED)
+    reports: list[tuple[str, int, int]] = []
+    found = select(whole, TEXTS, KINDS, recipes=ASKED, progress=lambda *one: reports.append(one))
     assert isinstance(found, RecipeSelection)
+    assert reports[-1] == ("labels", 60, 60), "a pass over the labeled texts for each recipe"
     return found
 
 
@@ -62,6 +64,7 @@ def test_its_keywords_make_the_encoder(whole: LayerEncoder, recipes: list[str | 
     assert isinstance(found, RecipeSelection)
     encoder = LayerEncoder(whole.source, device="cpu", **found.keywords)
     assert encoder.layer == found.layer
+    assert found.confidence.startswith("No label was looked at")
     recipe = next(one for one in recipes_of("recipes", recipes) if one.name == found.recipe)
     center = {"center": TEXTS} if recipe.center else {}
     by_hand = LayerEncoder(whole.source, found.layer, recipe=recipe, device="cpu", **center)  # type: ignore[arg-type]
@@ -120,6 +123,7 @@ def test_a_frame_of_several_recipes_chooses_by_its_scores() -> None:
     assert isinstance(found, RecipeSelection)
     assert (found.recipe, found.layer, found.keywords) == ("plain", 2, {"layer": 2})
     assert found.parts["one-word"].layer == 6
+    assert found.confidence == found.parts["plain"].confidence
     assert found.reason.startswith("the highest score of 2 recipes, 90.0")
     unscored = frame({"dime": better}).with_columns(recipe=pl.lit("echo"))
     with pytest.raises(OptionError, match="scores of every recipe to choose between them, but 'echo' has none"):
