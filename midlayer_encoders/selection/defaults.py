@@ -19,7 +19,7 @@ MODEL_KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
 
 DEFAULTS: Mapping[ModelKind, Mapping[str, float]] = {
     "tuned": {PLAIN: 1.0},
-    "causal": {"one-word": 0.9, "summarize": 0.9, PLAIN: DEPTH},
+    "causal": {"one-word": 0.95, "summarize": 0.95, "echo": 0.95, PLAIN: DEPTH},
     "bidirectional": {PLAIN: DEPTH},
     "media": {PLAIN: DEPTH},
 }

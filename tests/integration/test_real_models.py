@@ -61,17 +61,15 @@ def minilm() -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["Banking77Classification", "STSBenchmark"])
-def test_the_last_layer_seems_made_for_texts_in_a_tuned_model_alone(task: str, smollm2: str, shared_data: Path) -> None:
-    rows = [json.loads(line) for line in (shared_data / f"tasks/{task}/test.jsonl").read_text().splitlines()]
-    texts = [row.get("text") or row["sentence1"] for row in rows[:: len(rows) // 96]]
+def test_the_last_layer_seems_made_for_texts_in_a_tuned_model_alone(smollm2: str, shared_data: Path) -> None:
+    lines = (shared_data / "tasks/Banking77Classification/test.jsonl").read_text().splitlines()
+    texts = [json.loads(line)["text"] for line in lines[:: len(lines) // 96]]
     tuned = LayerEncoder(minilm(), -1, device="cpu")
     anew = tuned.transformer.__class__(tuned.transformer.config).state_dict()
     found = select_layer(tuned, texts, recipes="all")
     assert found.keywords == {"layer": 6}
     untuned = select_layer(smollm2, texts, recipes="all", device="cpu", max_length=64)
     assert untuned.keywords["recipe"] == "one-word"
-    assert select_layer(smollm2, texts, device="cpu", max_length=64).layer == 24
     tuned.transformer.load_state_dict(anew)
     assert select_layer(tuned, texts).layer == 5, "weights made anew tell nothing"
 
