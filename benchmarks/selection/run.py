@@ -28,6 +28,8 @@ from midlayer_encoders.selection.rules import best_layer
 HERE = Path(__file__).parent
 DEPTHS = [place / 100 for place in range(50, 101, 5)]
 UNLABELLED = [rule for rule in RULES if rule != "few-labels"]
+OTHERS = {"min-intrinsic-dimension (TwoNN)": ("intrinsic_dimension", min), "LOES without labels": ("isotropy", max)}
+"""Rules of other papers, replayed beside ours: a metric, and whether its lowest or its highest layer is taken."""
 COMPLETE = {
     "Pythia-160m": "Pythia",
     "Pythia-410m": "Pythia",
@@ -84,7 +86,8 @@ def reference(folder: Path, *, texts: str) -> list[Model]:
 
 def outside() -> Iterator[Model]:
     """Yield the models that are not in the tables, with whatever was measured of them."""
-    measured = pl.read_csv(HERE / "results" / "real_metrics.csv", schema_overrides=FRAME_SCHEMA)
+    files = [HERE / "results" / name for name in ("real_metrics.csv", "other_rules.csv")]
+    measured = pl.concat(pl.read_csv(file, schema_overrides=FRAME_SCHEMA) for file in files)
     scored = pl.read_csv(HERE.parent / "results" / "real_tasks.csv")
     for name in scored["model"].unique(maintain_order=True):
         part = scored.filter(pl.col("model") == name)
@@ -132,6 +135,10 @@ def fitted(models: list[Model], one: Model, *, by: str) -> float:
 
 
 def chosen(one: Model, rule: str) -> int | None:
+    if rule in OTHERS:
+        name, lowest_or_highest = OTHERS[rule]
+        curve = one.seen.metrics.get(name)
+        return None if curve is None else lowest_or_highest(curve, key=curve.__getitem__)
     try:
         return choose(one.seen, rule)[0]
     except CannotChooseError:
@@ -253,6 +260,14 @@ def speed() -> list[str]:
     return lines + ["| " + " | ".join(map(str, row)) + " |" for row in frame.iter_rows()]
 
 
+def write_part(name: str, lines: list[str]) -> None:
+    """Write a table into its place in ``README.md``."""
+    page = HERE / "README.md"
+    text, before, after = page.read_text(encoding="utf8"), f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    head, rest = text.split(before)
+    page.write_text(head + before + "\n".join(lines) + "\n" + rest[rest.index(after) :], encoding="utf8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reference", type=Path, default=HERE.parents[2] / "shared" / "reference")
@@ -266,8 +281,10 @@ def main() -> None:
         "ten": table(ten, layers(ten)),
         "ten-wikitext": table(wiki, layers(wiki)),
         "ten-by-model": by_model(ten, layers(ten)),
-        "outside": table(out, {rule: [chosen(one, rule) for one in out] for rule in UNLABELLED}),
-        "outside-by-model": by_model(out, {rule: [chosen(one, rule) for one in out] for rule in UNLABELLED}),
+        "outside": table(out, {rule: [chosen(one, rule) for one in out] for rule in (*UNLABELLED, *OTHERS)}),
+        "outside-by-model": by_model(
+            out, {rule: [chosen(one, rule) for one in out] for rule in (*UNLABELLED, *OTHERS)}
+        ),
         "one-task": one_task([*ten, *out]),
         "few-labels": few_labels(),
         "variants": variants(),
@@ -277,14 +294,8 @@ def main() -> None:
     smollm2 = measured.filter((pl.col("model") == "SmolLM2-135M") & (pl.col("dataset") == "wikitext"))
     smollm2 = smollm2.with_columns(depth=pl.col("layer") / smollm2["layer"].max())
     select(smollm2).plot().savefig(HERE.parents[1] / "docs" / "figures" / "selection_smollm2.png", dpi=90)
-    page = HERE / "README.md"
-    text = page.read_text(encoding="utf8")
     for name, lines in parts.items():
-        before, after = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-        head, rest = text.split(before)
-        text = head + before + "\n".join(lines) + "\n" + rest[rest.index(after) :]
-    page.write_text(text, encoding="utf8")
-    print(text)
+        write_part(name, lines)
 
 
 if __name__ == "__main__":

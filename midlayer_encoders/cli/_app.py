@@ -11,6 +11,7 @@ import typer
 
 from midlayer_encoders.cli._progress import waiting
 from midlayer_encoders.errors import OptionError, check_count
+from midlayer_encoders.recipes import Recipe, recipes_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,11 +27,13 @@ __all__ = [
     "Limit",
     "MetricNames",
     "Model",
+    "RecipeNames",
     "Seed",
     "SiteName",
     "TextsFile",
     "Views",
     "app",
+    "asked_recipes",
     "console",
     "first_of",
     "make_table",
@@ -60,6 +63,12 @@ MetricNames = Annotated[str, typer.Option("--metrics", help="paper, all, or name
 TextsFile = Annotated[Path, typer.Option("--texts", help="A text a line, or JSONL with --field.")]
 FieldName = Annotated[str | None, typer.Option("--field", help="Field of each JSON line that holds the text.")]
 Limit = Annotated[int | None, typer.Option("--limit", help="Use the first LIMIT inputs only.")]
+RecipeNames = Annotated[
+    str | None,
+    typer.Option(
+        "--recipes", help="Recipes to compare, with commas (plain,one-word+center), or all; --template adds yours."
+    ),
+]
 SiteName = Annotated[str, typer.Option("--site", help="block, or what attention or mlp add in each block.")]
 Views = Annotated[int, typer.Option("--views", help="Augmented views of each text, for LiDAR.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of every random draw.")]
@@ -115,6 +124,21 @@ def refuse_given(context: typer.Context, why: str, *names: str) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise OptionError(f"`{flags[name]}` must be left out {why}.")
+
+
+def asked_recipes(words: str | None, options: EncoderOptions) -> tuple[list[Recipe] | None, EncoderOptions]:
+    """Return the recipes to compare, the one of ``--template`` among them, and the options of the model itself."""
+    from dataclasses import replace
+
+    if words is None:
+        return None, options
+    found = recipes_of("--recipes", words if words == "all" else words.split(","))
+    if options.recipe is not None:
+        raise OptionError("`--recipe` must be left out with `--recipes`: name it there.")
+    if options.template is not None:
+        yours = Recipe(name="yours", template=options.template, pooling=options.pooling or "last")
+        found, options = [*found, yours], replace(options, template=None, pooling=None)
+    return found, options
 
 
 def whole_model(model: str, options: EncoderOptions) -> LayerEncoder:

@@ -10,9 +10,11 @@ import typer
 from midlayer_encoders.cli._app import (
     FieldName,
     Model,
+    RecipeNames,
     Seed,
     TextsFile,
     app,
+    asked_recipes,
     console,
     make_table,
     print_lines,
@@ -24,9 +26,13 @@ from midlayer_encoders.cli._progress import long_running, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError, check_count, check_seed
 from midlayer_encoders.files import exists, read_lines
+from midlayer_encoders.recipes import PLAIN
 
 if TYPE_CHECKING:
-    from midlayer_encoders.selection import Selection
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+    from midlayer_encoders.selection import RecipeSelection, Selection
+
+_CENTER = "center.txt"
 
 
 @app.command("select")
@@ -40,6 +46,7 @@ def select_command(
     rule: Annotated[
         str, typer.Option(help="auto, few-labels, half-match, valley-midpoint, fixed-depth, last, or min-METRIC.")
     ] = "auto",
+    recipes: RecipeNames = None,
     all_rules: Annotated[bool, typer.Option(help="Measure what every rule needs: 3 passes, not 1.")] = False,
     mixture: Annotated[bool, typer.Option("--mixture", help="Learn a mean of several layers from the labels.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the table, the frame and the figure.")] = None,
@@ -48,28 +55,37 @@ def select_command(
     seed: Seed = 0,
     options: EncoderOptions,
 ) -> None:
-    """Choose a layer of a model, and show what every other rule would have chosen."""
+    """Choose a layer of a model, and with --recipes how it is asked; show what every other rule would have chosen."""
     quieten()
     from midlayer_encoders.media.texts import read_texts
-    from midlayer_encoders.selection import select, selection_passes
+    from midlayer_encoders.selection import RecipeSelection, select, selection_passes
 
     check_count("--max-texts", max_texts)
     check_seed(seed)
     selection_passes(rule, all_rules=all_rules)  # a wrong name is refused before the model is loaded
     if mixture and labels is None:
         raise OptionError("`--mixture` must be left out without --labels, from which its weights are learned.")
+    asked, options = asked_recipes(recipes, options)
+    if field is not None and out is None and any(recipe.center for recipe in asked or ()):
+        raise OptionError("`--out` must be given with `--field` and a recipe that centers: it keeps the texts for it.")
     lines = read_texts(texts, field=field)
     known = _read_labels(labels, len(lines)) if labels is not None else None
     encoder = whole_model(model, options)
     with shown({"measuring": "texts measured", "labels": "labeled texts read"}) as progress:
         found = select(
-            encoder, lines, known, rule=rule, all_rules=all_rules, mixture=mixture, max_texts=max_texts, seed=seed,
-            progress=progress,
+            encoder, lines, known, rule=rule, recipes=asked, all_rules=all_rules, mixture=mixture,
+            max_texts=max_texts, seed=seed, progress=progress,
         )  # fmt: skip
-    _print(found)
+    if isinstance(found, RecipeSelection):
+        _print_recipes(found)
+    else:
+        _print(found)
     if out is not None:
         _write(found, out)
-    print_lines(encoder, **found.keywords)
+    if isinstance(found, RecipeSelection):
+        _print_made(found, encoder, texts if out is None else out / _CENTER)
+    else:
+        print_lines(encoder, **found.keywords)
 
 
 def _read_labels(path: Path, count: int) -> list[str | None]:
@@ -81,6 +97,33 @@ def _read_labels(path: Path, count: int) -> list[str | None]:
             f"`--labels` must have a line for each of the {count} texts not blank, but {path} has {len(found)}."
         )
     return found
+
+
+def _print_made(found: RecipeSelection, encoder: LayerEncoder, center: Path) -> None:
+    """Print the command and the Python line that make the encoder of a recipe and a layer."""
+    from midlayer_encoders.sweeping.result import Notes, export_lines
+
+    name = encoder.source if isinstance(encoder.source, str) else encoder.name
+    recipe = found.asked.changed() if found.asked is not None else {"recipe": found.recipe}
+    made = {**encoder.options.changed(), **recipe} if found.recipe != PLAIN else encoder.options.changed()
+    made = {key: value for key, value in made.items() if key not in ("center", "layer")}
+    vectors = {} if found.center is None else {"center": str(center)}
+    lines = export_lines(Notes(title="", model=name, how={}, options=made, vectors=vectors), found.layer)
+    for title, line in (("Export it:", lines["shell"]), ("In Python:", lines["Python"])):
+        console().print(title, line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _print_recipes(found: RecipeSelection) -> None:
+    title = f"{found.recipe} at layer {found.layer} of {found.num_layers} of {found.model}"
+    table = make_table("recipe", "layer", "accuracy", "why", title=title, left=("recipe", "why"))
+    for row in found.to_frame().iter_rows(named=True):
+        score = "" if row["score"] is None else f"{100 * row['score']:.1f}"
+        table.add_row(
+            row["recipe"], str(row["layer"]), score, row["reason"], style="bold green" if row["chosen"] else None
+        )
+    console().print(table)
+    console().print(f"{found.recipe}: {found.reason}.", highlight=False, soft_wrap=True)
+    console().print(found.confidence, highlight=False, soft_wrap=True)
 
 
 def _print(found: Selection) -> None:
@@ -96,10 +139,14 @@ def _print(found: Selection) -> None:
 
 
 def _write(found: Selection, out: Path) -> None:
+    from midlayer_encoders.files import write_file
     from midlayer_encoders.report import write_figure
     from midlayer_encoders.results import write_frame
+    from midlayer_encoders.selection import RecipeSelection
 
     write_frame(found.to_frame(), out / "selection.csv")
     write_frame(found.frame, out / "frame.parquet")
     write_figure(found.plot(), out / "selection.png")
+    if isinstance(found, RecipeSelection) and found.center is not None:
+        write_file(out / _CENTER, ("\n".join(found.center) + "\n").encode())
     console().print(f"Written to {out}: selection.csv, frame.parquet, selection.png")

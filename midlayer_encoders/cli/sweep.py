@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +12,10 @@ import typer
 from midlayer_encoders.cli._app import (
     LayersText,
     Model,
+    RecipeNames,
     SiteName,
     app,
+    asked_recipes,
     console,
     make_table,
     parse_layers,
@@ -26,8 +27,6 @@ from midlayer_encoders.cli._app import (
 from midlayer_encoders.cli._options import model_options
 from midlayer_encoders.cli._progress import first_process, long_running, shown, silence, waiting
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.errors import OptionError
-from midlayer_encoders.recipes import Recipe, recipes_of
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -54,10 +53,7 @@ def sweep(
         str, typer.Option(help="Names of mteb tasks or benchmarks, paper, builtin, or paths, with commas.")
     ],
     layers: LayersText = "all",
-    recipes: Annotated[
-        str | None,
-        typer.Option(help="Recipes to compare, with commas (plain,one-word+center), or all; --template adds yours."),
-    ] = None,
+    recipes: RecipeNames = None,
     site: SiteName = "block",
     names: Annotated[
         str, typer.Option("--metrics", help="none, paper, all, or names with commas; the default takes one pass.")
@@ -90,7 +86,7 @@ def sweep(
         silence()
     with waiting("Reading the tasks"):
         task_sources(tasks.split(","))  # likewise
-    asked, options = _recipes(recipes, options)
+    asked, options = asked_recipes(recipes, options)
     if first and out is not None and out.is_dir():
         with folder_lock(out):  # likewise a folder that another sweep writes to
             pass
@@ -102,19 +98,6 @@ def sweep(
         store=store, store_dtype="float16" if half else "float32", scoring=scoring, workers=workers, devices=devices,
         num_nodes=num_nodes, compile=compiled, recipes=asked,
     )  # fmt: skip
-
-
-def _recipes(words: str | None, options: EncoderOptions) -> tuple[list[Recipe] | None, EncoderOptions]:
-    """Return the recipes to compare, the one of ``--template`` among them, and the options of the model itself."""
-    if words is None:
-        return None, options
-    found = recipes_of("--recipes", words if words == "all" else words.split(","))
-    if options.recipe is not None:
-        raise OptionError("`--recipe` must be left out with `--recipes`: name it there.")
-    if options.template is not None:
-        yours = Recipe(name="yours", template=options.template, pooling=options.pooling or "last")
-        found, options = [*found, yours], replace(options, template=None, pooling=None)
-    return found, options
 
 
 def _first(devices: int, num_nodes: int) -> bool:

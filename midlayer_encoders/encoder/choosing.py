@@ -11,6 +11,7 @@ import polars as pl
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, shown
+from midlayer_encoders.recipes import Recipe
 from midlayer_encoders.selection import Selection, select
 
 __all__ = ["select_layer"]
@@ -22,6 +23,7 @@ def select_layer(
     labels: Sequence[int | str | None] | None = None,
     *,
     rule: str = "auto",
+    recipes: str | Recipe | Sequence[str | Recipe] | None = None,
     all_rules: bool = False,
     mixture: bool = False,
     max_texts: int = 500,
@@ -38,6 +40,9 @@ def select_layer(
         rule: ``"auto"``, ``"last"``, ``"fixed-depth"``, ``"half-match"``, ``"few-labels"``, ``"valley-midpoint"``,
             ``"min-dime"``, ``"min-infonce"``, ``"min-dataset-entropy"``, ``"min-prompt-entropy"``, or several of the
             last four ranked together, as ``"min-dime+dataset-entropy"``.
+        recipes: as in :func:`~midlayer_encoders.sweep`, names, :class:`~midlayer_encoders.Recipe` objects or ``"all"``:
+            also choose how texts are asked. The result is then a ``RecipeSelection``, whose ``recipe`` and ``layer``
+            are by labels where they make one surely better, else those of the model's kind (``docs/selection.md``).
         all_rules: measure what every rule needs, in three passes over the texts instead of one.
         mixture: also learn a mean of several layers from the labels: ``LayerEncoder(model, **selection.keywords)`` is
             of it where it is surely better than the best single layer.
@@ -65,5 +70,6 @@ def select_layer(
     elif options:
         raise OptionError(f"`{next(iter(options))}` must not be given with an encoder or a frame: it is the encoder's.")
     return select(
-        source, texts, labels, rule=rule, all_rules=all_rules, mixture=mixture, max_texts=max_texts, seed=seed
-    )
+        source, texts, labels, rule=rule, recipes=recipes, all_rules=all_rules, mixture=mixture,
+        max_texts=max_texts, seed=seed,
+    )  # fmt: skip

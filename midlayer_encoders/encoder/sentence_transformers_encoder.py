@@ -64,6 +64,8 @@ __all__ = ["LayerEncoder"]
 
 logger = logging.getLogger(__name__)
 
+_AUTO = "auto"
+
 
 class LayerEncoder(MultimodalEncoder):
     """A ``SentenceTransformer`` whose model ends after ``layer`` blocks; the weights after them are never read.
@@ -75,7 +77,7 @@ class LayerEncoder(MultimodalEncoder):
             a float in ``(0, 1]``, the fraction of the depth. Of a joint model such as CLIP, one for both towers or one
             for each: ``{"text": 6, "image": 9}``. Several, ``[8, 12, 16]``: all are read in one pass, and the vector is
             the mean of theirs, or what ``combine`` and ``weights`` say. Or the name of a rule that chooses a layer from
-            ``texts``, as ``"auto"``.
+            ``texts``, as ``"auto"``; with ``recipe="auto"`` it chooses how texts are asked, too.
         texts: where ``layer`` is a rule, what it reads; ``selection`` then says what was chosen, and why.
         labels: where ``layer`` is a rule, the class of each text, ``None`` for those without.
         options: as in :class:`~midlayer_encoders.EncoderOptions`: ``norm``, ``pooling``, ``revision``, ``dtype``, ….
@@ -101,12 +103,17 @@ class LayerEncoder(MultimodalEncoder):
                 "memory write LayerEncoder.from_module(module, layer, processor=…)."
             )
         model = check_text("model", os.fspath(model) if isinstance(model, os.PathLike) else model)
+        recipe = options.get("recipe")
+        if choose := isinstance(recipe, str) and recipe == _AUTO:
+            options = {**options, "recipe": None}
         given = make_options(options)
-        if layer is None and isinstance(recipe := options.get("recipe"), Recipe):
+        if layer is None and isinstance(recipe, Recipe):
             layer = recipe.layer
         if layer is None:
             raise OptionError("`layer` must be a number, or several, unless a Recipe names one, but got None.")
-        layer, selection = _chosen_layer(model, layer, texts, labels, given)
+        layer, selection = _chosen_layer(model, layer, texts, labels, given, recipes="all" if choose else None)
+        if choose and selection is not None:
+            given = make_options({**given.changed(), **{k: v for k, v in selection.keywords.items() if k != "layer"}})
         self._assemble(build_from_files(model, layer, given), given, selection)
 
     @classmethod
@@ -500,8 +507,12 @@ def _chosen_layer(
     texts: Sequence[str] | None,
     labels: Sequence[int | str | None] | None,
     options: EncoderOptions,
+    *,
+    recipes: str | None,
 ) -> tuple[Layer | Sequence[Layer] | Mapping[str, Layer], Selection | None]:
     """Return the layer itself, or the one that a rule chooses from all layers of the whole model."""
+    if recipes is not None and layer != _AUTO:
+        raise OptionError(f"`layer` must be {_AUTO!r} with recipe={_AUTO!r}, which chooses both, but got {layer!r}.")
     if not isinstance(layer, str):
         if texts is not None or labels is not None:
             raise OptionError(f"`texts` and `labels` must be None unless `layer` is a rule's name, but it is {layer}.")
@@ -510,5 +521,5 @@ def _chosen_layer(
     # The fields of a recipe are among the options; what follows the pooling is made for one layer.
     bare = {"recipe": None, "center": None, "whiten": False, "embed_filter": False, "normalize": False}
     whole = LayerEncoder(model, -1, **{**options.changed(), **bare})
-    selection = select(whole, texts, labels, rule=layer)
+    selection = select(whole, texts, labels, rule=layer, recipes=recipes)
     return selection.layer, selection

@@ -27,7 +27,7 @@ from midlayer_encoders.metrics import Normalization, prompt_entropy
 from midlayer_encoders.metrics.matrix_entropy import check_entropy_options, entropy_of_gram, normalized_entropy
 from midlayer_encoders.paper.token_ids import check_experiment, experiment_frame, ids_reader, text_values, tokenized
 from midlayer_encoders.reading.batches import plan_batches
-from midlayer_encoders.reading.capture import capture
+from midlayer_encoders.reading.causal import looks_ahead
 from midlayer_encoders.reading.reader import LayerReader
 from midlayer_encoders.spectra import Method
 
@@ -174,7 +174,7 @@ def entropy_along(
         raise OptionError(f"`every` must be a positive number of tokens, but got {every}.")
     ids = tokenized(encoder, texts, max_length=max_length)
     reader = ids_reader(encoder, layers=layers)
-    if not pass_per_prefix and _looks_ahead(reader, ids[0]):
+    if not pass_per_prefix and looks_ahead(reader.model, reader.anatomy, reader.preprocess([ids[0]])):
         raise OptionError(
             f"`encoder` must hold a causal model for all prefixes to come from one pass, but the first token of "
             f"{encoder.spec.model} sees the last. Pass `pass_per_prefix=True` (--pass-per-prefix): a pass for each."
@@ -217,19 +217,6 @@ def _entropies_alone(
 def _no_values(reader: LayerReader, ids: Sequence[Sequence[int]], every: int) -> Tensor:
     shape = len(reader.layers), len(ids), max(map(len, ids)) // every
     return torch.full(shape, torch.nan, dtype=torch.float64)
-
-
-@torch.inference_mode()
-def _looks_ahead(reader: LayerReader, ids: Sequence[int]) -> bool:
-    """Return whether the states of a text's other tokens change with its last one."""
-    seen: list[Tensor] = []
-    for last in (ids[-1], ids[-1] - 1 if ids[-1] else 1):
-        # One at a time: the same shapes take the same steps, so that states which do not change are equal to the bit.
-        capture(
-            reader.model, reader.preprocess([[*ids[:-1], last]]), lambda _, __, states: seen.append(states),
-            anatomy=reader.anatomy, layers=[reader.anatomy.num_layers],
-        )  # fmt: skip
-    return not torch.equal(seen[0][:, :-1], seen[1][:, :-1])
 
 
 def _along_frame(

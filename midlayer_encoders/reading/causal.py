@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.reading.capture import capture
 
-__all__ = ["causal_attention", "mask_is_needless", "padded_right"]
+__all__ = ["causal_attention", "looks_ahead", "mask_is_needless", "padded_right"]
 
 _LONGEST = 64  # tokens of the text that is tried
 _ROUNDINGS = 32
@@ -88,6 +88,28 @@ def _states(model: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Tensor], ke
         model, inputs, lambda _, __, states: found.append(states[1:, :kept].clone()), anatomy=anatomy, layers=layers
     )
     return list(torch.stack([states.to(found[0].device) for states in found], dim=1))
+
+
+@torch.inference_mode()
+def looks_ahead(model: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Any]) -> bool:
+    """Return whether the states of a text's other tokens change with its last one: a causal model's do not.
+
+    Args:
+        model: in eval mode.
+        anatomy: of it.
+        inputs: of one text, two tokens or more, not padded.
+    """
+    ids = inputs["input_ids"]
+    other = ids.clone()
+    other[:, -1] = torch.where(ids[:, -1] > 0, ids[:, -1] - 1, 1)
+    seen: list[Tensor] = []
+    for text in (ids, other):
+        # One at a time: the same shapes take the same steps, so that states which do not change are equal to the bit.
+        capture(
+            model, {**inputs, "input_ids": text}, lambda _, __, states: seen.append(states.clone()), anatomy=anatomy,
+            layers=[anatomy.num_layers],
+        )  # fmt: skip
+    return not torch.equal(seen[0][:, :-1], seen[1][:, :-1])
 
 
 def causal_attention(device: torch.device) -> AbstractContextManager[object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midlayer_encoders.frame import Curves, curves
-from midlayer_encoders.selection.answer import LabelEvidence, Selection
+from midlayer_encoders.selection.answer import LabelEvidence, RecipeSelection, Selection
 from midlayer_encoders.selection.mixture import Mixture
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose
 from midlayer_encoders.selection.run import select, selection_passes
@@ -15,6 +15,7 @@ __all__ = [
     "Curves",
     "LabelEvidence",
     "Mixture",
+    "RecipeSelection",
     "Selection",
     "choose",
     "curves",

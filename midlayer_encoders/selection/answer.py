@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from midlayer_encoders.frame import Curves
+from midlayer_encoders.recipes import PLAIN, Recipe, has_name
 from midlayer_encoders.selection.mixture import Mixture
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose, metrics_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["LabelEvidence", "Selection", "answer"]
+__all__ = ["LabelEvidence", "RecipeSelection", "Selection", "answer", "with_recipes"]
 
 _NEAR = 0.1  # of the depth: layers within it are about as good (benchmarks/selection/README.md)
 
@@ -26,9 +28,10 @@ class LabelEvidence:
     Attributes:
         count: number of labeled texts.
         layers: lowest and highest layer of the 95 % of resamples in the middle.
-        gain: points of accuracy of the chosen layer over the last.
+        gain: points of accuracy of the chosen layer over the last, or over what ``against`` names.
         low: lower end of its 95 % interval; the layer was chosen on these texts, which flatters it.
         high: upper end.
+        against: what the gain is over, in words.
     """
 
     count: int
@@ -36,6 +39,7 @@ class LabelEvidence:
     gain: float
     low: float
     high: float
+    against: str = "the last layer"
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,107 @@ class Selection:
             lines.append(f"{mark} {choice.rule:<{width}}  {layer:>3}  {choice.reason}")
         lines += [self.mixture.verdict()] if self.mixture is not None else []
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class RecipeSelection(Selection):
+    """A recipe and a layer, and what speaks for them; what it says of one recipe is about the chosen one.
+
+    Attributes:
+        frame: as of a :class:`Selection`, with the column ``recipe``.
+        labels: against the plain text at the last layer, where that was among the recipes.
+        recipe: name of the chosen one.
+        parts: the selection of each recipe, by its name.
+        asked: the recipe itself, where a name alone does not make it.
+        center: the texts that it centers on; ``None`` where it does not.
+    """
+
+    recipe: str = field(kw_only=True)
+    parts: Mapping[str, Selection] = field(kw_only=True)
+    asked: Recipe | None = None
+    center: tuple[str, ...] | None = None
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """What ``LayerEncoder(model, **keywords)`` takes: the layer, the recipe, and the texts that it centers on."""
+        recipe = {} if self.recipe == PLAIN else {"recipe": self.asked or self.recipe}
+        center = {} if self.center is None else {"center": list(self.center)}
+        return {"layer": self.layer, **recipe, **center}
+
+    @property
+    def confidence(self) -> str:
+        """How sure the choice is, in a sentence."""
+        if self.labels is None and self.frame.filter(kind="score").is_empty():
+            return "No label was looked at: this was best for another model of its kind. A few labels would settle it."
+        if self.labels is None:
+            return self.parts[self.recipe].confidence
+        seen, sure = self.labels, "surely better" if self.labels.low > 0 else "not surely better"
+        return (
+            f"On {seen.count} labeled texts it is {sure} than {seen.against} "
+            f"({seen.gain:+.1f} points, {seen.low:+.1f} to {seen.high:+.1f})."
+        )
+
+    def to_frame(self) -> pl.DataFrame:
+        """Return a row for each recipe: its layer, the depth, the score, whether it was chosen, and why."""
+        scores = self.frame.filter(kind="score")
+        rows = [
+            {
+                "model": self.model,
+                "revision": self.revision,
+                "recipe": name,
+                "layer": part.layer,
+                "depth": part.layer / self.num_layers,
+                "score": scores.filter(recipe=name, layer=part.layer)["value"].mean(),
+                "chosen": name == self.recipe,
+                "reason": part.reason,
+            }
+            for name, part in self.parts.items()
+        ]
+        return pl.DataFrame(rows, schema_overrides={"score": pl.Float64()})
+
+    def plot(self) -> Figure:
+        """Return the figure of the chosen recipe."""
+        return self.parts[self.recipe].plot()
+
+    def __str__(self) -> str:
+        lines = [
+            f"The recipe {self.recipe} at layer {self.layer} of {self.num_layers} of {self.model}: {self.reason}.",
+            self.confidence,
+        ]
+        width = max(map(len, self.parts))
+        for name, part in self.parts.items():
+            mark = "*" if name == self.recipe else " "
+            lines.append(f"{mark} {name:<{width}}  {part.layer:>3}  {part.reason}")
+        return "\n".join(lines)
+
+
+def with_recipes(
+    parts: Mapping[str, Selection],
+    recipe: str,
+    reason: str,
+    *,
+    labels: LabelEvidence | None = None,
+    asked: Recipe | None = None,
+    center: tuple[str, ...] | None = None,
+) -> RecipeSelection:
+    """Return the selection of one recipe beside what was chosen for all others.
+
+    Args:
+        parts: the selection of each recipe, by its name.
+        recipe: name of the chosen one.
+        reason: why.
+        labels: what labels tell, where there are any.
+        asked: the recipe itself, where it is known.
+        center: texts that it centers on, where it does.
+    """
+    chosen = parts[recipe]
+    frames = [part.frame.with_columns(pl.lit(name).alias("recipe")) for name, part in parts.items()]
+    kept = {name: getattr(chosen, name) for name in ("model", "revision", "layer", "num_layers", "rule", "choices")}
+    made = None if asked is None or has_name(asked) else asked
+    return RecipeSelection(
+        **kept, reason=reason, frame=pl.concat(frames), labels=labels, recipe=recipe, parts=parts, asked=made,
+        center=center,
+    )  # fmt: skip
 
 
 def answer(

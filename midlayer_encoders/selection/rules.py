@@ -9,13 +9,26 @@ from functools import partial
 from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.frame import ByLayer, Curves
 
-__all__ = ["DEPTH", "RULES", "CannotChooseError", "Choice", "best_layer", "check_rule", "choose", "metrics_of"]
+__all__ = [
+    "DEPTH",
+    "RULES",
+    "CannotChooseError",
+    "Choice",
+    "best_layer",
+    "check_rule",
+    "choose",
+    "made_for_texts",
+    "metrics_of",
+]
 
 DEPTH = 0.8
 """The depth of ``fixed-depth``: the best single one over the reference's models (benchmarks/selection/README.md)."""
 
-_MADE_FOR_TEXTS = 0.5
-"""Half match at the last layer from which a model counts as tuned for comparing texts, if no layer has more."""
+_MORE = 0.15
+"""How much more half match a last layer that was made for comparing texts has than any layer up to ``DEPTH``.
+
+Untrained models have at most 0.09 more, 0.14 with three blocks, MiniLM at least 0.28 (benchmarks/selection/README.md).
+"""
 
 _PAPER = ("dime", "infonce", "dataset_entropy", "prompt_entropy")
 
@@ -90,8 +103,13 @@ def _last(found: Curves) -> tuple[int, str]:
 
 
 def _fixed_depth(found: Curves) -> tuple[int, str]:
-    layer = round(DEPTH * found.num_layers)
-    return layer, f"{DEPTH} of {found.num_layers} blocks, the depth with the best record over the reference models"
+    return _depth_layer(
+        found
+    ), f"{DEPTH} of {found.num_layers} blocks, the depth with the best record over the reference models"
+
+
+def _depth_layer(found: Curves) -> int:
+    return round(DEPTH * found.num_layers)
 
 
 def _lowest(found: Curves, *, name: str) -> tuple[int, str]:
@@ -147,13 +165,35 @@ def _few_labels(found: Curves) -> tuple[int, str]:
     return layer, f"the score on {words} is highest there, {100 * found.score[layer]:.1f}{_missing(found, found.score)}"
 
 
+def made_for_texts(found: Curves) -> bool:
+    """Return whether the last layer of a model was made for comparing texts, as far as half match tells.
+
+    It must be highest there, and well above the layers that would be taken otherwise: it must close at least half of
+    what they lack. A high value alone says nothing: in an untrained causal model the second half of a text has seen the
+    first, and the halves find each other from the first block on.
+
+    Example:
+        >>> made_for_texts(Curves("m", "main", 3, {"half_match": {0: 0.2, 1: 0.3, 2: 0.4, 3: 0.9}}, {}, {}))
+        True
+        >>> made_for_texts(Curves("m", "main", 3, {"half_match": {0: 0.2, 1: 0.8, 2: 0.8, 3: 0.9}}, {}, {}))
+        False
+    """
+    curve = found.metrics.get("half_match", {})
+    last = curve.get(found.num_layers)
+    before = {layer: value for layer, value in curve.items() if layer < found.num_layers}
+    others = [value for layer, value in before.items() if layer <= _depth_layer(found)]
+    if last is None or not others or last <= max(before.values()):
+        return False
+    return last - max(others) >= _MORE and 1 - last <= (1 - max(others)) / 2
+
+
 def _auto(found: Curves) -> tuple[int, str]:
     if found.score and len(set(found.score.values())) > 1:
         layer, reason = _few_labels(found)
         return layer, f"few-labels: {reason}"
     if "half_match" in found.metrics and len(set(found.metrics["half_match"].values())) > 1:
         layer, reason = _half_match(found)
-        if layer == found.num_layers and found.metrics["half_match"][layer] >= _MADE_FOR_TEXTS:
+        if made_for_texts(found):
             return layer, f"half-match: {reason}, so the last layer seems made for comparing texts"
         fixed, words = _fixed_depth(found)
         return fixed, f"fixed-depth: {words}; {reason.replace('there', f'at layer {layer}')}, no case for the last"

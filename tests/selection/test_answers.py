@@ -93,9 +93,14 @@ def test_a_valley_must_lie_below_both_ends() -> None:
     assert chosen(select(frame({"prompt_entropy": curve})))["valley-midpoint"] == 5
 
 
-@pytest.mark.parametrize(("at_last", "expected"), [(0.49, 6), (0.5, 8)])
-def test_auto_keeps_the_last_layer_from_half_a_match(at_last: float, expected: int) -> None:
+@pytest.mark.parametrize(("at_last", "expected"), [(0.64, 6), (0.66, 8)])
+def test_auto_keeps_the_last_layer_that_closes_half_of_what_others_lack(at_last: float, expected: int) -> None:
     assert select(frame({"half_match": [0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.3, 0.3, at_last]})).layer == expected
+
+
+@pytest.mark.parametrize(("at_last", "expected"), [(0.94, 6), (0.96, 8)])
+def test_a_last_layer_hardly_above_the_others_is_no_case_for_it(at_last: float, expected: int) -> None:
+    assert select(frame({"half_match": [0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.8, 0.9, at_last]})).layer == expected
 
 
 def test_agreement_counts_the_others_within_a_tenth_of_the_depth() -> None:

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import polars as pl
 import pytest
 
+from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.selection import RULES, CannotChooseError, choose, curves
-from midlayer_encoders.selection.rules import best_layer, metrics_of
+from midlayer_encoders.selection.rules import best_layer, made_for_texts, metrics_of
 from tests.selection.made import VALLEY, frame
 
 FALLING = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
+WORDS = ("cats and dogs", "stock markets", "rain in Spain", "card pins", "old books")
 BUMP = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.6, 0.5]
 
 
@@ -64,13 +69,26 @@ def test_few_labels_takes_the_highest_mean_score_but_not_one_lucky_layer() -> No
     [
         (BUMP, 6),  # highest before the last: the record's depth
         ([0.1, 0.3, 0.6, 0.9, 0.8, 0.7, 0.6, 0.6, 0.6], 6),  # a match of nine tenths at layer 3 is no case for it
-        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.95], 8),  # made for comparing texts
+        ([0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.5, 0.8, 0.95], 8),  # made for comparing texts
+        ([0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.5, 0.96, 0.95], 6),  # but highest before the last
         ([0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09], 6),  # highest at the last, but hardly any match
+        ([0.2, 0.2, 0.2, 0.2, 0.2, 0.3, 0.4, 0.5, 0.66], 6),  # less than half of what the others lack
+        ([0.04, 0.4, 0.7, 0.8, 0.8, 0.8, 0.82, 0.85, 0.88], 6),  # untrained and causal: from the first block on
+        ([0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.99], 6),  # long texts, whose words tell all
         ([0.1] * 9, 6),  # tells nothing
     ],
 )
-def test_auto_takes_the_last_layer_only_where_the_halves_match_there(half_match: list[float], expected: int) -> None:
+def test_auto_takes_the_last_layer_only_where_it_was_made_for_comparing(half_match: list[float], expected: int) -> None:
     assert layer("auto", frame({"half_match": half_match})) == expected
+
+
+@pytest.mark.parametrize("family", ["Llama", "GPT2", "GPTNeoX", "BERT"])
+def test_untrained_models_do_not_seem_made_for_comparing_texts(tiny_folder: Callable[[str], str], family: str) -> None:
+    whole = LayerEncoder(tiny_folder(family), -1, device="cpu")
+    texts = [
+        f"{opening} {word}, number {n}" for n, opening in enumerate(("about", "on", "of", "more on")) for word in WORDS
+    ]
+    assert not made_for_texts(curves(measure_layers(whole, texts, metrics="half_match")))
 
 
 def test_auto_takes_scores_where_there_are_some() -> None:
