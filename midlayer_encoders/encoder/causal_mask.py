@@ -22,6 +22,8 @@ __all__ = ["turn_mask_off"]
 def turn_mask_off(module: nn.Module, cut: Cut, name: str) -> None:
     """Turn the causal mask off, and make sure by looking that in every block a token now sees the next one."""
     model: Any = module.model
+    if not isinstance(getattr(model.get_input_embeddings(), "weight", None), Tensor):  # patches or waveforms
+        raise OptionError(f"`bidirectional` must be False for {name}, which reads no tokens: it has no causal mask.")
     if cut.layer > 0 and not _blind_blocks(module, cut):
         raise OptionError(f"`bidirectional` must be False for {name}: it has no causal mask to turn off.")
     model.config.is_causal = False

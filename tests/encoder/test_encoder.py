@@ -160,10 +160,15 @@ def test_bidirectional_lets_the_first_token_see_the_last_and_survives_export(
     np.testing.assert_allclose(plain.encode(TEXTS), encoder.encode(TEXTS), atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "reason"), [("Mamba", "whatever its config says"), ("BERT", "no causal mask")])
-def test_bidirectional_is_refused_where_it_would_do_nothing(name: str, reason: str, tiny_folder: Folder) -> None:
+@pytest.mark.parametrize(
+    ("name", "layer", "reason"),
+    [("Mamba", 2, "whatever its config says"), ("BERT", 2, "no causal mask"), ("ViT", 2, ""), ("ViT", [0, 2], "")],
+)
+def test_bidirectional_is_refused_where_it_would_do_nothing(
+    name: str, layer: int | list[int], reason: str, tiny_folder: Folder
+) -> None:
     with pytest.raises(OptionError, match=f"`bidirectional` must be False.*{reason}"):
-        LayerEncoder(tiny_folder(name), 2, bidirectional=True, device="cpu")
+        LayerEncoder(tiny_folder(name), layer, bidirectional=True, device="cpu")
 
 
 def test_adapters_are_merged_in_order_before_the_cut(tiny_folder: Folder, tmp_path: Path) -> None:
