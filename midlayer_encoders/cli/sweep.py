@@ -39,6 +39,7 @@ _TITLES = {
     "planning": "tasks planned",
     "embedding": "texts embedded",
     "scoring": "layers scored",
+    "comparing": "texts embedded by all-MiniLM-L6-v2",
     "confirming": "layers confirmed by mteb",
     "measuring": "texts measured",
 }
@@ -169,6 +170,7 @@ def _print_scores(result: SweepResult) -> None:
 
     if result.frame.filter(pl.col("kind") == "score").is_empty():
         return
+    baselines = result.notes.baselines
     if isinstance(result, RecipesResult):
         _print_recipes(result)
         result = result.winner
@@ -182,10 +184,10 @@ def _print_scores(result: SweepResult) -> None:
         best = found.average is not None and layer == found.average.best_layer
         row = ("" if value is None else f"{value:.1f}" for value in cells)
         table.add_row(str(layer), *row, style="bold green" if best else None)
-    if result.notes.baselines:
-        shown = [100 * result.notes.baselines.get(curve.name, float("nan")) for curve in found.tasks]
-        table.add_section()
-        table.add_row("TF-IDF", *(f"{value:.1f}" for value in shown), f"{sum(shown) / len(shown):.1f}")
+    table.add_section()
+    for name, known in baselines.items():
+        shown = [100 * known.get(curve.name, float("nan")) for curve in found.tasks]
+        table.add_row(name, *(f"{value:.1f}" for value in shown), f"{sum(shown) / len(shown):.1f}")
     console().print(table)
     if found.average is not None:
         average = found.average
@@ -204,7 +206,7 @@ def _print_recipes(result: RecipesResult) -> None:
     from midlayer_encoders.tasks import task_label
 
     found = result.summaries()
-    head, *rows = recipe_rows(found)
+    head, *rows = recipe_rows(found, result.notes.baselines)
     table = make_table(*(task_label(word) for word in head), title="Recipes at their best layers")
     for row in rows:
         table.add_row(*row, style="bold green" if row[0] == result.recipe else None)

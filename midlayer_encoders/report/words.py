@@ -8,7 +8,7 @@ from html import escape
 
 import polars as pl
 
-from midlayer_encoders.frame import Curve, Series, Summary
+from midlayer_encoders.frame import Baselines, Curve, Series, Summary
 from midlayer_encoders.report.ticks import number, signed
 
 __all__ = ["baseline_words", "confirmed_words", "tiles", "verdict"]
@@ -34,8 +34,12 @@ def verdict(found: Summary, metrics: Mapping[str, Sequence[Series]]) -> str:
     return f"{best}, {number(average.gain)} points more than {last} ({number(average.last)})."
 
 
-def baseline_words(found: Summary, baselines: Mapping[str, float], name: str) -> list[str]:
-    """Return where a baseline is ahead of every layer, which a reader should know before cutting a model."""
+def baseline_words(found: Summary, baselines: Baselines) -> list[str]:
+    """Return where each baseline is ahead of every layer, which a reader should know before cutting a model."""
+    return [line for name, scores in baselines.items() for line in _one_baseline(found, scores, name)]
+
+
+def _one_baseline(found: Summary, baselines: Mapping[str, float], name: str) -> list[str]:
     ahead = [task.name for task in found.tasks if 100 * baselines.get(task.name, -math.inf) > task.best]
     if not baselines:
         return []

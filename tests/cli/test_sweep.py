@@ -62,7 +62,7 @@ def check_table(said: str, result: SweepResult) -> None:
     means = {layer: sum(points[layer, name] for name in names) / len(names) for layer in layers}
     for row, layer in zip(rows, layers, strict=False):
         assert row == [str(layer), *(f"{points[layer, name]:.1f}" for name in names), f"{means[layer]:.1f}"]
-    kept = [100 * result.notes.baselines[name] for name in names]
+    kept = [100 * result.notes.baselines["TF-IDF"][name] for name in names]
     assert rows[len(layers) :] == [["TF-IDF", *(f"{value:.1f}" for value in kept), f"{sum(kept) / len(kept):.1f}"]]
     best = max(layers, key=lambda layer: (means[layer], -layer))
     last = "the last layer" if layers[-1] == 4 else f"layer {layers[-1]}"
@@ -176,11 +176,23 @@ def test_a_table_with_gaps_ties_and_failures(
 
 
 def test_the_page_is_written_again_with_everything_that_stood_beside_the_frame(tmp_path: Path) -> None:
-    notes = {"parameters": {0: 10_000_000, 4: 50_000_000}, "seconds": {0: 1.5, 4: 3.0}, "baselines": {"A": 0.7}}
+    notes = {
+        "parameters": {0: 10_000_000, 4: 50_000_000},
+        "seconds": {0: 1.5, 4: 3.0},
+        "baselines": {"TF-IDF": {"A": 0.7}, "MiniLM": {"A": 0.65}},
+    }
     made(tmp_path, {"A": [0.6, 0.2, 0.2, 0.2, 0.5]}, **notes, remarks=["A remark."], options={"norm": "none"})
     run("report", str(tmp_path))
     page = (tmp_path / "report.html").read_text()
-    for words in ("10.0 M instead of 50.0 M", "1.5 s instead of 3 s", "−80 %", "−50 %", "A remark.", "TF-IDF 70.0"):
+    for words in (
+        "10.0 M instead of 50.0 M",
+        "1.5 s instead of 3 s",
+        "−80 %",
+        "−50 %",
+        "A remark.",
+        "TF-IDF 70.0",
+        "MiniLM 65.0",
+    ):
         assert words in page
     assert "midlayer export m --layer 0 --norm none --out layer-0" in page
 

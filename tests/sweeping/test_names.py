@@ -53,7 +53,7 @@ def test_baselines_stand_under_the_names_that_the_page_shows(
             for layer, value in enumerate(values)
         ]
     )
-    notes = Notes(title="T", model="m", how={}, baselines={names[0]: 0.456, names[1]: 0.123})
+    notes = Notes(title="T", model="m", how={}, baselines={"TF-IDF": {names[0]: 0.456, names[1]: 0.123}})
     page = SweepResult(frame, tmp_path, notes).html()
     table = re.search(r"<table><caption>Points by layer.*?</table>", page)
     assert table is not None
