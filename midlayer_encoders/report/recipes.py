@@ -20,7 +20,7 @@ from midlayer_encoders.report.ticks import number, signed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["best_recipe", "plot_recipes", "recipe_rows", "recipe_words", "recipes_map", "recipes_panel"]
+__all__ = ["best_recipe", "plot_recipes", "recipe_rows", "recipe_tile", "recipe_words", "recipes_map", "recipes_panel"]
 
 _PLAIN = "plain"
 
@@ -53,7 +53,7 @@ def recipes_panel(found: Mapping[str, Summary], baselines: Baselines | None = No
     label = "; ".join(f"{name}: best {number(one.best)} at layer {one.best_layer}" for name, one in averages.items())
     levels = [replace(level, label=level.text) for level in average_levels(found[winner], baselines or {})]
     label += "".join(f"; {level.text}" for level in levels)
-    parts: tuple[Part, ...] = (*levels, *lines, mark)
+    parts: tuple[Part, ...] = (*lines, *levels, mark)
     layers = max(one.num_layers for one in found.values())
     return Panel(f"{title}, points", layer_axis(layers), value_axis(parts, pad=0.12), parts, label)
 
@@ -83,6 +83,15 @@ def recipes_map(found: Mapping[str, Summary]) -> Panel:
         "points below the best recipe and layer (each recipe's best layer is ringed)", place_axis("layer", layers, 9),
         named_axis(list(averages)), (cells,),
     )  # fmt: skip
+
+
+def recipe_tile(found: Mapping[str, Summary]) -> tuple[str, str, str]:
+    """Return a name, a large word and a line below it: which recipe is best, and by how much."""
+    averages, winner = _averages(found), best_recipe(found)
+    plain, best = averages.get(_PLAIN), averages[winner].best
+    if plain is None or winner == _PLAIN:
+        return "Best recipe", winner, f"of {len(averages)}"
+    return "Best recipe", winner, f"{signed(best - plain.best)} points over plain at its best layer"
 
 
 def recipe_words(found: Mapping[str, Summary]) -> str:

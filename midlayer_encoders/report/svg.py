@@ -180,7 +180,8 @@ class _Canvas:
         tip = tip_title(mark.text)
         if mark.kind == "best":
             shape = f'<circle class="best" cx="{x}" cy="{y}" r="{r}">{tip}</circle>'
-            place = f'x="{min(max(x, self.size.left + 40), self.x(self.panel.x.high) - 30)}" y="{y - 12}"'
+            most = self.x(self.panel.x.high) + 4 - 3.75 * len(mark.text)  # what it gains stands to the right of that
+            place = f'x="{min(max(x, self.size.left + 40), most):.1f}" y="{y - 12}"'
             place += ' text-anchor="middle"'
         else:
             side = 2 * r - 1

@@ -13,7 +13,7 @@ from midlayer_encoders.report.charts import Chart
 from midlayer_encoders.report.metrics import broken_words, metrics_chart
 from midlayer_encoders.report.page import document, facts, large, section, soft, write_page
 from midlayer_encoders.report.page_figures import figure_html, strips_html, wide_html
-from midlayer_encoders.report.recipes import recipe_rows, recipe_words, recipes_map, recipes_panel
+from midlayer_encoders.report.recipes import recipe_rows, recipe_tile, recipe_words, recipes_map, recipes_panel
 from midlayer_encoders.report.scores import average_panel, losses_panel, tasks_chart
 from midlayer_encoders.report.tables import metric_tables, plain_table, score_tables
 from midlayer_encoders.report.words import baseline_words, confirmed_words, tiles, verdict
@@ -89,7 +89,8 @@ def report_html(
     known = _of_tasks(baselines or {}, {one.name for one in found.tasks})
     parameters, seconds = parameters or {}, seconds or {}
     words = recipe_words(recipes) if recipes else verdict(found, metrics)
-    lead = soft(f"{model} at revision {revision}") + large(words) + tiles(found, parameters, seconds)
+    first = [recipe_tile(recipes)] if recipes else []
+    lead = soft(f"{model} at revision {revision}") + large(words) + tiles(found, parameters, seconds, first)
     numbers = score_tables(found, parameters=parameters, seconds=seconds, baselines=known)
     sections = [
         section("Use this recipe and layer" if recipes else "Use this layer", _export(export or {})),
@@ -115,11 +116,13 @@ def _recipes(found: Mapping[str, Summary], baselines: Baselines) -> str:
         recipe_rows(found, baselines), label="Recipes at their best layers"
     )
     below = "How many points each layer of each recipe is below the best of all; the best layer of each is outlined."
+    layers = [set(one.average.points) for one in found.values() if one.average]
+    crossed = " A stroke: not scored." if any(some != set().union(*layers) for some in layers) else ""
     return (
-        figure_html(Chart((recipes_panel(found, baselines),)))
-        + soft(words)
+        soft(words)
+        + figure_html(Chart((recipes_panel(found, baselines),)))
         + table
-        + soft(below)
+        + soft(below + crossed)
         + strips_html(recipes_map(found))
     )
 

@@ -74,7 +74,7 @@ def plain_table(rows: Sequence[Sequence[str]], *, label: str) -> str:
     """Return a table of texts, the headings first; nothing where there is none."""
     if not rows:
         return ""
-    head = "".join(f'<th scope="col">{escape(word)}</th>' for word in rows[0])
+    head = "".join(f'<th scope="col">{breakable(word)}</th>' for word in rows[0])
     body = "".join(
         f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
         for first, *cells in rows[1:]

@@ -73,12 +73,17 @@ def confirmed_words(frame: pl.DataFrame) -> list[str]:
     return lines
 
 
-def tiles(found: Summary, parameters: Mapping[int, int], seconds: Mapping[int, float]) -> str:
-    """Return the large numbers: best layer, gain, and what the best layer saves against the last."""
+def tiles(
+    found: Summary,
+    parameters: Mapping[int, int],
+    seconds: Mapping[int, float],
+    first: Sequence[tuple[str, str, str]] = (),
+) -> str:
+    """Return the large numbers: what comes ``first``, best layer, gain, and what the best layer saves."""
     average = found.average
     if average is None:
         return ""
-    shown = [("Best layer", _of(found, average.best_layer), f"{number(average.best)} points")]
+    shown = [*first, ("Best layer", _of(found, average.best_layer), f"{number(average.best)} points")]
     if average.best_layer != average.last_layer:
         against = f"{number(average.best)} instead of {number(average.last)}"
         shown.append(("Gain in points", signed(average.gain), against))

@@ -130,7 +130,7 @@ def test_processes_reach_the_sweep_and_the_demo_is_of_the_built_in_model(
     assert isinstance(told[2]["model"], LayerEncoder)
     assert told[2]["model"].source == "built-in"
     assert (told[2]["model"].layer, told[2]["tasks"], told[2]["out"]) == (4, ["builtin"], tmp_path / "demo")
-    assert (told[2]["metrics"], told[2]["metric_texts"], told[2]["views"]) == ("paper", 64, 4)
+    assert (told[2]["recipes"], told[2]["metrics"]) == (["plain", "one-word"], one_pass)
 
 
 def made(folder: Path, scores: dict[str, list[float | None]], **notes: Any) -> SweepResult:
