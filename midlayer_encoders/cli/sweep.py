@@ -170,14 +170,15 @@ def _print_scores(result: SweepResult) -> None:
 
     if result.frame.filter(pl.col("kind") == "score").is_empty():
         return
-    baselines = result.notes.baselines
+    title, baselines = result.notes.title, result.notes.baselines
     if isinstance(result, RecipesResult):
         _print_recipes(result)
+        title += f" under {result.recipe}"
         result = result.winner
     scores = result.frame.filter(pl.col("kind") == "score")
     found = result.summary()
     labels = (re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", task_label(curve.name)) for curve in found.tasks)
-    table = make_table("layer", *labels, "mean", title=result.notes.title)
+    table = make_table("layer", *labels, "mean", title=title)
     curves = [*found.tasks, *([found.average] if found.average else [])]
     for layer in sorted(scores["layer"].unique().to_list()):
         cells = (curve.points.get(layer) for curve in curves)

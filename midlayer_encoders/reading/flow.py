@@ -206,8 +206,8 @@ class _Flow:
         shared: SharedPrefix | None = None
         if prepared.right and self._mask_is_needless(features):
             attention = causal_attention(features["input_ids"].device)
+            shared = self._shared_by(features["input_ids"], features["attention_mask"])
             features = {key: value for key, value in features.items() if key != "attention_mask"}
-            shared = self._shared_by(features["input_ids"], real)
         masks: dict[Any, tuple[Tensor, Tensor]] = {}
         made: list[Tensor] = []
         order: list[int] = []

@@ -22,7 +22,7 @@ from midlayer_encoders import LayerEncoder, sweep, sweeping
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.store import EmbeddingStore, list_stores, text_key
-from midlayer_encoders.sweeping import SweepResult
+from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.result import Notes
 from tests.cli.calls import check_every_option, run, tables
 from tests.report.made_frames import rows_frame
@@ -173,6 +173,38 @@ def test_a_table_with_gaps_ties_and_failures(
     page = (tmp_path / "report.html").read_text()
     assert "C failed: layer 1: no data" in page
     assert "Layer 1 of 4 scores 40.0 on average over 2 tasks, 5.0 points more than the last layer (35.0)." in page
+
+
+def test_recipes_stand_beside_baselines_and_the_lines_that_make_the_winner_come_last(
+    tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores: dict[str, dict[str, list[float | None]]] = {
+        "plain": {"A": [0.1, 0.5, 0.4, 0.3, 0.2]},
+        "one-word": {"A": [None, 0.3, 0.4, 0.6, 0.5]},
+    }
+    parts = {
+        name: made(tmp_path / name, of, options={"recipe": name}, baselines={"MiniLM": {"A": 0.7}} if n == 0 else {})
+        for n, (name, of) in enumerate(scores.items())
+    }
+    said = printed(RecipesResult.of(parts, tmp_path), tmp_path, tiny_folder("Llama"), tasks, monkeypatch)
+    (_, *recipes), (_, *layers) = tables(said)
+    assert recipes == [
+        ["plain", "1", "50.0", "0.0", "50.0"],
+        ["one-word", "3", "60.0", "+10.0", "60.0"],
+        ["MiniLM", "", "70.0", "+20.0", "70.0"],
+    ]
+    assert layers == [
+        ["1", "30.0", "30.0"],
+        ["2", "40.0", "40.0"],
+        ["3", "60.0", "60.0"],
+        ["4", "50.0", "50.0"],
+        ["MiniLM", "70.0", "70.0"],
+    ]
+    assert "Every layer of m under one-word" in " ".join(said.split())
+    assert said.rstrip().splitlines()[-2:] == [
+        "Export it: midlayer export m --layer 3 --recipe one-word --out layer-3",
+        "In Python: LayerEncoder('m', layer=3, recipe='one-word').save_pretrained(\"layer-3\")",
+    ]
 
 
 def test_the_page_is_written_again_with_everything_that_stood_beside_the_frame(tmp_path: Path) -> None:
