@@ -91,6 +91,18 @@ def test_states_are_those_of_passes_over_all_tokens(
         torch.testing.assert_close(again, states(model, {"input_ids": ids}), rtol=1e-4, atol=1e-5)
 
 
+def test_a_batch_shares_it_where_each_text_begins_with_it_and_goes_on() -> None:
+    model, ids = tiny("Llama"), torch.arange(5, 25).repeat(2, 1)
+    made = shared_prefix(model, find_anatomy(model), [5, 6, 7], ids[0, 3:], layers=[0, 2], sites=(STREAM,))
+    assert made is not None
+    mask, other, ending = torch.ones_like(ids), ids.clone(), torch.ones_like(ids)
+    other[1, 1], ending[1, 3:] = 9, 0
+    assert made.begins(ids, mask)
+    assert not made.begins(other, mask)
+    assert not made.begins(ids, ending)
+    assert not made.begins(ids[:, :3], mask[:, :3])
+
+
 def seen_by(reader: LayerReader, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, list[int]]:
     """Return the vectors of texts, and how many tokens of a text each pass had."""
     widths: list[int] = []
