@@ -119,6 +119,7 @@ class SharedPrefix:
         return hand_on
 
 
+@torch.inference_mode()
 def shared_prefix(
     model: nn.Module,
     anatomy: Anatomy,
@@ -167,7 +168,6 @@ def _all_layers(anatomy: Anatomy, sites: Sequence[str]) -> range:
     return range(0 if tuple(sites) == ("residual_out",) else 1, anatomy.num_layers + 1)
 
 
-@torch.inference_mode()
 def _works_for(model: nn.Module, anatomy: Anatomy, prefix: SharedPrefix, example: Tensor, sites: Sequence[str]) -> bool:
     """Return whether two texts have the same states at every layer in both ways."""
     text = example.repeat(-(-_TRIED // len(example)))[:_TRIED]
