@@ -111,10 +111,14 @@ def _undefined(scores: Sequence[Score]) -> list[str]:
     for score in scores:
         if score.error is None and math.isnan(score.value):
             layers.setdefault(score.task, []).append(str(score.layer))
+    tasks: dict[str, list[str]] = {}
+    for task, found in layers.items():
+        tasks.setdefault(", ".join(found), []).append(task_label(task))
     return [
-        f"{task_label(task)} has no score at layer {', '.join(found)}: its vectors are all alike there, or not finite, "
+        f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no score at layer {found}: "
+        "its vectors are all alike there, or not finite, "
         "or the task's own labels or grades leave nothing to tell apart."
-        for task, found in layers.items()
+        for found, names in tasks.items()
     ]
 
 
