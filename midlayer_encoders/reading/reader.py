@@ -19,6 +19,7 @@ from midlayer_encoders.reading.capture import STREAM, capture
 from midlayer_encoders.reading.flow import Passed, TokenReceive, passes
 from midlayer_encoders.reading.norm import final_norm
 from midlayer_encoders.reading.pooling import pool, real_tokens
+from midlayer_encoders.reading.prefix import shared_ids
 from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.reading.texts import TextInputs
 from midlayer_encoders.recipes.counting import Counting
@@ -43,6 +44,7 @@ class LayerReader:
         counting: which tokens count in the pooling.
         site: ``"block"``, or ``"attention"`` or ``"mlp"``: what these add to the stream in each block, before any scale
             or norm on it. ``norm`` applies to whichever is read.
+        shared: ids of the tokens that texts begin with, which then pass once where the model allows it.
     """
 
     model: nn.Module
@@ -56,6 +58,7 @@ class LayerReader:
     unmasked: bool = False
     counting: Counting = Counting()
     site: ReadSite = "block"
+    shared: tuple[int, ...] = ()
 
     @property
     def sites(self) -> tuple[str]:
@@ -204,7 +207,16 @@ def layer_reader(
         unmasked=source.device.type in ("cpu", "cuda"),
         counting=source.counting,
         site=site,
+        shared=shared_ids(plain, None if prompt else source.counting.placed.front) if _may_share(source) else (),
     )
+
+
+def _may_share(source: LayerSource) -> bool:
+    """Return whether it may pay to have the tokens that texts begin with pass once.
+
+    On a GPU attention to what is in a cache needs a mask, and with one the quickest kernels do not run.
+    """
+    return source.device.type == "cpu" and "text" in source.media and source.tokenizer is not None
 
 
 def site_layers(layers: Sequence[Layer] | str, num_layers: int, site: ReadSite, *, name: str) -> list[int]:

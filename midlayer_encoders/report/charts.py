@@ -72,11 +72,15 @@ class Mark:
 
 @dataclass(frozen=True)
 class Level:
-    """A value to compare with all along the axis, such as a baseline's; ``label`` is for the key."""
+    """A value to compare with all along the axis, such as a baseline's; ``label`` is for the key.
+
+    ``style`` tells several apart by their dashes.
+    """
 
     value: float
     text: str
     label: str = ""
+    style: int = 0
 
 
 @dataclass(frozen=True)

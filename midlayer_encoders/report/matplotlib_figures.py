@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["draw", "write_figure"]
 
 _BEST, _INK, _SOFT = LIGHT["best"], LIGHT["ink"], LIGHT["soft"]
+_LEVELS = ((5, 3), (1, 2))  # dashes of a level, and of a second one
 _HEAD = 3.2  # inches that the wide panel at the top is high
 
 
@@ -102,7 +103,8 @@ def _draw_part(axes: Axes, part: Part, ordered: int, *, words: bool) -> None:
         case Mark():
             _draw_mark(axes, part, words=words)
         case Level():
-            axes.axhline(part.value, color=_INK, linewidth=0.9, linestyle=(0, (5, 3)), label=part.label or None)
+            dashes = _LEVELS[part.style % len(_LEVELS)]
+            axes.axhline(part.value, color=_INK, linewidth=0.9, linestyle=(0, dashes), label=part.label or None)
         case Rule():
             chosen = part.kind == "chosen"
             axes.axvline(part.x, color=_BEST if chosen else _SOFT, linewidth=1, linestyle=":" if chosen else "-")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from midlayer_encoders.report.charts import Chart, Dots, Level, Line, Panel
-from midlayer_encoders.report.svg import ALONE, MAP, PANEL, PHONE, SMALL, WIDE, Size, panel_svg, rows_size
+from midlayer_encoders.report.svg import ALONE, MAP, PANEL, PHONE, SMALL, WIDE, Size, level_class, panel_svg, rows_size
 from midlayer_encoders.report.svg_cells import scale_svg, strip_svg
 
 __all__ = ["breakable", "figure_html", "strips_html", "wide_html"]
@@ -126,4 +126,4 @@ def _sample(part: Line | Dots | Level) -> str:
         case Dots():
             return f'<g class="dots s{part.style}"><circle class="{part.kind}" cx="16" cy="6" r="4"/></g>'
         case Level():
-            return '<path class="level" d="M0 6H32"/>'
+            return f'<path class="{level_class(part)}" d="M0 6H32"/>'

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import Curve, Summary
+from midlayer_encoders.frame import Baselines, Curve, Summary, average_baseline
 from midlayer_encoders.report.axes import layer_axis, named_axis, place_axis
 from midlayer_encoders.report.charts import Cells, Chart, Line, Mark, Panel, Part, Scale, layer_tips, value_axis
 from midlayer_encoders.report.matplotlib_figures import draw
+from midlayer_encoders.report.scores import average_levels
 from midlayer_encoders.report.ticks import number, signed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["best_recipe", "plot_recipes", "recipe_rows", "recipe_words", "recipes_map", "recipes_panel"]
+__all__ = ["best_recipe", "plot_recipes", "recipe_rows", "recipe_tile", "recipe_words", "recipes_map", "recipes_panel"]
 
 _PLAIN = "plain"
 
@@ -29,13 +31,13 @@ def best_recipe(found: Mapping[str, Summary]) -> str:
     return max(averages, key=lambda name: averages[name].best)
 
 
-def plot_recipes(found: Mapping[str, Summary]) -> Figure:
+def plot_recipes(found: Mapping[str, Summary], baselines: Baselines | None = None) -> Figure:
     """Return a figure of the average of each recipe by layer, and a map of how far each is below the best of all."""
-    return draw(Chart((recipes_panel(found), recipes_map(found)), columns=1, size=(7.0, 2.6)))
+    return draw(Chart((recipes_panel(found, baselines), recipes_map(found)), columns=1, size=(7.0, 2.6)))
 
 
-def recipes_panel(found: Mapping[str, Summary]) -> Panel:
-    """Return a curve for each recipe, the best layer of the best one marked."""
+def recipes_panel(found: Mapping[str, Summary], baselines: Baselines | None = None) -> Panel:
+    """Return a curve for each recipe, the best layer of the best one marked, and a level for each baseline."""
     averages, winner = _averages(found), best_recipe(found)
     lines = [
         Line(
@@ -49,7 +51,9 @@ def recipes_panel(found: Mapping[str, Summary]) -> Panel:
     count = len(found[winner].tasks)
     title = f"{found[winner].tasks[0].name}" if count == 1 else f"average of {count} tasks"
     label = "; ".join(f"{name}: best {number(one.best)} at layer {one.best_layer}" for name, one in averages.items())
-    parts: tuple[Part, ...] = (*lines, mark)
+    levels = [replace(level, label=level.text) for level in average_levels(found[winner], baselines or {})]
+    label += "".join(f"; {level.text}" for level in levels)
+    parts: tuple[Part, ...] = (*lines, *levels, mark)
     layers = max(one.num_layers for one in found.values())
     return Panel(f"{title}, points", layer_axis(layers), value_axis(parts, pad=0.12), parts, label)
 
@@ -81,6 +85,15 @@ def recipes_map(found: Mapping[str, Summary]) -> Panel:
     )  # fmt: skip
 
 
+def recipe_tile(found: Mapping[str, Summary]) -> tuple[str, str, str]:
+    """Return a name, a large word and a line below it: which recipe is best, and by how much."""
+    averages, winner = _averages(found), best_recipe(found)
+    plain, best = averages.get(_PLAIN), averages[winner].best
+    if plain is None or winner == _PLAIN:
+        return "Best recipe", winner, f"of {len(averages)}"
+    return "Best recipe", winner, f"{signed(best - plain.best)} points over plain at its best layer"
+
+
 def recipe_words(found: Mapping[str, Summary]) -> str:
     """Return what the best recipe gains, in a sentence or two."""
     averages, winner = _averages(found), best_recipe(found)
@@ -97,9 +110,7 @@ def recipe_words(found: Mapping[str, Summary]) -> str:
     )
 
 
-def recipe_rows(
-    found: Mapping[str, Summary], baselines: Mapping[str, float] | None = None, baseline_name: str = ""
-) -> list[list[str]]:
+def recipe_rows(found: Mapping[str, Summary], baselines: Baselines | None = None) -> list[list[str]]:
     """Return a table: each recipe with its best layer, the average and every task there, beside the plain text's."""
     averages = _averages(found)
     tasks = [task.name for task in found[best_recipe(found)].tasks]
@@ -110,11 +121,11 @@ def recipe_rows(
         gain = [signed(one.best - plain.best)] if plain else []
         cells = [number(curves[task].points.get(one.best_layer)) if task in curves else "" for task in tasks]
         rows.append([name, str(one.best_layer), number(one.best), *gain, *cells])
-    known = baselines or {}
-    if all(task in known for task in tasks) and tasks:
-        mean = 100 * math.fsum(known[task] for task in tasks) / len(tasks)
-        gain = [signed(mean - plain.best)] if plain else []
-        rows.append([baseline_name, "", number(mean), *gain, *(number(100 * known[task]) for task in tasks)])
+    for name, known in (baselines or {}).items():
+        mean = average_baseline(found[best_recipe(found)], known)
+        if mean is not None:
+            gain = [signed(mean - plain.best)] if plain else []
+            rows.append([name, "", number(mean), *gain, *(number(100 * known[task]) for task in tasks)])
     return rows
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import Curve, Summary, average_baseline, summary
+from midlayer_encoders.frame import Baselines, Curve, Summary, average_baseline, summary
 from midlayer_encoders.report.axes import Axis, layer_axis, named_axis, place_axis
 from midlayer_encoders.report.charts import Cells, Chart, Level, Line, Mark, Panel, Scale, layer_tips, value_axis
 from midlayer_encoders.report.matplotlib_figures import draw
@@ -19,7 +19,7 @@ from midlayer_encoders.report.ticks import number, signed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["average_panel", "losses_panel", "plot_heatmap", "plot_scores", "tasks_chart"]
+__all__ = ["average_levels", "average_panel", "losses_panel", "plot_heatmap", "plot_scores", "tasks_chart"]
 
 
 def plot_scores(frame: pl.DataFrame) -> Figure:
@@ -52,27 +52,30 @@ def plot_heatmap(frame: pl.DataFrame) -> Figure:
     return draw(Chart((panel,), size=size))
 
 
-def average_panel(found: Summary, baselines: Mapping[str, float] | None = None, baseline_name: str = "") -> Panel:
+def average_panel(found: Summary, baselines: Baselines | None = None) -> Panel:
     """Return the average by layer, or a title alone where no layer was scored on every task."""
     average = found.average
     if average is None:
         return Panel("no layer was scored on every task: no average", layer_axis(0), Axis("", 0, 1), ())
     one = found.tasks[0] if len(found.tasks) == 1 else None
     title = f"{one.name} ({one.measure})" if one else f"average of {len(found.tasks)} tasks"
-    base = _level(average_baseline(found, baselines or {}), baseline_name)
+    base = average_levels(found, baselines or {})
     name = one.name if one else "average"
     return _curve_panel(average, found.num_layers, base, name=name, title=f"{title}: {_curve_words(average)}", pad=0.16)
 
 
-def tasks_chart(found: Summary, baselines: Mapping[str, float] | None = None, baseline_name: str = "") -> Chart:
+def average_levels(found: Summary, baselines: Baselines) -> list[Level]:
+    """Return the average of each baseline that was scored on every task."""
+    return _levels({name: average_baseline(found, scores) for name, scores in baselines.items()})
+
+
+def tasks_chart(found: Summary, baselines: Baselines | None = None) -> Chart:
     """Return a panel for each task, on its own scale."""
-    known = {task: 100 * score for task, score in (baselines or {}).items()}
-    panels = [
-        _curve_panel(
-            task, found.num_layers, _level(known.get(task.name), baseline_name), name=task.name, title=task.name
-        )
-        for task in found.tasks
-    ]
+    known = {name: {task: 100 * score for task, score in of.items()} for name, of in (baselines or {}).items()}
+    panels = []
+    for task in found.tasks:
+        levels = _levels({name: of.get(task.name) for name, of in known.items()})
+        panels.append(_curve_panel(task, found.num_layers, levels, name=task.name, title=task.name))
     return Chart(tuple(panels))
 
 
@@ -103,24 +106,28 @@ def _scored(frame: pl.DataFrame, what: str) -> Summary:
     return found
 
 
-def _level(points: float | None, name: str) -> Level | None:
-    return Level(points, f"{name} {number(points)}") if points is not None else None
+def _levels(points: Mapping[str, float | None]) -> list[Level]:
+    return [
+        Level(value, f"{name} {number(value)}", style=style)
+        for style, (name, value) in enumerate(points.items())
+        if value is not None
+    ]
 
 
 def _curve_panel(
-    curve: Curve, num_layers: int, level: Level | None, *, name: str, title: str, pad: float = 0.08
+    curve: Curve, num_layers: int, levels: Sequence[Level], *, name: str, title: str, pad: float = 0.08
 ) -> Panel:
     layers, values = tuple(curve.points), tuple(curve.points.values())
     line = Line(layers, values, tips=layer_tips(name, layers, values, number))
     best = Mark("best", curve.best_layer, curve.best, f"layer {curve.best_layer}: {number(curve.best)}")
     last = Mark("last", curve.last_layer, curve.last, f"last: {number(curve.last)}")
     marks = (best,) if curve.best_layer == curve.last_layer else (last, best)
-    parts = (*([level] if level else []), line, *marks)
+    parts = (*levels, line, *marks)
     label = (
         f"{name} by layer: best {number(curve.best)} at layer {curve.best_layer}, "
-        f"{number(curve.last)} at the last, layer {curve.last_layer}" + (f"; {level.text}" if level else "")
+        f"{number(curve.last)} at the last, layer {curve.last_layer}" + "".join(f"; {level.text}" for level in levels)
     )
-    words = _task_words(curve, level) if title == name else ()
+    words = _task_words(curve, levels) if title == name else ()
     return Panel(
         title, layer_axis(num_layers), value_axis(parts, pad=pad), parts, label, words, gain=signed(curve.gain)
     )
@@ -134,11 +141,11 @@ def _curve_words(curve: Curve) -> str:
     return f"best {number(curve.best)} at layer {curve.best_layer}, {signed(curve.gain)} points over the last"
 
 
-def _task_words(task: Curve, level: Level | None) -> tuple[str, ...]:
+def _task_words(task: Curve, levels: Sequence[Level]) -> tuple[str, ...]:
     words = [task.measure, f"best {number(task.best)} at {task.best_layer}"]
     if task.best_layer != task.last_layer:
         words.append(f"last {number(task.last)} ({signed(-task.gain)})")
-    return (*words, *([level.text] if level else []))
+    return (*words, *(level.text for level in levels))
 
 
 def _loss_tips(curve: Curve, layers: Sequence[int]) -> tuple[str, ...]:

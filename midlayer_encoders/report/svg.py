@@ -14,7 +14,7 @@ from midlayer_encoders.report.style import STYLES
 from midlayer_encoders.report.svg_cells import cell_shape, peaks_last, tip_title
 from midlayer_encoders.report.ticks import layer_ticks, value_ticks
 
-__all__ = ["ALONE", "MAP", "PANEL", "PHONE", "SMALL", "WIDE", "Size", "panel_svg", "rows_size"]
+__all__ = ["ALONE", "MAP", "PANEL", "PHONE", "SMALL", "WIDE", "Size", "level_class", "panel_svg", "rows_size"]
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,8 @@ class _Canvas:
         tip = tip_title(mark.text)
         if mark.kind == "best":
             shape = f'<circle class="best" cx="{x}" cy="{y}" r="{r}">{tip}</circle>'
-            place = f'x="{min(max(x, self.size.left + 40), self.x(self.panel.x.high) - 30)}" y="{y - 12}"'
+            most = self.x(self.panel.x.high) + 4 - 3.75 * len(mark.text)  # what it gains stands to the right of that
+            place = f'x="{min(max(x, self.size.left + 40), most):.1f}" y="{y - 12}"'
             place += ' text-anchor="middle"'
         else:
             side = 2 * r - 1
@@ -203,14 +204,16 @@ class _Canvas:
 
     def _level(self, level: Level) -> str:
         y, start, end = self.y(level.value), self.x(self.panel.x.low), self.x(self.panel.x.high)
-        shape = f'<path class="level" d="M{start} {y}H{end}">{tip_title(level.text)}</path>'
+        shape = f'<path class="{level_class(level)}" d="M{start} {y}H{end}">{tip_title(level.text)}</path>'
         if not self.size.words:
             return shape
-        x, y = self._clearest(y, 7.5 * len(level.text))
+        x, y = self._clearest(level, 7.5 * len(level.text))
         return f'{shape}<text class="word" x="{x:.1f}" y="{y:.1f}">{escape(level.text)}</text>'
 
-    def _clearest(self, y: float, width: float) -> tuple[float, float]:
-        """Return where, along a level and above or below it, a text is farthest from every curve."""
+    def _clearest(self, level: Level, width: float) -> tuple[float, float]:
+        """Return where, along a level and above or below it, a text is farthest from every curve and other level."""
+        y = self.y(level.value)
+        others = [self.y(one.value) for one in self.panel.parts if isinstance(one, Level) and one is not level]
         drawn = [
             (self.x(x), self.y(value))
             for line in self.panel.lines
@@ -222,7 +225,8 @@ class _Canvas:
             left, base = place
             if not self.size.top < base < self.floor:
                 return -1.0
-            near = [abs(py - base + 5) for px, py in drawn if left - 12 < px < left + width + 12]
+            beside = [py for px, py in drawn if left - 12 < px < left + width + 12]
+            near = [abs(py - base + 5) for py in (*beside, *others)]
             return min(near, default=float(self.floor))
 
         start, end = self.x(self.panel.x.low) + 6, self.x(self.panel.x.high) - width - 6
@@ -251,6 +255,11 @@ class _Canvas:
             for column, (left, right) in enumerate(pairwise(columns))
         ]
         return f'<g class="strip" shape-rendering="crispEdges">{peaks_last(shapes)}</g>'
+
+
+def level_class(level: Level) -> str:
+    """Return the classes of a level's line: dashed, and dotted for every second one."""
+    return "level dotted" if level.style % 2 else "level"
 
 
 def _share(axis: Axis, value: float) -> float:

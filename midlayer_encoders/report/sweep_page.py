@@ -8,12 +8,12 @@ from pathlib import Path
 
 import polars as pl
 
-from midlayer_encoders.frame import Summary, check_frame, check_one_model, metric_series, summary
+from midlayer_encoders.frame import Baselines, Summary, check_frame, check_one_model, metric_series, summary
 from midlayer_encoders.report.charts import Chart
 from midlayer_encoders.report.metrics import broken_words, metrics_chart
 from midlayer_encoders.report.page import document, facts, large, section, soft, write_page
 from midlayer_encoders.report.page_figures import figure_html, strips_html, wide_html
-from midlayer_encoders.report.recipes import recipe_rows, recipe_words, recipes_map, recipes_panel
+from midlayer_encoders.report.recipes import recipe_rows, recipe_tile, recipe_words, recipes_map, recipes_panel
 from midlayer_encoders.report.scores import average_panel, losses_panel, tasks_chart
 from midlayer_encoders.report.tables import metric_tables, plain_table, score_tables
 from midlayer_encoders.report.words import baseline_words, confirmed_words, tiles, verdict
@@ -31,8 +31,7 @@ def write_report(
     seconds: Mapping[int, float] | None = None,
     export: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
-    baselines: Mapping[str, float] | None = None,
-    baseline_name: str = "TF-IDF",
+    baselines: Baselines | None = None,
 ) -> Path:
     """Write the page of :func:`report_html` and return where it lies; its folder is made.
 
@@ -55,7 +54,6 @@ def write_report(
         export=export,
         notes=notes,
         baselines=baselines,
-        baseline_name=baseline_name,
     )
     return write_page(text, path)
 
@@ -69,8 +67,7 @@ def report_html(
     seconds: Mapping[int, float] | None = None,
     export: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
-    baselines: Mapping[str, float] | None = None,
-    baseline_name: str = "TF-IDF",
+    baselines: Baselines | None = None,
     recipes: Mapping[str, Summary] | None = None,
 ) -> str:
     """Return one self-contained page about one model: which layer is best, by how much, and how that was measured.
@@ -83,54 +80,63 @@ def report_html(
         seconds: time that the model cut at each layer takes for the same texts.
         export: the line that exports the best layer, by language, such as ``Python`` and ``Shell``.
         notes: sentences to print below the verdict, such as tasks that failed.
-        baselines: score of a baseline on each task, a fraction; shown even where it wins.
-        baseline_name: what the baseline is called.
+        baselines: name of each, and its score on each task, a fraction; shown even where it wins.
         recipes: what each of several recipes scored; ``frame`` is then of the best one.
     """
     frame = check_frame(frame)
     model, revision = check_one_model(frame)
     found, metrics = summary(frame), metric_series(frame)
-    known = {task: score for task, score in (baselines or {}).items() if task in {one.name for one in found.tasks}}
+    known = _of_tasks(baselines or {}, {one.name for one in found.tasks})
     parameters, seconds = parameters or {}, seconds or {}
     words = recipe_words(recipes) if recipes else verdict(found, metrics)
-    lead = soft(f"{model} at revision {revision}") + large(words) + tiles(found, parameters, seconds)
-    numbers = score_tables(found, parameters=parameters, seconds=seconds, baselines=known, baseline_name=baseline_name)
+    first = [recipe_tile(recipes)] if recipes else []
+    lead = soft(f"{model} at revision {revision}") + large(words) + tiles(found, parameters, seconds, first)
+    numbers = score_tables(found, parameters=parameters, seconds=seconds, baselines=known)
     sections = [
         section("Use this recipe and layer" if recipes else "Use this layer", _export(export or {})),
-        section("Recipes and layers", _recipes(recipes, known, baseline_name) if recipes else ""),
-        *_score_sections(found, known, baseline_name),
+        section("Recipes and layers", _recipes(recipes, known) if recipes else ""),
+        *_score_sections(found, known),
         section("Metrics by depth", _metrics(frame, found) if metrics else ""),
         section("Confirmed by mteb", _confirmed(frame)),
         section("The numbers", numbers + metric_tables(metrics)),
         section("How it was measured", facts({"Model": model, "Revision": revision, **how})),
     ]
-    return document(title, lead, sections, notes=[*baseline_words(found, known, baseline_name), *found.remarks, *notes])
+    return document(title, lead, sections, notes=[*baseline_words(found, known), *found.remarks, *notes])
 
 
-def _recipes(found: Mapping[str, Summary], baselines: Mapping[str, float], baseline_name: str) -> str:
+def _of_tasks(baselines: Baselines, tasks: set[str]) -> dict[str, dict[str, float]]:
+    """Return the scores on some tasks, of the baselines that have any."""
+    kept = {name: {task: one for task, one in of.items() if task in tasks} for name, of in baselines.items()}
+    return {name: scores for name, scores in kept.items() if scores}
+
+
+def _recipes(found: Mapping[str, Summary], baselines: Baselines) -> str:
     words = "Each recipe by layer, in points (score × 100). All else on this page is about the best recipe."
     table = soft("Each recipe at its best layer.") + plain_table(
-        recipe_rows(found, baselines, baseline_name), label="Recipes at their best layers"
+        recipe_rows(found, baselines), label="Recipes at their best layers"
     )
     below = "How many points each layer of each recipe is below the best of all; the best layer of each is outlined."
+    layers = [set(one.average.points) for one in found.values() if one.average]
+    crossed = " A stroke: not scored." if any(some != set().union(*layers) for some in layers) else ""
     return (
-        figure_html(Chart((recipes_panel(found),)))
-        + soft(words)
+        soft(words)
+        + figure_html(Chart((recipes_panel(found, baselines),)))
         + table
-        + soft(below)
+        + soft(below + crossed)
         + strips_html(recipes_map(found))
     )
 
 
-def _score_sections(found: Summary, baselines: Mapping[str, float], baseline_name: str) -> list[str]:
+def _score_sections(found: Summary, baselines: Baselines) -> list[str]:
     if len(set().union(*(task.points for task in found.tasks))) < 2:
         return []  # one layer has no depth to draw: the table says it all
-    average = wide_html(average_panel(found, baselines, baseline_name), _average_words(found)) if found.average else ""
+    average = wide_html(average_panel(found, baselines), _average_words(found)) if found.average else ""
     tasks = ""
     if len(found.tasks) > 1 or not average:
-        dashed = f"; the dashed line is {baseline_name}" if baselines else ""
+        lines = zip(("dashed line", "dotted one"), baselines, strict=False)
+        dashed = "".join(f"; the {line} is {name}" for line, name in lines)
         tasks = soft(f"Each task by layer, in points, on its own scale. Disc: best layer; square: last layer{dashed}.")
-        tasks += figure_html(tasks_chart(found, baselines, baseline_name))
+        tasks += figure_html(tasks_chart(found, baselines))
     crossed = " A stroke: not scored." if found.incomplete else ""
     shared = " The scale is the same for all tasks." if len(found.tasks) > 1 else ""
     heat = soft(

@@ -8,7 +8,7 @@ from html import escape
 
 import polars as pl
 
-from midlayer_encoders.frame import Curve, Series, Summary
+from midlayer_encoders.frame import Baselines, Curve, Series, Summary
 from midlayer_encoders.report.ticks import number, signed
 
 __all__ = ["baseline_words", "confirmed_words", "tiles", "verdict"]
@@ -34,8 +34,12 @@ def verdict(found: Summary, metrics: Mapping[str, Sequence[Series]]) -> str:
     return f"{best}, {number(average.gain)} points more than {last} ({number(average.last)})."
 
 
-def baseline_words(found: Summary, baselines: Mapping[str, float], name: str) -> list[str]:
-    """Return where a baseline is ahead of every layer, which a reader should know before cutting a model."""
+def baseline_words(found: Summary, baselines: Baselines) -> list[str]:
+    """Return where each baseline is ahead of every layer, which a reader should know before cutting a model."""
+    return [line for name, scores in baselines.items() for line in _one_baseline(found, scores, name)]
+
+
+def _one_baseline(found: Summary, baselines: Mapping[str, float], name: str) -> list[str]:
     ahead = [task.name for task in found.tasks if 100 * baselines.get(task.name, -math.inf) > task.best]
     if not baselines:
         return []
@@ -69,12 +73,17 @@ def confirmed_words(frame: pl.DataFrame) -> list[str]:
     return lines
 
 
-def tiles(found: Summary, parameters: Mapping[int, int], seconds: Mapping[int, float]) -> str:
-    """Return the large numbers: best layer, gain, and what the best layer saves against the last."""
+def tiles(
+    found: Summary,
+    parameters: Mapping[int, int],
+    seconds: Mapping[int, float],
+    first: Sequence[tuple[str, str, str]] = (),
+) -> str:
+    """Return the large numbers: what comes ``first``, best layer, gain, and what the best layer saves."""
     average = found.average
     if average is None:
         return ""
-    shown = [("Best layer", _of(found, average.best_layer), f"{number(average.best)} points")]
+    shown = [*first, ("Best layer", _of(found, average.best_layer), f"{number(average.best)} points")]
     if average.best_layer != average.last_layer:
         against = f"{number(average.best)} instead of {number(average.last)}"
         shown.append(("Gain in points", signed(average.gain), against))

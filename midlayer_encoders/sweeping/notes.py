@@ -1,4 +1,4 @@
-"""What stands beside a sweep's frame: how it was measured, what each layer costs, and a baseline."""
+"""What stands beside a sweep's frame: how it was measured, what each layer costs, and baselines."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.models.cut import plan_cut
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.report.versions import versions
+from midlayer_encoders.sweeping.baselines import Baseline
 from midlayer_encoders.sweeping.jobs import Score
 from midlayer_encoders.sweeping.result import Notes
-from midlayer_encoders.tasks import STS_GRADES, TaskSource, task_label, tfidf_scores
+from midlayer_encoders.tasks import STS_GRADES, TaskSource, task_label
 
 __all__ = ["TOGETHER", "Scored", "sweep_notes"]
 
@@ -30,12 +31,12 @@ _APART = 0.01  # a score further than this from mteb's is worth a remark
 
 @dataclass(frozen=True)
 class Scored:
-    """What came of scoring: each layer on each task, those that mteb confirmed, how, and TF-IDF on some tasks."""
+    """What came of scoring: each layer on each task, those that mteb confirmed, how, and baselines on some tasks."""
 
     scores: Sequence[Score]
     confirmed: Sequence[Score]
     ways: Mapping[str, str]
-    baselines: Mapping[str, float]
+    baselines: Mapping[str, Mapping[str, float]]
 
 
 def sweep_notes(
@@ -45,11 +46,11 @@ def sweep_notes(
     found: Scored,
     layers: Sequence[int],
     *,
-    baselines: Sequence[TaskSource],
+    baselines: Sequence[Baseline],
     seconds: float,
     tokens: int,
 ) -> Notes:
-    """Return the notes of a sweep; TF-IDF is scored on the tasks in ``baselines`` that did not fail, unless it was."""
+    """Return the notes of a sweep; ``baselines`` are scored on the tasks that did not fail, unless they were."""
     scores = found.scores
     failed = {score.task: f"layer {score.layer}: {score.error}" for score in reversed(scores) if score.error}
     return Notes(
@@ -59,9 +60,13 @@ def sweep_notes(
         parameters=_parameters(encoder, layers, spec.norm) if spec.site == "block" else {},
         seconds=_pass_seconds(encoder, layers, scores) if spec.site == "block" else {},
         baselines={
-            source.name: found.baselines[source.name] if source.name in found.baselines else tfidf_scores(source.make())
-            for source in baselines
-            if source.name not in failed
+            one.name: {
+                source.name: known[one.name] if one.name in known else one.score(source.make())
+                for source in sources
+                if source.name not in failed
+                for known in (found.baselines.get(source.name, {}),)
+            }
+            for one in baselines
         },
         remarks=[*_remarks(sources), *_undefined(scores), *_apart(found)],
         failures=failed,

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,7 +17,7 @@ import polars as pl
 from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import json_object, read_kept, read_whole, write_file
-from midlayer_encoders.frame import Summary, read_frame, summary
+from midlayer_encoders.frame import Baselines, Summary, read_frame, summary
 from midlayer_encoders.report import plot_recipes, plot_scores, report_html
 from midlayer_encoders.report.recipes import best_recipe
 from midlayer_encoders.results import Result
@@ -38,7 +38,7 @@ class Notes:
     how: dict[str, str]
     parameters: dict[int, int] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
-    baselines: dict[str, float] = field(default_factory=dict)
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class SweepResult(Result):
             seconds=notes.seconds or None,
             export=export_lines(notes, self.best()) if scored and notes.site == "block" else None,
             notes=[*notes.remarks, *(f"{task} failed: {error}" for task, error in notes.failures.items())],
-            baselines={labels.get(task, task): score for task, score in notes.baselines.items()} or None,
+            baselines=_labeled(notes.baselines, labels),
         )
 
     def save(self, folder: Path | str | None = None) -> Path:
@@ -142,7 +142,7 @@ class RecipesResult(SweepResult):
     Attributes:
         frame: as of a :class:`SweepResult`, with the column ``recipe``.
         folder: where all of it lies; each recipe has a folder of its own in it.
-        notes: those of the best recipe.
+        notes: those of the best recipe, with the baselines, which are scored once.
         parts: the result of each recipe by its name.
     """
 
@@ -156,7 +156,8 @@ class RecipesResult(SweepResult):
         ).select(*next(iter(parts.values())).frame.columns, "recipe")
         scored = {name: part for name, part in parts.items() if _average(part) is not None}
         best = best_recipe({name: part.summary() for name, part in scored.items()}) if scored else next(iter(parts))
-        return cls(frame, folder, parts[best].notes, parts)
+        baselines = next(iter(parts.values())).notes.baselines
+        return cls(frame, folder, replace(parts[best].notes, baselines=baselines), parts)
 
     @property
     def recipe(self) -> str:
@@ -190,7 +191,7 @@ class RecipesResult(SweepResult):
 
     def plot(self) -> Figure:
         """Return the figure of scores by layer and recipe."""
-        return plot_recipes(self.summaries())
+        return plot_recipes(self.summaries(), self.notes.baselines)
 
     def plots(self) -> dict[str, Figure]:
         """Return the figures by name: ``recipes`` and ``scores``, which are the best recipe's."""
@@ -206,7 +207,6 @@ class RecipesResult(SweepResult):
 
         notes = winner.notes
         failed = [f"{task} failed: {error}" for task, error in self.failures.items()]
-        baselines = next(iter(self.parts.values())).notes.baselines
         return report_html(
             labeled(winner.frame),
             title=notes.title,
@@ -215,7 +215,7 @@ class RecipesResult(SweepResult):
             seconds=notes.seconds or None,
             export=export_lines(notes, winner.best()),
             notes=[*notes.remarks, *failed],
-            baselines={labels.get(task, task): score for task, score in baselines.items()} or None,
+            baselines=_labeled(self.notes.baselines, labels),
             recipes={name: summary(labeled(self.parts[name].frame)) for name in found},
         )
 
@@ -234,6 +234,12 @@ def _average(part: SweepResult) -> float | None:
     return None if average is None or math.isnan(average.best) else average.best
 
 
+def _labeled(baselines: Baselines, labels: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    return {
+        name: {labels.get(task, task): score for task, score in scores.items()} for name, scores in baselines.items()
+    }
+
+
 def read_notes(path: Path) -> Notes:
     """Return the notes of a sweep from its ``sweep.json``."""
     kept = json_object(read_whole(path, OptionError), str(path), OptionError)
@@ -242,6 +248,9 @@ def read_notes(path: Path) -> Notes:
     if "export_options" in kept:  # written by 0.1, as flags
         flags = re.findall(r"--(\S+) (\S+)", kept.pop("export_options"))
         kept["options"] = {name.replace("-", "_"): value for name, value in flags}
+    baselines = kept.get("baselines", {})
+    if isinstance(baselines, dict) and any(isinstance(score, float | int) for score in baselines.values()):
+        kept["baselines"] = {"TF-IDF": baselines}  # as it was written while there was one
     for one in fields(Notes):
         kind = str if one.name in ("title", "model", "site") else list if one.name == "remarks" else dict
         if not isinstance(kept.get(one.name, kind()), kind):

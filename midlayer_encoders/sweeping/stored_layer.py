@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -256,6 +256,8 @@ class Embedder:
     ) -> None:
         """Pass the batches that lack something, those of this process, through the model and store what was lacking."""
         reader = layer_reader(self.encoder, layers=self.store.layers, prompt=prompt, site=self.site)
+        if self.compile:  # a cache would be compiled anew for each size of batch
+            reader = replace(reader, shared=())
         mine = self.group.part([batch for batch in batches if lacking.intersection(batch)])
         self.stage.expect(sum(len(batch) for batch in mine))
         blocks = compiled_blocks(reader.model, reader.anatomy) if self.compile else nullcontext()

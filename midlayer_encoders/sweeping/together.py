@@ -16,9 +16,10 @@ from midlayer_encoders._types import Stage
 from midlayer_encoders.files import read_kept, write_file
 from midlayer_encoders.scoring import Read, layer_scores
 from midlayer_encoders.store import TextNotStoredError
+from midlayer_encoders.sweeping.baselines import Baseline
 from midlayer_encoders.sweeping.jobs import Job, Score, quiet_mteb, with_data
 from midlayer_encoders.sweeping.stored_layer import Embedder
-from midlayer_encoders.tasks import TfidfEncoder, isolated_random, task_texts
+from midlayer_encoders.tasks import isolated_random, task_texts
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
@@ -29,7 +30,6 @@ __all__ = ["MOST_CONFIRMED", "Together", "layers_to_confirm", "why_not_together"
 
 MOST_CONFIRMED = 3  # layers of a task: the best, the second best and the last
 _FORMAT = 1  # of the files; another number is another way to score
-_BASELINE = "tfidf"  # under this name its score stands beside those of layers
 
 
 def _nothing(_: int) -> None:
@@ -59,24 +59,24 @@ class Together:
         folder: where scores are kept.
         stage: counts layers.
         planning: counts tasks of which it is known what mteb asks.
-        baselines: whether TF-IDF is scored beside the layers, by the first process.
+        baselines: what is scored beside the layers, by the first process.
     """
 
     embedder: Embedder
     folder: Path
     stage: Stage
     planning: Stage = field(default_factory=lambda: Stage(None, "planning"))
-    baselines: bool = False
+    baselines: Sequence[Baseline] = ()
 
-    def scores(self, jobs: Sequence[Job]) -> tuple[list[Score], float | None]:
-        """Return the score of each job, all of one task, and of TF-IDF where it was asked for; an error is raised."""
+    def scores(self, jobs: Sequence[Job]) -> tuple[list[Score], dict[str, float]]:
+        """Return the score of each job, all of one task, and of each baseline by its name; an error is raised."""
         start = time.perf_counter()
         group = self.embedder.group
         known = group.share(partial(self._known, jobs[0]))
         header, kept = known[group.rank][0], dict(item for _, scores in known for item in scores.items())
         lacking = [job for job in jobs if _identity(job) not in kept]
         self.stage.step(len(jobs) - len(lacking))
-        if lacking or (self.baselines and _BASELINE not in kept):
+        if lacking or any(one.key not in kept for one in self.baselines):
             for found in group.share(partial(self._fill, jobs[0], lacking, header, kept)):
                 kept |= found
             self.stage.step(len(lacking) - len(group.part(lacking)))
@@ -84,7 +84,7 @@ class Together:
             self.planning.step()
         seconds, name = (time.perf_counter() - start) / len(jobs), str(header["main_score"])
         scores = [Score(job.task.name, job.layer, name, kept[_identity(job)], seconds, together=True) for job in jobs]
-        return scores, kept.get(_BASELINE)
+        return scores, {one.name: kept[one.key] for one in self.baselines}
 
     def _known(self, job: Job) -> tuple[dict[str, Any], dict[str, float]]:
         """Return what the task's scores depend on, and those that any process kept of the task as it is now."""
@@ -108,8 +108,8 @@ class Together:
                 raise
             scores = self._scored(first, self._asked(first), list(mine))
         found = {_identity(mine[layer]): value for layer, value in scores.items()}
-        if self.baselines and group.rank == 0 and _BASELINE not in kept:
-            found[_BASELINE] = self._tfidf(first)
+        if group.rank == 0:
+            found |= {one.key: self._baseline(one, first) for one in self.baselines if one.key not in kept}
         if found:
             written = {name: None if math.isnan(value) else value for name, value in {**kept, **found}.items()}
             content = json.dumps({"of": header, "scores": written}, indent=1)
@@ -124,13 +124,13 @@ class Together:
             layer = job.stored_layer(self.embedder)
             return record(with_data(job.task).make(), layer.keys, similarity=job.similarity)
 
-    def _tfidf(self, job: Job) -> float:
-        """Return the score of TF-IDF on the task."""
+    def _baseline(self, baseline: Baseline, job: Job) -> float:
+        """Return the score of a baseline on the task."""
         from midlayer_encoders.scoring.recording import record
 
         with isolated_random(), quiet_mteb():
             loaded = with_data(job.task).make()
-            encoder = TfidfEncoder(task_texts(loaded))
+            encoder = baseline.made_for(task_texts(loaded))
             asked = record(loaded, lambda inputs, **_: [text for batch in inputs for text in batch["text"]])
         each = [self._each(one, [0], lambda _, texts: encoder.vectors(texts)) for one in asked]
         return _main_scores(_task(job), asked, each, [0])[0]

@@ -15,7 +15,7 @@ from midlayer_encoders.tasks.sources import (
     resolve_tasks,
     task_sources,
 )
-from midlayer_encoders.tasks.tfidf import TfidfEncoder, task_texts, tfidf_scores
+from midlayer_encoders.tasks.tfidf import TextEncoder, TfidfEncoder, encoder_score, task_texts, tfidf_scores
 
 __all__ = [
     "BUILTIN_TASKS",
@@ -25,8 +25,10 @@ __all__ = [
     "TaskFileError",
     "TaskSource",
     "TaskType",
+    "TextEncoder",
     "TfidfEncoder",
     "builtin_tasks",
+    "encoder_score",
     "isolated_random",
     "paper_tasks",
     "resolve_tasks",

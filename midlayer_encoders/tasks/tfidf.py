@@ -1,8 +1,9 @@
-"""The baseline beside every curve: TF-IDF vectors, scored by the same mteb evaluation."""
+"""TF-IDF vectors, scored by mteb as every layer is; and what other baselines share with them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from midlayer_encoders._random import isolated_random
@@ -15,43 +16,36 @@ if TYPE_CHECKING:
     from mteb.types import Array
     from torch.utils.data import DataLoader
 
-__all__ = ["TfidfEncoder", "task_texts", "tfidf_scores"]
+__all__ = ["TextEncoder", "TfidfEncoder", "encoder_score", "task_texts", "tfidf_scores"]
 
 
-class TfidfEncoder:
-    """An mteb encoder of TF-IDF vectors: L2-normed, float32, over the commonest 4096 words of ``texts``.
-
-    Where no text has a word of two letters, as in some scripts and in formulas, the characters are counted instead.
+class TextEncoder(ABC):
+    """An mteb encoder of texts by whatever makes vectors of them, compared by their cosine.
 
     Args:
-        texts: what the vocabulary and the document frequencies are counted on.
+        name: under which mteb files results.
+        revision: likewise.
     """
 
-    def __init__(self, texts: Sequence[str]) -> None:
+    def __init__(self, name: str, revision: str) -> None:
         from mteb.models.model_meta import ModelMeta, ScoringFunction
-        from sklearn.feature_extraction.text import TfidfVectorizer
 
-        words = TfidfVectorizer(max_features=4096, sublinear_tf=True)
-        analyze = words.build_analyzer()
-        if not any(map(analyze, texts)):
-            words.set_params(analyzer="char")
-        self._vectorizer = words.fit(texts)
         self.mteb_model_meta = ModelMeta.create_empty(
             overwrites={
-                "name": "midlayer-encoders/tfidf",
-                "revision": "1",
+                "name": name,
+                "revision": revision,
                 "similarity_fn_name": ScoringFunction.COSINE,
                 "modalities": ["text"],
             }
         )
 
+    @abstractmethod
+    def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Return one row for each text, shape ``(N, D)``."""
+
     def encode(self, inputs: DataLoader[Any], **kwargs: Any) -> Array:  # noqa: ARG002
         """Return one row for each text, shape ``(N, D)``."""
         return self.vectors([text for batch in inputs for text in batch["text"]])
-
-    def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Return one row for each text, shape ``(N, D)``."""
-        return self._vectorizer.transform(texts).toarray().astype("float32")  # type: ignore[no-any-return]
 
     def similarity(self, one: Array, other: Array) -> torch.Tensor:
         """Return the cosine of every row with every row."""
@@ -66,10 +60,44 @@ class TfidfEncoder:
         return pairwise_cos_sim(one, other)
 
 
+class TfidfEncoder(TextEncoder):
+    """An mteb encoder of TF-IDF vectors: L2-normed, float32, over the commonest 4096 words of ``texts``.
+
+    Where no text has a word of two letters, as in some scripts and in formulas, the characters are counted instead.
+
+    Args:
+        texts: what the vocabulary and the document frequencies are counted on.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        words = TfidfVectorizer(max_features=4096, sublinear_tf=True)
+        analyze = words.build_analyzer()
+        if not any(map(analyze, texts)):
+            words.set_params(analyzer="char")
+        self._vectorizer = words.fit(texts)
+        super().__init__("midlayer-encoders/tfidf", "1")
+
+    def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Return one row for each text, shape ``(N, D)``."""
+        return self._vectorizer.transform(texts).toarray().astype("float32")  # type: ignore[no-any-return]
+
+
 def tfidf_scores(task: AbsTask) -> float:
     """Return the main score of TF-IDF on ``task``, from 0 to 1, by mteb's own evaluation; ``task`` is left as it was.
 
     The vocabulary is counted on the texts of the task itself, its training texts included.
+    """
+    return encoder_score(task, TfidfEncoder)
+
+
+def encoder_score(task: AbsTask, made_for: Callable[[Sequence[str]], TextEncoder]) -> float:
+    """Return the main score of an encoder on ``task``, as :func:`tfidf_scores`.
+
+    Args:
+        task: left as it was.
+        made_for: returns the encoder, given the task's texts.
     """
     import mteb
 
@@ -79,7 +107,7 @@ def tfidf_scores(task: AbsTask) -> float:
 
     with isolated_random():
         result = mteb.evaluate(
-            TfidfEncoder(task_texts(task)), task, cache=None, show_progress_bar=False, overwrite_strategy="always"
+            made_for(task_texts(task)), task, cache=None, show_progress_bar=False, overwrite_strategy="always"
         )
     return float(result[0].get_score())
 

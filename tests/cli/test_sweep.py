@@ -22,7 +22,7 @@ from midlayer_encoders import LayerEncoder, sweep, sweeping
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.store import EmbeddingStore, list_stores, text_key
-from midlayer_encoders.sweeping import SweepResult
+from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.result import Notes
 from tests.cli.calls import check_every_option, run, tables
 from tests.report.made_frames import rows_frame
@@ -62,7 +62,7 @@ def check_table(said: str, result: SweepResult) -> None:
     means = {layer: sum(points[layer, name] for name in names) / len(names) for layer in layers}
     for row, layer in zip(rows, layers, strict=False):
         assert row == [str(layer), *(f"{points[layer, name]:.1f}" for name in names), f"{means[layer]:.1f}"]
-    kept = [100 * result.notes.baselines[name] for name in names]
+    kept = [100 * result.notes.baselines["TF-IDF"][name] for name in names]
     assert rows[len(layers) :] == [["TF-IDF", *(f"{value:.1f}" for value in kept), f"{sum(kept) / len(kept):.1f}"]]
     best = max(layers, key=lambda layer: (means[layer], -layer))
     last = "the last layer" if layers[-1] == 4 else f"layer {layers[-1]}"
@@ -130,7 +130,7 @@ def test_processes_reach_the_sweep_and_the_demo_is_of_the_built_in_model(
     assert isinstance(told[2]["model"], LayerEncoder)
     assert told[2]["model"].source == "built-in"
     assert (told[2]["model"].layer, told[2]["tasks"], told[2]["out"]) == (4, ["builtin"], tmp_path / "demo")
-    assert (told[2]["metrics"], told[2]["metric_texts"], told[2]["views"]) == ("paper", 64, 4)
+    assert (told[2]["recipes"], told[2]["metrics"]) == (["plain", "one-word"], one_pass)
 
 
 def made(folder: Path, scores: dict[str, list[float | None]], **notes: Any) -> SweepResult:
@@ -175,12 +175,56 @@ def test_a_table_with_gaps_ties_and_failures(
     assert "Layer 1 of 4 scores 40.0 on average over 2 tasks, 5.0 points more than the last layer (35.0)." in page
 
 
+def test_recipes_stand_beside_baselines_and_the_lines_that_make_the_winner_come_last(
+    tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores: dict[str, dict[str, list[float | None]]] = {
+        "plain": {"A": [0.1, 0.5, 0.4, 0.3, 0.2]},
+        "one-word": {"A": [None, 0.3, 0.4, 0.6, 0.5]},
+    }
+    parts = {
+        name: made(tmp_path / name, of, options={"recipe": name}, baselines={"MiniLM": {"A": 0.7}} if n == 0 else {})
+        for n, (name, of) in enumerate(scores.items())
+    }
+    said = printed(RecipesResult.of(parts, tmp_path), tmp_path, tiny_folder("Llama"), tasks, monkeypatch)
+    (_, *recipes), (_, *layers) = tables(said)
+    assert recipes == [
+        ["plain", "1", "50.0", "0.0", "50.0"],
+        ["one-word", "3", "60.0", "+10.0", "60.0"],
+        ["MiniLM", "", "70.0", "+20.0", "70.0"],
+    ]
+    assert layers == [
+        ["1", "30.0", "30.0"],
+        ["2", "40.0", "40.0"],
+        ["3", "60.0", "60.0"],
+        ["4", "50.0", "50.0"],
+        ["MiniLM", "70.0", "70.0"],
+    ]
+    assert "Every layer of m under one-word" in " ".join(said.split())
+    assert said.rstrip().splitlines()[-2:] == [
+        "Export it: midlayer export m --layer 3 --recipe one-word --out layer-3",
+        "In Python: LayerEncoder('m', layer=3, recipe='one-word').save_pretrained(\"layer-3\")",
+    ]
+
+
 def test_the_page_is_written_again_with_everything_that_stood_beside_the_frame(tmp_path: Path) -> None:
-    notes = {"parameters": {0: 10_000_000, 4: 50_000_000}, "seconds": {0: 1.5, 4: 3.0}, "baselines": {"A": 0.7}}
+    notes = {
+        "parameters": {0: 10_000_000, 4: 50_000_000},
+        "seconds": {0: 1.5, 4: 3.0},
+        "baselines": {"TF-IDF": {"A": 0.7}, "MiniLM": {"A": 0.65}},
+    }
     made(tmp_path, {"A": [0.6, 0.2, 0.2, 0.2, 0.5]}, **notes, remarks=["A remark."], options={"norm": "none"})
     run("report", str(tmp_path))
     page = (tmp_path / "report.html").read_text()
-    for words in ("10.0 M instead of 50.0 M", "1.5 s instead of 3 s", "−80 %", "−50 %", "A remark.", "TF-IDF 70.0"):
+    for words in (
+        "10.0 M instead of 50.0 M",
+        "1.5 s instead of 3 s",
+        "−80 %",
+        "−50 %",
+        "A remark.",
+        "TF-IDF 70.0",
+        "MiniLM 65.0",
+    ):
         assert words in page
     assert "midlayer export m --layer 0 --norm none --out layer-0" in page
 

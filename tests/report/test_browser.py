@@ -82,7 +82,14 @@ def looked_at(pages: dict[str, str], folder: Path, *, dark: bool) -> tuple[dict[
 def test_pages_fit_a_phone_and_a_desk_in_both_themes(tmp_path: Path, dark: bool) -> None:
     hostile = pl.concat([scores_frame(12, model=HOSTILE), metrics_frame(12, datasets=[HOSTILE, LONG], model=HOSTILE)])
     long = {"how": {"Model": LONG}, "export": {"Shell": f"midlayer export {LONG}"}, "notes": [LONG]}
-    pages = {"full": report_html(full_frame(), title="T", how={"Seed": "0"}, baselines={"DocstringSTS": 0.9})}
+    pages = {
+        "full": report_html(
+            full_frame(),
+            title="T",
+            how={"Seed": "0"},
+            baselines={"TF-IDF": {"DocstringSTS": 0.9}, "all-MiniLM-L6-v2": {"DocstringSTS": 0.85}},
+        )
+    }
     # The dark changes colors only, so the widest and the strangest pages are looked at once.
     pages |= (
         {}

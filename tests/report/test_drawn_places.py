@@ -99,7 +99,7 @@ def test_the_pages_curve_of_some_layers_stands_at_those_layers() -> None:
     """Layers 0, 3, 6, 12 and 24 of 24 are not evenly spaced; the best layer's rule goes through the metrics."""
     rows = [("m", "main", k, k / 24, "score", "STS", "accuracy", v / 100) for k, v in CURVE]
     frame = pl.concat([rows_frame(rows), metrics_frame(24, names=["lidar"], model="m")[5:]])
-    page = report_html(frame, title="T", how={}, baselines={"STS": 0.44})
+    page = report_html(frame, title="T", how={}, baselines={"TF-IDF": {"STS": 0.44}})
     for picture in pictures(page, "STS by layer"):
         axes = Axes(picture)
         (group,) = (one for one in picture.iter("g") if "line" in (one.get("class") or ""))

@@ -101,11 +101,17 @@ def test_colors_end_where_nine_in_ten_losses_are_within() -> None:
 
 def test_a_baseline_is_a_level_in_points_in_the_panel_of_its_task() -> None:
     found = summary(scores_frame(6, tasks=2))
-    first, second = tasks_chart(found, {"SubmoduleClustering": 0.7}, "TF-IDF").panels
+    first, second = tasks_chart(
+        found, {"TF-IDF": {"SubmoduleClustering": 0.7}, "MiniLM": {"SubmoduleClustering": 0.8}}
+    ).panels
     assert not [part for part in first.parts if isinstance(part, Level)]
-    assert [part for part in second.parts if isinstance(part, Level)] == [Level(70.0, "TF-IDF 70.0")]
-    assert second.caption[-1] == "TF-IDF 70.0"
-    both = average_panel(found, {"SubmoduleClustering": 0.7, "LibraryClassification": 0.5}, "TF-IDF")
+    assert [part for part in second.parts if isinstance(part, Level)] == [
+        Level(70.0, "TF-IDF 70.0"),
+        Level(80.0, "MiniLM 80.0", style=1),
+    ]
+    assert second.caption[-2:] == ("TF-IDF 70.0", "MiniLM 80.0")
+    known = {"SubmoduleClustering": 0.7, "LibraryClassification": 0.5}
+    both = average_panel(found, {"TF-IDF": known, "MiniLM": {"SubmoduleClustering": 0.8}})
     assert [part.text for part in both.parts if isinstance(part, Level)] == ["TF-IDF 60.0"]
 
 

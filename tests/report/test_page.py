@@ -71,7 +71,7 @@ def test_the_numbers_on_the_page_are_those_of_the_frame() -> None:
         frame,
         parameters={0: 10_000_000, 1: 60_000_000, 2: 100_000_000},
         seconds={1: 3.0, 2: 4.0},
-        baselines={"STS": 0.7, "B": 0.1},
+        baselines={"TF-IDF": {"STS": 0.7, "B": 0.1}, "MiniLM": {"STS": 0.3, "B": 0.05}},
     )
     words = " ".join(page.words)
     assert "Layer 1 of 2 scores 35.0 on average over 2 tasks, 1.0 points more than the last layer (34.0)." in words
@@ -80,9 +80,13 @@ def test_the_numbers_on_the_page_are_those_of_the_frame() -> None:
     assert "−25 %" in words
     assert "3 s instead of 4 s" in words
     assert "TF-IDF is ahead of every layer on STS (1 of 2 tasks)." in words
+    assert "MiniLM is behind the best layer on both tasks." in words
     assert "TF-IDF 40.0" in words
+    assert "MiniLM 17.5" in words
+    assert "the dashed line is TF-IDF; the dotted one is MiniLM." in words
     assert '<tr class="winner"><th scope="row">1</th><td>60.0</td><td>3.00</td><td class="top">35.0</td>' in text
     assert '<th scope="row">TF-IDF</th><td></td><td></td><td>40.0</td><td>70.0</td><td>10.0</td>' in text
+    assert '<th scope="row">MiniLM</th><td></td><td></td><td>17.5</td><td>30.0</td><td>5.0</td>' in text
 
 
 def test_everything_has_its_place() -> None:
@@ -128,8 +132,7 @@ def test_hostile_names_stay_words() -> None:
         how={HOSTILE: HOSTILE},
         export={HOSTILE: HOSTILE},
         notes=[HOSTILE],
-        baselines={HOSTILE: 0.9},
-        baseline_name=HOSTILE,
+        baselines={HOSTILE: {HOSTILE: 0.9}},
     )
     assert "".join(page.words).count(HOSTILE) > 8
     assert not any("onerror" in attributes or "src" in attributes for _, attributes in page.seen)
@@ -178,9 +181,9 @@ def test_costs_are_left_out_where_one_of_the_two_layers_was_not_timed() -> None:
 
 
 def test_a_baseline_that_loses_or_is_of_another_task() -> None:
-    _, page = checked(by_hand(0.4, 0.6, 0.5), baselines={"STS": 0.1}, baseline_name="BM25")
+    _, page = checked(by_hand(0.4, 0.6, 0.5), baselines={"BM25": {"STS": 0.1}})
     assert "BM25 is behind the best layer on the task." in page.words
-    text, _ = checked(by_hand(0.4, 0.6, 0.5), baselines={"elsewhere": 0.1}, baseline_name="BM25")
+    text, _ = checked(by_hand(0.4, 0.6, 0.5), baselines={"BM25": {"elsewhere": 0.1}})
     assert "BM25" not in text
 
 

@@ -61,8 +61,8 @@ def test_the_table_the_tiles_and_the_verdict(scores: dict[str, dict[int, float]]
     parameters, seconds = {k: 10_000_000 + 7_300_000 * k for k in layers}, {k: 0.5 + k / 7 for k in layers}
     baselines = {task: 0.45 - place / 10 for place, task in enumerate(scores)}
     page = report_html(
-        frame_of(scores), title="T", how={}, parameters=parameters, seconds=seconds, baselines=baselines,
-        baseline_name="BM25",
+        frame_of(scores), title="T", how={}, parameters=parameters, seconds=seconds,
+        baselines={"BM25": baselines},
     )  # fmt: skip
     head, *rows, foot = rows_of(page)
     averaged = len(scores) > 1
@@ -212,10 +212,10 @@ def test_a_hostile_name_is_shown_as_it_is(place: str) -> None:
     if place.removeprefix("only ") in columns:
         column, name = columns[place.removeprefix("only ")]
         frame = frame.with_columns(pl.col(column).replace({name: HOSTILE}))
-    options: dict[str, Any] = {"title": "T", "how": {"seed": "0"}, "baselines": {"B": 0.5}}
+    options: dict[str, Any] = {"title": "T", "how": {"seed": "0"}, "baselines": {"TF-IDF": {"B": 0.5}}}
     options |= {
         "title": {"title": HOSTILE}, "how": {"how": {HOSTILE: HOSTILE}}, "notes": {"notes": [HOSTILE]},
-        "export": {"export": {HOSTILE: HOSTILE}}, "baseline": {"baseline_name": HOSTILE},
+        "export": {"export": {HOSTILE: HOSTILE}}, "baseline": {"baselines": {HOSTILE: {"B": 0.5}}},
     }.get(place, {})  # fmt: skip
     check_harmless(report_html(frame, **options))
 

@@ -54,8 +54,10 @@ def similarity() -> pl.DataFrame:
 
 
 CHARTS = {
-    "average": lambda: Chart((average_panel(summary(scores_frame(6)), {}, ""),)),
-    "tasks": lambda: tasks_chart(summary(scores_frame(6)), {"DocstringSTS": 0.9}, "TF-IDF"),
+    "average": lambda: Chart((average_panel(summary(scores_frame(6)), {}),)),
+    "tasks": lambda: tasks_chart(
+        summary(scores_frame(6)), {"TF-IDF": {"DocstringSTS": 0.9}, "MiniLM": {"DocstringSTS": 0.8}}
+    ),
     "metrics": lambda: metrics_chart(metrics_frame(6, names=["lidar", "dime"], datasets=list("abcdefg")), chosen=3),
     "depths": lambda: metrics_chart(pl.concat([metrics_frame(n, names=["lidar"], model=f"m{n}") for n in (6, 24)])),
     "differences": lambda: differences_chart(differences()),

@@ -88,3 +88,20 @@ def test_labels_are_escaped() -> None:
 
 def test_there_is_a_style_for_every_number() -> None:
     assert all(f".s{number} {{" in page_css() for number in range(STYLES))
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE])
+def test_words_stand_clear_of_each_other_where_the_best_layer_is_next_to_the_last_and_baselines_are_close(
+    size: Size,
+) -> None:
+    values = [20.0 + k for k in range(30)] + [47.0]
+    marks = [Mark("last", 30, 47.0, "last: 47.0"), Mark("best", 29, 49.0, "layer 29: 49.0")]
+    levels = [Level(38.0, "TF-IDF 38.0"), Level(38.6, "MiniLM 38.6", style=1)]
+    root = drawn(*levels, line(*values), *marks, size=size, gain="+2.0")
+    words = {text.text: text for text in root.iter("text")}
+    best, gain = words["layer 29: 49.0"], words["+2.0"]
+    assert float(best.attrib["x"]) + 7.0 * len("layer 29: 49.0") / 2 < float(gain.attrib["x"])
+    one, other = (float(words[level.text].attrib["y"]) for level in levels)
+    assert abs(one - other) > 14
+    dashes = [path.get("class") for path in root.iter("path") if "level" in path.get("class", "")]
+    assert dashes == ["level", "level dotted"]

@@ -11,6 +11,8 @@ from PIL import Image
 
 from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.items import item_key
+from midlayer_encoders.sweeping.jobs import Score
+from midlayer_encoders.sweeping.notes import _undefined
 from midlayer_encoders.sweeping.result import Notes
 from tests.report.made_frames import rows_frame
 
@@ -53,7 +55,7 @@ def test_baselines_stand_under_the_names_that_the_page_shows(
             for layer, value in enumerate(values)
         ]
     )
-    notes = Notes(title="T", model="m", how={}, baselines={names[0]: 0.456, names[1]: 0.123})
+    notes = Notes(title="T", model="m", how={}, baselines={"TF-IDF": {names[0]: 0.456, names[1]: 0.123}})
     page = SweepResult(frame, tmp_path, notes).html()
     table = re.search(r"<table><caption>Points by layer.*?</table>", page)
     assert table is not None
@@ -68,3 +70,12 @@ def test_baselines_stand_under_the_names_that_the_page_shows(
     assert float(rows[-1][1]) == pytest.approx(28.95, abs=0.051)
     words = unescape(re.sub("<.*?>", "", page))
     assert f"TF-IDF is ahead of every layer on {shown[0]} (1 of 2 tasks)" in words
+
+
+def test_tasks_without_a_score_at_the_same_layers_share_a_remark() -> None:
+    missing = [
+        Score(task, layer, "f1") for task, layers in (("A", (0,)), ("B", (0,)), ("C", (1, 2))) for layer in layers
+    ]
+    one, other = _undefined([*missing, Score("A", 1, "f1", 0.5)])
+    assert one.startswith("A, B have no score at layer 0: its vectors are all alike there")
+    assert other.startswith("C has no score at layer 1, 2: ")

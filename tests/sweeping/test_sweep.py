@@ -141,7 +141,7 @@ def test_metrics_stand_beside_scores_and_the_result_is_read_back(
         workers=1, device="cpu",
     )  # fmt: skip
     assert set(result.frame["kind"]) == {"score", "metric", "confirmed"}
-    assert set(result.notes.baselines) == set(result.frame.filter(pl.col("kind") == "score")["dataset"])
+    assert set(result.notes.baselines["TF-IDF"]) == set(result.frame.filter(pl.col("kind") == "score")["dataset"])
     again = SweepResult.load(tmp_path)
     assert again.frame.equals(result.frame)
     assert again.notes == result.notes

@@ -151,8 +151,8 @@ def test_tfidf_is_scored_beside_the_layers_as_mteb_would_and_kept(
     how: dict[str, Any] = {"out": tmp_path / "out", "layers": [1], "workers": 1, "baselines": True}
     found = sweep(tiny_folder("Llama"), task, **how).notes.baselines
     (source,) = task_sources(task)
-    assert found == pytest.approx({source.name: tfidf_scores(source.make())}, abs=1e-4)
-    monkeypatch.setattr(together, "TfidfEncoder", None)  # the next run has nothing to score
+    assert found["TF-IDF"] == pytest.approx({source.name: tfidf_scores(source.make())}, abs=1e-4)
+    monkeypatch.setattr(together.Together, "_baseline", None)  # the next run has nothing to score
     assert sweep(tiny_folder("Llama"), task, **how).notes.baselines == found
 
 
@@ -164,7 +164,7 @@ def test_texts_without_words_have_a_baseline_of_their_characters(tiny_folder: Fo
     path = tmp_path / "signs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = sweep(tiny_folder("Llama"), path, out=tmp_path / "out", layers=[1], workers=1)
-    assert list(result.notes.baselines) == [task_sources(path)[0].name]
+    assert list(result.notes.baselines["TF-IDF"]) == [task_sources(path)[0].name]
 
 
 class AtOnce:

