@@ -115,8 +115,8 @@ def _undefined(scores: Sequence[Score]) -> list[str]:
     for task, found in layers.items():
         tasks.setdefault(", ".join(found), []).append(task_label(task))
     return [
-        f"No score at layer {found} of {', '.join(names)}: vectors are all alike there, or not finite, or the task's own "
-        "labels or grades leave nothing to tell apart."
+        f"No score at layer {found} of {', '.join(names)}: vectors are all alike there, or not finite, or the task's "
+        "own labels or grades leave nothing to tell apart."
         for found, names in tasks.items()
     ]
 

@@ -77,5 +77,5 @@ def test_tasks_without_a_score_at_the_same_layers_share_a_remark() -> None:
         Score(task, layer, "f1") for task, layers in (("A", (0,)), ("B", (0,)), ("C", (1, 2))) for layer in layers
     ]
     one, other = _undefined([*missing, Score("A", 1, "f1", 0.5)])
-    assert one.startswith("A, B have no score at layer 0: its vectors are all alike there")
-    assert other.startswith("C has no score at layer 1, 2: ")
+    assert one.startswith("No score at layer 0 of A, B: vectors are all alike there")
+    assert other.startswith("No score at layer 1, 2 of C: ")
