@@ -17,6 +17,7 @@ export PYTEST_DEBUG_TEMPROOT := $(CACHE)
 export PIP_NO_CACHE_DIR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo demo-vision test test-slow test-triton test-clients check format bench clean
 
@@ -26,9 +27,10 @@ demo: $(VENV)/installed
 demo-vision: $(VENV)/installed
 	$(BIN)/midlayer demo-vision --out runs/demo-vision
 
-# One thread in each process: two that share two cores with two threads each wait for one another.
+# One thread in each process: two that share two cores with two threads each wait for one another. The tests of a file
+# stay together: what they share is made once.
 test: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not slow and not triton and not clients"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not triton and not clients"
 
 test-slow: $(VENV)/installed
 	$(BIN)/pytest -m slow

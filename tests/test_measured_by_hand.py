@@ -86,7 +86,10 @@ def assert_as_by_hand(frame: pl.DataFrame, expected: dict[str, dict[int, float]]
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("Llama", {"norm": "none", "pooling": "last"}), ("BERT", {"norm": "final", "pooling": "weightedmean"})],
+    [
+        ("Llama", {"norm": "none", "pooling": "last"}),
+        pytest.param("BERT", {"norm": "final", "pooling": "weightedmean"}, marks=pytest.mark.slow),
+    ],
 )
 def test_every_metric_of_every_layer_is_that_of_the_layers_own_encoder(
     name: str, options: dict[str, Any], tiny_folder: Folder

@@ -70,7 +70,8 @@ def test_a_frozen_part_stays_in_eval_mode(tmp_path: Path) -> None:
     assert without.modes.count(False) > 1
 
 
-@pytest.mark.parametrize("family", ["plain", pytest.param("GPTNeoX", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["plain", "GPTNeoX"])
 def test_a_compiled_module_is_not_compiled_again(family: str, tmp_path: Path) -> None:
     from torch._dynamo.utils import counters
 

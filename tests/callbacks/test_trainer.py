@@ -70,11 +70,8 @@ def trained(made: Trainer, **options: Any) -> tuple[list[float], dict[str, torch
     return losses, made.model.state_dict(), generators()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [pytest.param({}, marks=pytest.mark.slow), {"bf16": True, "gradient_accumulation_steps": 2}],
-    ids=["plain", "bf16"],
-)
+@pytest.mark.slow  # that nothing of a run changes is quick in test_neutral.py
+@pytest.mark.parametrize("options", [{}, {"bf16": True, "gradient_accumulation_steps": 2}], ids=["plain", "bf16"])
 def test_a_run_is_bit_for_bit_the_same(options: dict[str, Any], tmp_path: Path) -> None:
     seen = callback(every_n_steps=2)
     callbacks = [seen, LastLayerDeclineTrainerCallback(INPUTS, strict=True, figures=False)]

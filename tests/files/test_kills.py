@@ -26,6 +26,7 @@ def check(found: dict[str, Any], points: int) -> None:
     assert sum(one["points"] for one in found.values()) >= points
 
 
+@pytest.mark.slow
 def test_some_points() -> None:
     check(killed("store:20"), 15)
 

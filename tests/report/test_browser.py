@@ -78,7 +78,7 @@ def looked_at(pages: dict[str, str], folder: Path, *, dark: bool) -> tuple[dict[
     return {page["name"]: page for page in seen["pages"]}, seen["hacked"]
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["light", "dark"])
 def test_pages_fit_a_phone_and_a_desk_in_both_themes(tmp_path: Path, dark: bool) -> None:
     hostile = pl.concat([scores_frame(12, model=HOSTILE), metrics_frame(12, datasets=[HOSTILE, LONG], model=HOSTILE)])
     long = {"how": {"Model": LONG}, "export": {"Shell": f"midlayer export {LONG}"}, "notes": [LONG]}

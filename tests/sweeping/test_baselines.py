@@ -43,7 +43,7 @@ def by_mteb(folder: str, path: Path) -> float:
     return float(result[0].get_score())
 
 
-@pytest.mark.parametrize("scoring", ["together", "mteb"])
+@pytest.mark.parametrize("scoring", ["together", pytest.param("mteb", marks=pytest.mark.slow)])
 def test_minilm_is_scored_as_it_is_meant_to_be_used(
     scoring: Any, minilm: str, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -193,6 +193,7 @@ def test_a_slow_disk_holds_the_passes_back(encoder: LayerEncoder, tmp_path: Path
     assert most <= 3
 
 
+@pytest.mark.slow
 def test_compiled_blocks_give_the_same_vectors_and_are_plain_again_after_it(
     encoder: LayerEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,9 +121,7 @@ def test_where_mteb_finds_another_score_the_page_says_so(
     monkeypatch.setattr(together, "layer_scores", lambda *a, **k: dict.fromkeys(plain(*a, **k), float("nan")))
     undefined = sweep(tiny_folder("Llama"), task, layers=[2], out=tmp_path / "nan", **QUICK)
     (remark,) = undefined.notes.remarks
-    assert remark.startswith(
-        "No score at layer 2 of near: vectors are all alike there, or not finite, or the task's"
-    )
+    assert remark.startswith("No score at layer 2 of near: vectors are all alike there, or not finite, or the task's")
     assert undefined.frame.filter(kind="score").is_empty()
     with pytest.raises(OptionError, match=r"no score to choose a layer by\. No score at layer 2 of near"):
         undefined.best()
