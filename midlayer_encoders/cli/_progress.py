@@ -167,6 +167,7 @@ class _Seen:
     title: str
     done: int = 0
     total: int | None = None
+    said: tuple[int, int | None] | None = None
     start: float = field(default_factory=lambda: time.monotonic())
 
     @property
@@ -199,10 +200,10 @@ class _Lines(_Display):
             stage = self._stages.setdefault(title, _Seen(title))
             stage.done, stage.total = done, total
             if stage is not self._now:
-                if self._now is not None:
-                    self._write(self._now)
-                self._now = stage
-                self._write(stage)
+                before, self._now = self._now, stage
+                for one in (before, stage):  # stages take turns: what a line has said is not said again
+                    if one is not None and one.said != (one.done, one.total):
+                        self._write(one)
 
     def _keep_time(self) -> None:
         while not self._over.wait(self.beat):
@@ -211,6 +212,7 @@ class _Lines(_Display):
                     self._write(self._now)
 
     def _write(self, stage: _Seen) -> None:
+        stage.said = (stage.done, stage.total)
         print(self.line(stage), file=sys.stderr, flush=True)  # noqa: T201
 
     def line(self, stage: _Seen) -> str:

@@ -54,6 +54,19 @@ def test_without_a_terminal_a_line_is_written_when_a_stage_begins_and_ends(
     ]
 
 
+def test_stages_that_take_turns_say_only_what_is_new(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_progress.time, "monotonic", lambda: 0.0)
+    with shown() as progress:
+        for _ in range(3):
+            progress("planning", 0, 5)
+            progress("scoring", 0, 31)
+        progress("planning", 1, 5)
+        progress("scoring", 0, 31)
+    assert said(capsys) == ["planning: 0 of 5", "scoring: 0 of 31", "planning: 1 of 5"]
+
+
 def test_a_stage_that_reports_nothing_is_heard_of_all_the_same(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
