@@ -39,7 +39,16 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
-__all__ = ["Embedder", "Prompts", "StoredLayer", "UndefinedScoreError", "Vectors", "open_store"]
+__all__ = [
+    "Embedder",
+    "Prompts",
+    "StoredLayer",
+    "UndefinedScoreError",
+    "Vectors",
+    "num_dims",
+    "open_store",
+    "store_key",
+]
 
 
 _SHORT = 16  # tokens of a text in a batch that is as full of texts as may be
@@ -287,15 +296,28 @@ def open_store(
     root: Path | str, spec: EncoderSpec, layers: Sequence[int], encoder: LayerEncoder, dtype: StoreDtype
 ) -> EmbeddingStore:
     """Open the store of everything that changes a vector but the layer and the text."""
-    whole = replace(spec, layer=-1, similarity="cosine")  # which changes scores, not vectors
+    whole = _of_all_layers(spec)
     description = {name: value for name, value in asdict(whole).items() if name not in ("layer", "similarity")}
-    key = whole.digest + ("-half" if dtype == "float16" else "")
     return EmbeddingStore(
-        root, key=key, layers=layers, dim=_num_dims(encoder, spec.norm), dtype=dtype, description=description
+        root,
+        key=store_key(spec, dtype),
+        layers=layers,
+        dim=num_dims(encoder, spec.norm),
+        dtype=dtype,
+        description=description,
     )
 
 
-def _num_dims(encoder: LayerEncoder, norm: Norm) -> int:
+def store_key(spec: EncoderSpec, dtype: StoreDtype = "float32") -> str:
+    """Return the key of the store of an encoder's vectors."""
+    return _of_all_layers(spec).digest + ("-half" if dtype == "float16" else "")
+
+
+def _of_all_layers(spec: EncoderSpec) -> EncoderSpec:
+    return replace(spec, layer=-1, similarity="cosine")  # which changes scores, not vectors
+
+
+def num_dims(encoder: LayerEncoder, norm: Norm) -> int:
     """Return the number of dimensions of a vector, after what follows the last block and after `truncate_dim`."""
     model, pool = cast(Any, encoder[0]).model, cast(Any, encoder[1])
     final = encoder.anatomy.final if norm == "final" else ()
