@@ -158,24 +158,3 @@ def test_a_sweeps_vectors_without_a_pass(encoder: LayerEncoder, tmp_path: Path) 
     with pytest.raises(StoreError, match="norm 'final' instead of 'none'"):
         embed(other, texts, tmp_path / "w.npy", from_sweep=tmp_path / "swept")
     assert {path.name for path in tmp_path.iterdir()} == {"sts.jsonl", "swept", "v.npy", "v.npy.json"}
-
-
-@pytest.mark.slow
-def test_memory_is_flat_in_the_number_of_texts(tiny_folder: Folder, tmp_path: Path) -> None:
-    code = (
-        "import resource, sys; from midlayer_encoders import embed\n"
-        "n = int(sys.argv[2]); texts = [f'text {k}' for k in range(n)]\n"
-        "embed(sys.argv[1], texts, sys.argv[3], device='cpu')\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
-    )
-    peaks = {}
-    for count in (20_000, 200_000):
-        for suffix in (".npy", ".safetensors", ".parquet"):
-            words = [sys.executable, "-c", code, tiny_folder("Llama"), str(count), str(tmp_path / f"v{suffix}")]
-            done = subprocess.run(words, check=True, capture_output=True, text=True)
-            peaks[suffix, count] = int(done.stdout)
-    more = 180_000
-    for suffix in (".npy", ".safetensors", ".parquet"):
-        grown = peaks[suffix, 200_000] - peaks[suffix, 20_000]
-        # The vectors of these are 640 bytes a text; the texts, their keys and the store's index stay.
-        assert grown < 640 * more, (suffix, grown / more)
