@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from midlayer_encoders.measuring import measure
     from midlayer_encoders.recipes import Recipe
     from midlayer_encoders.selection import Selection
-    from midlayer_encoders.sweeping import SweepResult, sweep
+    from midlayer_encoders.sweeping import SweepResult, embed, sweep
     from midlayer_encoders.tasks import paper_tasks
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Selection",
     "SweepResult",
     "compare",
+    "embed",
     "measure",
     "paper_tasks",
     "probe",
@@ -50,6 +51,7 @@ if not TYPE_CHECKING:
         "Selection": "selection",
         "SweepResult": "sweeping",
         "compare": "analysis.comparing.run",
+        "embed": "sweeping",
         "measure": "measuring",
         "paper_tasks": "tasks",
         "probe": "analysis.probing",

@@ -38,8 +38,8 @@ from midlayer_encoders.scoring.sts import StsPairs
 from midlayer_encoders.selection.rules import DEPTH
 from midlayer_encoders.sweeping import RecipesResult
 from midlayer_encoders.sweeping.mapped_store import mapped_store
-from midlayer_encoders.sweeping.run import _open_store, _sample_of_lines
-from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer, Vectors
+from midlayer_encoders.sweeping.run import _sample_of_lines
+from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer, Vectors, open_store
 from midlayer_encoders.tasks import TaskSource, isolated_random, task_label, task_sources, task_texts
 
 RECIPES = (
@@ -113,7 +113,7 @@ def questions(
 ) -> tuple[Vectors, list[Recorded]]:
     """Return the vectors of a recipe, as a sweep into ``folder`` keeps them, and what mteb asks on each task."""
     asked = encoder.with_recipe(recipe)
-    kept = _open_store(folder / "embeddings", asked.spec, range(encoder.layer + 1), asked, "float32")
+    kept = open_store(folder / "embeddings", asked.spec, range(encoder.layer + 1), asked, "float32")
     embedder = Embedder(asked, kept)
     store = mapped_store(embedder, recipe, _sample_of_lines(sources)) if recipe.changes_vectors else kept
     prompts = Prompts(tuple((key, text or "") for key, text in asked.prompts.items()), asked.default_prompt_name)

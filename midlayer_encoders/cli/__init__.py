@@ -7,6 +7,7 @@ import sys
 from midlayer_encoders.cli import cache as _cache
 from midlayer_encoders.cli import compare as _compare
 from midlayer_encoders.cli import demo_vision as _demo_vision
+from midlayer_encoders.cli import embed as _embed
 from midlayer_encoders.cli import export as _export
 from midlayer_encoders.cli import metrics as _metrics
 from midlayer_encoders.cli import probe as _probe
@@ -24,6 +25,7 @@ _INTERRUPTED = 130
 # Each registers itself when it is imported.
 _COMMANDS = (
     _export,
+    _embed,
     _metrics,
     _sweep,
     _cache,
@@ -51,7 +53,7 @@ def main() -> None:
         sys.exit(1)
     except SystemExit as ended:
         if ended.code == _INTERRUPTED:  # typer's, for KeyboardInterrupt
-            resumes = {"sweep", "demo", "progression", "reproduce"} & set(sys.argv[1:2])
+            resumes = {"embed", "sweep", "demo", "progression", "reproduce"} & set(sys.argv[1:2])
             again = "goes on where it stopped" if resumes else "begins anew"
             _say(f"Stopped. The same command, run again, {again}.", head="")
         raise

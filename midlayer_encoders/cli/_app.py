@@ -37,6 +37,7 @@ __all__ = [
     "console",
     "first_of",
     "make_table",
+    "one_source",
     "parse_layer",
     "parse_layers",
     "parse_names",
@@ -44,6 +45,7 @@ __all__ = [
     "print_lines",
     "print_report",
     "quieten",
+    "read_source",
     "refuse_given",
     "whole_model",
 ]
@@ -124,6 +126,32 @@ def refuse_given(context: typer.Context, why: str, *names: str) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise OptionError(f"`{flags[name]}` must be left out {why}.")
+
+
+def one_source(context: typer.Context, given: dict[str, Path | None]) -> tuple[str, Path]:
+    """Return the one source that was named and its kind, or refuse flags that are about another."""
+    named = [(kind, path) for kind, path in given.items() if path is not None]
+    if len(named) != 1:
+        raise typer.BadParameter(f"name one of --texts, --images, --audio, but got {len(named)}")
+    kind, path = named[0]
+    if kind == "sounds":
+        typer.echo("--sounds is deprecated and removed in 0.3: write --audio.", err=True)
+        kind = "audio"
+    if kind == "texts":
+        refuse_given(context, "for texts: it is about files of images and audio", "skip_bad")
+    else:
+        refuse_given(context, f"for {kind}: it is about texts", "field", "wikitext")
+    return kind, path
+
+
+def read_source(kind: str, source: Path, *, field: str | None, skip_bad: bool) -> list[Any]:
+    """Return the texts of a file, or the paths of a folder's images or audio files."""
+    from midlayer_encoders.media import media_files
+    from midlayer_encoders.media.texts import read_texts
+
+    if kind == "texts":
+        return list(read_texts(source, field=field))
+    return list(media_files(source, "image" if kind == "images" else "audio", bad="skip" if skip_bad else "refuse"))
 
 
 def asked_recipes(words: str | None, options: EncoderOptions) -> tuple[list[Recipe] | None, EncoderOptions]:

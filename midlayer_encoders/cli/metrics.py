@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,11 +19,12 @@ from midlayer_encoders.cli._app import (
     app,
     console,
     first_of,
+    one_source,
     parse_layers,
     parse_names,
     print_by_layer,
     quieten,
-    refuse_given,
+    read_source,
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
@@ -66,8 +67,8 @@ def metrics(
     check_seed(seed)
     wanted = parse_names(names)
     passes = num_passes(wanted)  # a wrong name is refused before the model is loaded
-    kind, source = _only(context, {"texts": texts, "images": images, "audio": audio, "sounds": sounds})
-    lines = _read(kind, source, field=field, skip_bad=skip_bad)
+    kind, source = one_source(context, {"texts": texts, "images": images, "audio": audio, "sounds": sounds})
+    lines = read_source(kind, source, field=field, skip_bad=skip_bad)
     encoder = whole_model(model, options)
     if wikitext:
         # Of the whole paragraph: --max-length must not make it a short one.
@@ -85,29 +86,3 @@ def metrics(
     cells = frame.select("layer", "name", "value").iter_rows()
     print_by_layer({(layer, name): f"{value:.4g}" for layer, name, value in cells})
     console().print(f"Written to {out}: metrics.parquet, metrics.csv, metrics.png")
-
-
-def _only(context: typer.Context, given: dict[str, Path | None]) -> tuple[str, Path]:
-    """Return the one source that was named and its kind, or refuse flags that are about another."""
-    named = [(kind, path) for kind, path in given.items() if path is not None]
-    if len(named) != 1:
-        raise typer.BadParameter(f"name one of --texts, --images, --audio, but got {len(named)}")
-    kind, path = named[0]
-    if kind == "sounds":
-        typer.echo("--sounds is deprecated and removed in 0.3: write --audio.", err=True)
-        kind = "audio"
-    if kind == "texts":
-        refuse_given(context, "for texts: it is about files of images and audio", "skip_bad")
-    else:
-        refuse_given(context, f"for {kind}: it is about texts", "field", "wikitext")
-    return kind, path
-
-
-def _read(kind: str, source: Path, *, field: str | None, skip_bad: bool) -> list[Any]:
-    """Return the texts of a file, or the paths of a folder's images or audio files."""
-    from midlayer_encoders.media import media_files
-    from midlayer_encoders.media.texts import read_texts
-
-    if kind == "texts":
-        return list(read_texts(source, field=field))
-    return list(media_files(source, "image" if kind == "images" else "audio", bad="skip" if skip_bad else "refuse"))

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
+from tqdm import tqdm
 
-from midlayer_encoders._types import EncoderSpec, Layer, Medium, Norm, Pooling
+from midlayer_encoders._types import EncoderSpec, Layer, Medium, Norm, Pooling, ReadSite
 from midlayer_encoders.encoder.asking import after_pooling, asked, asked_copy, prompts_of
 from midlayer_encoders.encoder.batches_ahead import prepared, preparing
 from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, probes
@@ -45,15 +46,17 @@ from midlayer_encoders.encoder.options import (
 )
 from midlayer_encoders.encoder.spec import CardData, base_name, model_card, weights_digest
 from midlayer_encoders.encoder.transformer_module import checked_length
-from midlayer_encoders.errors import NotFiniteError, OptionError, check_count, check_text, shown
+from midlayer_encoders.errors import NotFiniteError, OptionError, check_choice, check_count, check_text, shown
 from midlayer_encoders.measuring import agreed
-from midlayer_encoders.media import InputError
+from midlayer_encoders.media import InputError, medium_of
 from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.models.hub import BUILT_IN, built_in_model
 from midlayer_encoders.models.output_embeddings import output_embeddings
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
+from midlayer_encoders.reading.batches import TokenBudget, batches_of, check_budget, tokens_that_fit
+from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.reading.turns import turn
 from midlayer_encoders.recipes import Recipe, recipe_of
 from midlayer_encoders.recipes.counting import Counting
@@ -337,6 +340,63 @@ class LayerEncoder(MultimodalEncoder):
             raise InputError(f"Input {place}: {reason}" if place is not None else str(reason)) from reason
         self._check_finite(items, embeddings, single)
         return embeddings
+
+    def encode_layers(
+        self,
+        inputs: Any,
+        layers: Sequence[Layer] | str = "all",
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        site: ReadSite = "block",
+        token_budget: TokenBudget = "auto",
+        show_progress_bar: bool = False,
+        convert_to_tensor: bool = False,
+    ) -> Any:
+        """Return the embeddings at many layers from one pass over the inputs, shape ``(L + 1, N, D)`` for all layers.
+
+        Row ``k`` is what ``LayerEncoder(model, k).encode(inputs)`` gives, to rounding: norm, pooling, recipe and
+        ``truncate_dim`` are this encoder's. For more than memory holds see :func:`~midlayer_encoders.embed`.
+
+        Args:
+            inputs: a list of texts, images or waveforms; of a single one the result is ``(L + 1, D)``.
+            layers: ``"all"`` up to the encoder's own, or some; they are returned in ascending order.
+            prompt_name: which of the encoder's prompts is put before each text; the default one by default.
+            prompt: the prompt itself.
+            site: ``"block"``, or ``"attention"`` or ``"mlp"``: what these add in each block, from layer 1 up.
+            token_budget: tokens in a batch; ``"auto"`` for as many as the device runs best with.
+            show_progress_bar: count the inputs on the error output.
+            convert_to_tensor: return a tensor on the encoder's device instead of an array of NumPy.
+
+        Raises:
+            OptionError: for an encoder with modules after its pooling, or a joint model without ``tower``.
+            NotFiniteError: naming the layer and the input whose states hold NaN or infinity.
+        """
+        budget = check_budget(token_budget)
+        single = self.is_singular_input(inputs)
+        items = [inputs] if single else list(inputs)
+        put = self.prompt_text(prompt_name, prompt, items)
+        reader = layer_reader(self, layers=layers, prompt=put, site=site)
+        tokens = tokens_that_fit(self) if budget == "auto" else budget
+        batches = batches_of(self, items, token_budget=tokens, prompt=put)
+        with tqdm(total=len(items), desc="Inputs", disable=not show_progress_bar) as bar:
+            found = reader.vectors(items, batches, done=bar.update)
+        if not items:
+            found = found.new_empty(len(reader.layers), 0, self.get_embedding_dimension() or 0)
+        found = found[:, 0] if single else found
+        return found.to(self.device) if convert_to_tensor else found.numpy()
+
+    def prompt_text(self, prompt_name: str | None, prompt: str | None, inputs: Sequence[Any]) -> str:
+        """Return what is put before each of the inputs: a prompt, the one of a name, or the default one for texts."""
+        texts = bool(inputs) and medium_of(inputs[0], self.media) == "text"
+        if prompt is not None:
+            prompt = check_text("prompt", prompt)
+        elif prompt_name is not None:
+            check_choice("prompt_name", prompt_name, self.prompts)
+            prompt = self.prompts[prompt_name] or ""
+        if prompt and inputs and not texts:
+            raise OptionError(f"`prompt` must be left out for images and audio, but got {shown(prompt)}.")
+        return (self.default_prompt if texts else "") if prompt is None else prompt
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
         """Return the features of a batch; images and audio are read, and truncation is warned once."""

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from midlayer_encoders.sweeping.result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.run import sweep
+from midlayer_encoders.sweeping.vectors import embed
 
-__all__ = ["RecipesResult", "SweepResult", "sweep"]
+__all__ = ["RecipesResult", "SweepResult", "embed", "sweep"]

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, cast, get_args
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, cast, get_arg
 import joblib
 import polars as pl
 
-from midlayer_encoders._types import READ_SITES, EncoderSpec, Layer, Norm, Progress, ReadSite, Stage
+from midlayer_encoders._types import READ_SITES, EncoderSpec, Layer, Progress, ReadSite, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
@@ -35,7 +35,7 @@ from midlayer_encoders.metrics import make_metrics
 from midlayer_encoders.reading.batches import TokenBudget, check_budget
 from midlayer_encoders.reading.reader import layer_reader, site_layers
 from midlayer_encoders.recipes import PLAIN, RECIPES, Recipe, recipes_of
-from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
+from midlayer_encoders.store import StoreDtype, text_key
 from midlayer_encoders.sweeping.baselines import baselines_for
 from midlayer_encoders.sweeping.group import Group, launch
 from midlayer_encoders.sweeping.items import item_key, task_media
@@ -44,7 +44,7 @@ from midlayer_encoders.sweeping.mapped_store import map_words, mapped_store
 from midlayer_encoders.sweeping.notes import Scored, sweep_notes
 from midlayer_encoders.sweeping.result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.scorer import Scorer
-from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, Vectors
+from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, Vectors, open_store
 from midlayer_encoders.sweeping.together import Together
 from midlayer_encoders.tasks import TaskSource, task_sources, task_texts
 
@@ -274,7 +274,7 @@ class _Sweep:
 
     def _embedder(self, planning: Stage) -> Embedder:
         store, settings = self.settings.store or self.folder / "embeddings", self.settings
-        kept = _open_store(store, self.spec, self.layers, self.encoder, settings.store_dtype)
+        kept = open_store(store, self.spec, self.layers, self.encoder, settings.store_dtype)
         stage = Stage(self.progress, "embedding")
         return Embedder(
             self.encoder, kept, settings.token_budget, stage, self.group, settings.compile, planning, settings.site
@@ -343,27 +343,6 @@ def _cores_free(encoder: LayerEncoder) -> bool:
 
 def _device(model: str | LayerEncoder, options: Mapping[str, Any]) -> str | None:
     return model.device.type if isinstance(model, LayerEncoder) else options.get("device")
-
-
-def _open_store(
-    root: Path | str, spec: EncoderSpec, layers: Sequence[int], encoder: LayerEncoder, dtype: StoreDtype
-) -> EmbeddingStore:
-    """Open the store of everything that changes a vector but the layer and the text."""
-    whole = replace(spec, layer=-1, similarity="cosine")  # which changes scores, not vectors
-    description = {name: value for name, value in asdict(whole).items() if name not in ("layer", "similarity")}
-    key = whole.digest + ("-half" if dtype == "float16" else "")
-    return EmbeddingStore(
-        root, key=key, layers=layers, dim=_num_dims(encoder, spec.norm), dtype=dtype, description=description
-    )
-
-
-def _num_dims(encoder: LayerEncoder, norm: Norm) -> int:
-    """Return the number of dimensions of a vector, after what follows the last block and after `truncate_dim`."""
-    model, pool = cast(Any, encoder[0]).model, cast(Any, encoder[1])
-    final = encoder.anatomy.final if norm == "final" else ()
-    last = model.get_submodule(final[-1]) if final else None
-    width = int(getattr(last, "out_features", pool.embedding_dimension))  # OPT-350m ends in a projection, not a norm
-    return min(width, encoder.truncate_dim or width)
 
 
 def _jobs(

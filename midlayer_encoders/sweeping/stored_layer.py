@@ -6,10 +6,10 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 from sentence_transformers.util import SimilarityFunction
 
-from midlayer_encoders._types import ReadSite, Stage
+from midlayer_encoders._types import EncoderSpec, Norm, ReadSite, Stage
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.files import read_kept, write_file_once
@@ -28,7 +28,7 @@ from midlayer_encoders.reading.compiled import compiled_blocks
 from midlayer_encoders.reading.flow import Passed
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.scoring import all_alike
-from midlayer_encoders.store import EmbeddingStore
+from midlayer_encoders.store import EmbeddingStore, StoreDtype
 from midlayer_encoders.sweeping.group import Group
 from midlayer_encoders.sweeping.items import item_key
 from midlayer_encoders.tasks.compat import prompt_name
@@ -39,7 +39,16 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
-__all__ = ["Embedder", "Prompts", "StoredLayer", "UndefinedScoreError", "Vectors"]
+__all__ = [
+    "Embedder",
+    "Prompts",
+    "StoredLayer",
+    "UndefinedScoreError",
+    "Vectors",
+    "num_dims",
+    "open_store",
+    "store_key",
+]
 
 
 _SHORT = 16  # tokens of a text in a batch that is as full of texts as may be
@@ -281,3 +290,37 @@ def _read_plan(path: Path, *, count: int) -> list[list[int]]:
     if not isinstance(batches, list) or any(place not in range(count) for batch in batches for place in batch):
         raise ValueError(f"it must be lists of numbers below {count}")
     return batches
+
+
+def open_store(
+    root: Path | str, spec: EncoderSpec, layers: Sequence[int], encoder: LayerEncoder, dtype: StoreDtype
+) -> EmbeddingStore:
+    """Open the store of everything that changes a vector but the layer and the text."""
+    whole = _of_all_layers(spec)
+    description = {name: value for name, value in asdict(whole).items() if name not in ("layer", "similarity")}
+    return EmbeddingStore(
+        root,
+        key=store_key(spec, dtype),
+        layers=layers,
+        dim=num_dims(encoder, spec.norm),
+        dtype=dtype,
+        description=description,
+    )
+
+
+def store_key(spec: EncoderSpec, dtype: StoreDtype = "float32") -> str:
+    """Return the key of the store of an encoder's vectors."""
+    return _of_all_layers(spec).digest + ("-half" if dtype == "float16" else "")
+
+
+def _of_all_layers(spec: EncoderSpec) -> EncoderSpec:
+    return replace(spec, layer=-1, similarity="cosine")  # which changes scores, not vectors
+
+
+def num_dims(encoder: LayerEncoder, norm: Norm) -> int:
+    """Return the number of dimensions of a vector, after what follows the last block and after `truncate_dim`."""
+    model, pool = cast(Any, encoder[0]).model, cast(Any, encoder[1])
+    final = encoder.anatomy.final if norm == "final" else ()
+    last = model.get_submodule(final[-1]) if final else None
+    width = int(getattr(last, "out_features", pool.embedding_dimension))  # OPT-350m ends in a projection, not a norm
+    return min(width, encoder.truncate_dim or width)

@@ -1,0 +1,82 @@
+"""``midlayer embed`` against the Python call that it stands for, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from typer.testing import CliRunner
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.cli import app
+from tests.cli.calls import run
+from tests.made_media import IMAGES
+from tests.tiny_folders import TEXTS
+
+Folder = Callable[[str], str]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(TEXTS))
+    return path
+
+
+def test_layers_recipe_site_and_limit_are_the_encoders(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
+    model, out = tiny_folder("Llama"), tmp_path / "v.npy"
+    flags = ["--layers", "1,0.5,-1", "--site", "mlp", "--recipe", "one-word", "--norm", "none", "--limit", "4"]
+    said = run("embed", model, "--texts", str(texts), "--out", str(out), "--device", "cpu", "--quiet", *flags)
+    assert "Vectors of 4 texts are in" in said
+    encoder = LayerEncoder(model, -1, device="cpu", recipe="one-word", norm="none")
+    np.testing.assert_allclose(np.load(out), encoder.encode_layers(TEXTS[:4], [1, 2, 4], site="mlp"), atol=1e-5)
+    about = json.loads((tmp_path / "v.npy.json").read_bytes())
+    assert (about["recipe"], about["site"], about["layers"]) == ("one-word", "mlp", [1, 2, 4])
+
+
+def test_a_folder_of_images_and_states_of_tokens(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for number, image in enumerate(IMAGES):
+        image.save(tmp_path / "images" / f"{number}.png")
+    out = tmp_path / "v.safetensors"
+    run("embed", tiny_folder("ViT"), "--images", str(tmp_path / "images"), "--out", str(out), "--device", "cpu")
+    expected = LayerEncoder(tiny_folder("ViT"), -1, device="cpu").encode_layers(IMAGES, [3])[0]
+    with safe_open(out, "np") as file:
+        np.testing.assert_allclose(file.get_tensor("layer.3"), expected, atol=1e-5)
+    words = ["embed", tiny_folder("Llama"), "--texts", str(texts), "--device", "cpu", "--tokens", "--layers", "2"]
+    assert "States of 6 texts" in run(*words, "--out", str(tmp_path / "states"))
+    assert (tmp_path / "states" / "states-000000.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--out", "v.txt"], "must end in .npy"),
+        (["--out", "nowhere/v.npy"], "must be in a folder that is there"),
+        (["--out", "v.npy", "--limit", "0"], "`--limit` must be"),
+        (["--out", "v.npy", "--site", "head"], "`--site` must be one of"),
+        (["--out", "v.npy", "--token-budget", "0"], "`token_budget` must be"),
+        (["--out", "v.npy", "--layers", "7"], r"in \[0, 4\]"),
+        (["--out", "v.npy", "--from", "nowhere"], "`from_sweep` must be the folder of a sweep"),
+        (["--out", "v.npy", "--skip-bad"], "`--skip-bad` must be left out for texts"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    flags: list[str], message: str, tiny_folder: Folder, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["embed", tiny_folder("Llama"), "--texts", str(texts), "--device", "cpu", *flags])
+    assert result.exit_code
+    assert re.search(message, str(result.exception)), result.exception
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.txt"]
+
+
+def test_an_empty_file_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / "none.txt").write_text("\n")
+    words = ["embed", tiny_folder("Llama"), "--texts", str(tmp_path / "none.txt"), "--out", str(tmp_path / "v.npy")]
+    assert "must hold at least one text" in str(CliRunner().invoke(app, words).exception)

@@ -1,0 +1,70 @@
+"""Every layer from one pass, against an encoder that was cut at each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import LayerIndexError, OptionError
+from tests.made_media import IMAGES, WAVEFORMS
+from tests.tiny_folders import TEXTS, save_joint
+
+Folder = Callable[[str], str]
+
+
+@pytest.mark.parametrize(
+    ("family", "inputs", "options"),
+    [
+        ("Llama", TEXTS, {}),
+        ("Llama", TEXTS, {"recipe": "one-word", "norm": "none", "truncate_dim": 5}),
+        ("BERT", TEXTS, {"pooling": "cls", "prompts": {"q": "query: "}, "default_prompt_name": "q"}),
+        ("ViT", IMAGES, {}),
+        ("Wav2Vec2", WAVEFORMS, {}),
+    ],
+)
+def test_each_row_is_the_cut_encoders(
+    family: str, inputs: list[Any], options: dict[str, Any], tiny_folder: Folder
+) -> None:
+    folder = tiny_folder(family)
+    whole = LayerEncoder(folder, -1, device="cpu", **options)
+    found = whole.encode_layers(inputs)
+    assert found.shape[:2] == (whole.num_layers + 1, len(inputs))
+    for layer, vectors in enumerate(found):
+        cut = LayerEncoder(folder, layer, device="cpu", **options)
+        np.testing.assert_allclose(vectors, cut.encode(inputs, batch_size=1), atol=2e-5, rtol=1e-4)
+
+
+def test_shapes_kinds_and_prompts(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu", prompts={"q": "query: "})
+    found = encoder.encode_layers(TEXTS, [0, 0.5, -1], convert_to_tensor=True, token_budget=40)
+    assert isinstance(found, torch.Tensor)
+    np.testing.assert_allclose(found, encoder.encode_layers(TEXTS)[[0, 2, 4]], atol=1e-5)
+    assert encoder.encode_layers(TEXTS[0], [1]).shape == (1, found.shape[2])
+    assert encoder.encode_layers([]).shape == (5, 0, found.shape[2])
+    assert encoder.encode_layers(TEXTS, site="mlp").shape == (4, *found.shape[1:])
+    for how in ({"prompt_name": "q"}, {"prompt": "query: "}):
+        expected = encoder.encode(TEXTS, batch_size=1, **how)
+        np.testing.assert_allclose(encoder.encode_layers(TEXTS, [-1], **how)[0], expected, atol=1e-5)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_read_is_refused(
+    tiny_folder: Folder, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    with pytest.raises(LayerIndexError, match=r"in \[0, 4\]"):
+        encoder.encode_layers(TEXTS, [9])
+    with pytest.raises(OptionError, match="`prompt_name` must be one of"):
+        encoder.encode_layers(TEXTS, prompt_name="qeury")
+    with pytest.raises(OptionError, match="but Normalize follows"):
+        LayerEncoder(tiny_folder("Llama"), -1, device="cpu", normalize=True).encode_layers(TEXTS)
+    with pytest.raises(OptionError, match="tower"):
+        LayerEncoder(save_joint("CLIP", tmp_path_factory.mktemp("joint")), -1, device="cpu").encode_layers(TEXTS)
+    with pytest.raises(OptionError, match="`prompt` must be left out for images"):
+        LayerEncoder(tiny_folder("ViT"), -1, device="cpu").encode_layers(IMAGES, prompt="a photo: ")
+    encoder.encode_layers(TEXTS, [0], show_progress_bar=True)
+    assert "6/6" in capsys.readouterr().err
