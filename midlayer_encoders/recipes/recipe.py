@@ -177,7 +177,7 @@ def recipes_of(argument: str, values: Any) -> list[Recipe]:
     """Return several recipes, from their names, ``"all"``, or as they are; no two of one name."""
     if values == "all":
         return list(_ALL)
-    given: Sequence[Any] = [values] if isinstance(values, str | Recipe) else list(values)
+    given: Sequence[Any] = values if isinstance(values, list | tuple) else [values]
     found = [recipe_of(argument, value) for value in given]
     if not found:
         raise OptionError(f"`{argument}` must name a recipe, but got none. Write {argument}=['plain', 'one-word'].")
