@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
@@ -37,7 +37,7 @@ class Recipe:
     """
 
     name: str
-    template: Template | None = None
+    template: Template | None = field(default=None, hash=False)  # a mapping has no hash
     layer: Layer | tuple[Layer, ...] | None = None
     norm: Norm | None = None
     pooling: Pooling | None = None
@@ -52,7 +52,8 @@ class Recipe:
     def __post_init__(self) -> None:
         check_text("name", self.name)
         if self.template is not None:
-            check_template("template", self.template)
+            # A copy: what the caller does to a mapping later is not checked.
+            object.__setattr__(self, "template", check_template("template", self.template))
         if self.norm is not None:
             check_choice("norm", self.norm, NORMS)
         if self.pooling is not None:
@@ -177,7 +178,7 @@ def recipes_of(argument: str, values: Any) -> list[Recipe]:
     """Return several recipes, from their names, ``"all"``, or as they are; no two of one name."""
     if values == "all":
         return list(_ALL)
-    given: Sequence[Any] = [values] if isinstance(values, str | Recipe) else list(values)
+    given: Sequence[Any] = values if isinstance(values, list | tuple) else [values]
     found = [recipe_of(argument, value) for value in given]
     if not found:
         raise OptionError(f"`{argument}` must name a recipe, but got none. Write {argument}=['plain', 'one-word'].")

@@ -88,9 +88,11 @@ def frames_of(template: str | Mapping[str, str] | None) -> dict[str, Frame]:
         return dict.fromkeys(KINDS, Frame() if template is None else _frame("template", template))
     frames = {kind: _frame("template", template.get(kind, template.get("text", HOLE))) for kind in KINDS}
     if len({(frame.between, frame.after) for frame in frames.values()}) > 1:
+        lacking = [kind for kind in KINDS if kind not in template]
+        cure = f" Give a template for {lacking[0]!r} too: without one it is the text alone." if lacking else ""
         raise OptionError(
             "`template` must end alike for queries, documents and other texts: what stands after a text is in the "
-            "tokenizer, which does not know one from the other; what stands before it may differ."
+            "tokenizer, which does not know one from the other; what stands before it may differ." + cure
         )
     return frames
 

@@ -222,7 +222,7 @@ class RecipesResult(SweepResult):
     def save(self, folder: Path | str | None = None) -> Path:
         """Write the frame of all recipes and where each lies into a folder, by default the result's own."""
         home = self._write_tables(folder)
-        places = {name: os.path.relpath(part._home(), self._home()) for name, part in self.parts.items()}
+        places = {name: os.path.relpath(part._home(), home) for name, part in self.parts.items()}
         write_file(home / "sweep.json", json.dumps(asdict(self.notes) | {"recipes": places}, indent=2).encode())
         return home
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
@@ -151,7 +152,7 @@ def _sweep_recipes(
     with nullcontext() if group.rank else folder_lock(folder):
         for number, (recipe, one) in enumerate(zip(recipes, asked, strict=True)):
             own = replace(
-                settings, out=folder / "recipes" / re.sub(r"[^\w.+-]+", "_", recipe.name),
+                settings, out=folder / "recipes" / _folder_name(recipe.name),
                 store=settings.store or folder / "embeddings", baselines=settings.baselines and number == 0,
                 progress=progress.next() if settings.progress is not None else None,
             )  # fmt: skip
@@ -163,6 +164,19 @@ def _sweep_recipes(
             return result
 
         return cast(SweepResult, group.share(finish if group.rank == 0 else lambda: None)[0])
+
+
+def _folder_name(name: str) -> str:
+    """Return a name of a folder, another one for every name of a recipe.
+
+    Example:
+        >>> _folder_name("one-word+center"), _folder_name("My recipe")
+        ('one-word+center', 'My_recipe-3a888024')
+    """
+    if re.fullmatch(r"[a-z0-9][a-z0-9+-]{0,63}", name):
+        return name
+    digest = hashlib.blake2b(name.encode(), digest_size=4).hexdigest()  # some disks do not tell A from a
+    return f"{re.sub(r'[^a-zA-Z0-9+-]+', '_', name)[:64]}-{digest}"
 
 
 class _Summed:

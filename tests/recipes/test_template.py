@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.recipes import Frame, Placed, check_template, frames_of, with_frame
+from midlayer_encoders.recipes import Frame, Placed, Recipe, check_template, frames_of, with_frame
 from tests.tiny_folders import tokenizer as characters
 
 CORPUS = ['this sentence : "a cat sat" means in one word:"', "Query: the cat {text} }{ sat on the mat", "a the"] * 9
@@ -128,12 +128,22 @@ def test_text_that_stands_twice_is_truncated_so_that_both_copies_fit() -> None:
         ({"query": "{text}", "passage": "{text}"}, r"must be for 'text', 'query', 'document', but has 'passage'"),
         ({"query": "q {text}", "document": "d"}, r"`template\['document'\]` must hold \{text\}"),
         ({"query": "q {text}?", "document": "d {text}"}, r"must end alike for queries, documents and other texts"),
+        ({"query": "q {text}:", "document": "d {text}:"}, r"Give a template for 'text' too"),
         ("half \ud83d {text}", r"holds half a character"),
     ],
 )
 def test_a_template_that_is_none_is_refused(template: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         check_template("template", template)
+
+
+def test_a_recipe_keeps_its_templates_whatever_becomes_of_the_mapping_and_has_a_hash() -> None:
+    given = {"query": "q {text}"}
+    recipe = Recipe(name="mine", template=given)
+    given["query"] = "nothing"
+    assert recipe.template == {"query": "q {text}"}
+    assert {recipe, Recipe(name="mine", template={"query": "q {text}"})} == {recipe}
+    assert Recipe(name="mine", template={"query": "other {text}"}) != recipe
 
 
 def test_what_the_tokenizer_cannot_hold_is_refused() -> None:

@@ -77,6 +77,19 @@ def test_the_page_names_the_best_recipe_and_the_lines_that_make_it(
     assert set(result.plots()) == {"recipes", "scores"}
 
 
+def test_recipes_of_like_or_odd_names_lie_apart_and_load_from_wherever_they_are_saved(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    names = ["my recipe", "my_recipe", "My recipe", "..", "", "x" * 300, "\u8981\u7d04"]
+    recipes = [Recipe(name=name, template=f'{place} "{{text}}" is:') for place, name in enumerate(names)]
+    task = write(tmp_path / "near.jsonl", ROWS["STS"] * 6)
+    result = sweep(tiny_folder("Llama"), task, recipes=recipes, layers=[2], out=tmp_path / "out", **QUICK)
+    folders = [path.name.lower() for path in (tmp_path / "out" / "recipes").iterdir()]
+    assert len(set(folders)) == len(names)
+    for folder in (result.folder, result.save(tmp_path / "elsewhere")):
+        assert SweepResult.load(folder).frame.equals(result.frame)
+
+
 def test_a_centered_winner_is_exported_by_its_line(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +128,7 @@ def test_a_sweep_of_recipes_goes_on_where_it_was_and_reads_nothing_again(
         (["plain", "plain"], "`recipes` must be recipes of different names, but got 'plain' twice"),
         (["plain+cented"], "but got 'plain[+]cented'. Did you mean 'center'"),
         ("nothing", "`recipes` must be a Recipe or one of 'plain'"),
+        (5, "`recipes` must be a Recipe or one of 'plain', .* but got 5"),
         (["plain+filter"], "`embed_filter` must be False for"),
     ],
 )
