@@ -50,7 +50,8 @@ class Recipe:
     source: str = ""
 
     def __post_init__(self) -> None:
-        check_text("name", self.name)
+        if not check_text("name", self.name).strip():
+            raise OptionError("`name` must hold a word: it stands in frames, on pages and in commands.")
         if self.template is not None:
             # A copy: what the caller does to a mapping later is not checked.
             object.__setattr__(self, "template", check_template("template", self.template))

@@ -67,6 +67,8 @@ def check_template(argument: str, template: Any) -> str | dict[str, str]:
     """
     if isinstance(template, Mapping):
         kept = {check_text(f"kind in {argument}", kind): text for kind, text in template.items()}
+        if not kept:
+            raise OptionError(f"`{argument}` must be for one of {', '.join(map(repr, KINDS))}, but is empty.")
         if unknown := sorted(set(kept) - set(KINDS)):
             raise OptionError(f"`{argument}` must be for {', '.join(map(repr, KINDS))}, but has {unknown[0]!r}.")
         for kind, text in kept.items():

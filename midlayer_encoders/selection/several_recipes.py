@@ -13,7 +13,7 @@ from midlayer_encoders._types import Stage
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import curves, tidy_frame
 from midlayer_encoders.reading.source import LayerSource
-from midlayer_encoders.recipes import PLAIN, RECIPES, Recipe
+from midlayer_encoders.recipes import PLAIN, RECIPES, SMALLEST_SAMPLE, Recipe
 from midlayer_encoders.recipes.vectors import middle_directions, vector_map
 from midlayer_encoders.selection.answer import LabelEvidence, RecipeSelection, Selection, answer, with_recipes
 from midlayer_encoders.selection.defaults import EVIDENCE, default_depth, default_recipe, model_kind
@@ -67,7 +67,12 @@ def select_recipe(source: RecipeSource, given: Given, recipes: Sequence[Recipe])
         given: texts and labels.
         recipes: to choose between.
     """
-    plain = RECIPES[PLAIN]
+    plain, count = RECIPES[PLAIN], len(given.texts or ())
+    if count < SMALLEST_SAMPLE and (centered := [one.name for one in recipes if one.center]):
+        raise OptionError(
+            f"`texts` must be at least {SMALLEST_SAMPLE}, a few hundred better, for {centered[0]!r}, which centers on "
+            f"them, but got {count}. Give more, or leave that recipe out."
+        )
     asked = {one.name: source if one == plain else source.with_recipe(one) for one in recipes}
     metrics, lacking = measured(source, given)
     kind = model_kind(source, tuned=not metrics.is_empty() and made_for_texts(curves(metrics)))

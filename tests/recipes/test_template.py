@@ -130,11 +130,14 @@ def test_text_that_stands_twice_is_truncated_so_that_both_copies_fit() -> None:
         ({"query": "q {text}?", "document": "d {text}"}, r"must end alike for queries, documents and other texts"),
         ({"query": "q {text}:", "document": "d {text}:"}, r"Give a template for 'text' too"),
         ("half \ud83d {text}", r"holds half a character"),
+        ({}, r"must be for one of 'text', 'query', 'document', but is empty"),
     ],
 )
 def test_a_template_that_is_none_is_refused(template: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         check_template("template", template)
+    with pytest.raises(OptionError, match="`name` must hold a word"):
+        Recipe(name=" ", template="{text}")
 
 
 def test_a_recipe_keeps_its_templates_whatever_becomes_of_the_mapping_and_has_a_hash() -> None:
