@@ -149,5 +149,5 @@ def test_what_has_no_part_in_it_is_refused(whole: LayerEncoder) -> None:
         select(frame({"dime": [1.0] * 9}), recipes="all")
     with pytest.raises(OptionError, match="Did you mean 'one-word'"):
         select(whole, TEXTS, recipes=["one-wrod"])
-    with pytest.raises(OptionError, match="`texts` must be at least 16.*'one-word\\+center'.*but got 3"):
+    with pytest.raises(OptionError, match=r"`texts` must be at least 16.*'one-word\+center'.*but got 3"):
         select_layer(whole, ["a", "b", "c"], recipes=["plain", "one-word+center"])
