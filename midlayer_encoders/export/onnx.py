@@ -93,6 +93,14 @@ def _refuse(encoder: LayerEncoder) -> None:
             f"The length of audio decides which states of {name} are pooled, and that is counted outside of the model: "
             "it is not exported to ONNX. Use this encoder itself, or target='sentence-transformers'."
         )
+    read: Any = [entry["method_output_name"] for entry in encoder[0].modality_config.values()]
+    if encoder.mixture or any(isinstance(one, list) for one in read):
+        what = "several layers" if encoder.mixture else "norm='none'"
+        cure = "Name one layer." if encoder.mixture else "Pass norm='final'."
+        raise CutError(
+            f"The states of {what} are read by hooks on the blocks of {name}, which torch's tracer does not see: its "
+            f"graph would be of other states. {cure}"
+        )
     if suffers_from_padding(encoder.transformer) or wants_padding(encoder.transformer):
         raise CutError(
             f"The states of {name} depend on how texts are padded, which a graph does not see to: its vectors would "
@@ -142,7 +150,7 @@ def _write_graph(encoder: LayerEncoder, medium: str, path: Path) -> list[str]:
     except OSError:
         raise
     except Exception as reason:  # whatever the tracer or a translator meets
-        told = " ".join(str(reason).split())[:300]
+        told = " ".join(str(reason.__cause__ or reason).split())[:300]
         raise CutError(
             f"torch cannot write {type(encoder.transformer).__name__} as an ONNX graph ({type(reason).__name__}: "
             f"{told}). Use target='sentence-transformers', or another release of torch."
