@@ -10,6 +10,7 @@ import os
 import platform
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,13 @@ def seconds(run) -> float:  # type: ignore[no-untyped-def]
         run()
         found.append(time.process_time() - start)
     return round(1000 * min(found) / len(TEXTS), 3)
+
+
+def encode(tokenizer, session) -> None:  # type: ignore[no-untyped-def]
+    for start in range(0, len(TEXTS), 32):
+        read = tokenizer.encode_batch(TEXTS[start : start + 32])
+        every = {"input_ids": [one.ids for one in read], "attention_mask": [one.attention_mask for one in read]}
+        session.run(None, {one.name: np.array(every[one.name]) for one in session.get_inputs()})
 
 
 def main() -> None:
@@ -51,18 +59,14 @@ def main() -> None:
             tokenizer = Tokenizer.from_file(f"{folder}/out/tokenizer.json")
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = 1
-            row = {"torch_ms": seconds(lambda: encoder.encode(TEXTS, batch_size=32)), "error": made.error}
+            row = {"torch_ms": seconds(partial(encoder.encode, TEXTS, batch_size=32)), "error": made.error}
             for name in ("model", "model_int8"):
                 file = Path(folder) / "out" / f"{name}.onnx"
                 session = onnxruntime.InferenceSession(file, options)
-
-                def encode() -> None:
-                    for start in range(0, len(TEXTS), 32):
-                        read = tokenizer.encode_batch(TEXTS[start : start + 32])
-                        every = {"input_ids": [r.ids for r in read], "attention_mask": [r.attention_mask for r in read]}
-                        session.run(None, {i.name: np.array(every[i.name]) for i in session.get_inputs()})
-
-                row |= {f"{name}_ms": seconds(encode), f"{name}_mb": round(file.stat().st_size / 1e6, 1)}
+                row |= {
+                    f"{name}_ms": seconds(partial(encode, tokenizer, session)),
+                    f"{name}_mb": round(file.stat().st_size / 1e6, 1),
+                }
             rows[f"layer {layer}"] = row | {"int8_cosine": made.int8_cosine}
     about = {"machine": platform.machine(), "torch": torch.__version__, "onnxruntime": onnxruntime.__version__}
     FILE.write_text(json.dumps(about | rows, indent=2) + "\n")

@@ -93,7 +93,8 @@ def _refuse(encoder: LayerEncoder) -> None:
             f"The length of audio decides which states of {name} are pooled, and that is counted outside of the model: "
             "it is not exported to ONNX. Use this encoder itself, or target='sentence-transformers'."
         )
-    read: Any = [entry["method_output_name"] for entry in encoder[0].modality_config.values()]
+    first: Any = encoder[0]
+    read = [entry["method_output_name"] for entry in first.modality_config.values()]
     if encoder.mixture or any(isinstance(one, list) for one in read):
         what = "several layers" if encoder.mixture else "norm='none'"
         cure = "Name one layer." if encoder.mixture else "Pass norm='final'."
@@ -206,7 +207,7 @@ def _vectors(encoder: LayerEncoder, medium: str, path: Path, names: list[str], i
 
 
 def _compare(encoder: LayerEncoder, medium: str, path: Path, names: list[str]) -> float:
-    """Return how far onnxruntime's vectors are from the encoder's, in a batch and alone; raise where that is too far."""
+    """Return how far onnxruntime's vectors are from the encoder's, in a batch and alone; raise where too far."""
     inputs = sample_inputs(encoder, medium)
     ours = encoder.encode(inputs, show_progress_bar=False)
     together = relative_error(ours, _vectors(encoder, medium, path, names, inputs))
@@ -228,7 +229,10 @@ def _quantize(encoder: LayerEncoder, medium: str, path: Path, names: list[str]) 
     """Write the graph with weights of 8 bits, and return its smallest cosine with the encoder."""
     from onnxruntime.quantization import quantize_dynamic
 
-    quantize_dynamic(str(path), str(_int8(path)), use_external_data_format=path.with_suffix(".onnx.data").exists())
+    # A scale for each output: with one for a whole matrix MiniLM has a cosine of 0.914, not 0.983.
+    quantize_dynamic(
+        str(path), str(_int8(path)), per_channel=True, use_external_data_format=path.with_suffix(".onnx.data").exists()
+    )
     inputs = sample_inputs(encoder, medium)
     ours = encoder.encode(inputs, show_progress_bar=False)
     low = cosine(ours, _vectors(encoder, medium, _int8(path), names, inputs))

@@ -50,7 +50,7 @@ def test_a_graph_gives_the_vectors_of_the_encoder(
     fed = {one.name: features[one.name].numpy() for one in session.get_inputs()}
     np.testing.assert_allclose(session.run(None, fed)[0], encoder.encode(inputs), rtol=1e-4, atol=1e-5)
     other = LayerEncoder(tiny_folder(name), 1, device="cpu").encode(inputs)
-    assert np.abs(session.run(None, fed)[0] - other).max() > 1e-2
+    assert np.abs(session.run(None, fed)[0] - other).max() > 1e-3
 
 
 def test_both_towers_of_a_joint_model_are_graphs(onnxruntime: Any, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_eight_bits_are_a_second_graph_and_the_command_says_how_near(
         ("Llama", [1, 2], {"norm": "none"}, "states of several layers are read by hooks"),
         ("Llama", 2, {"dtype": "bfloat16"}, "must be in float32"),
         ("Wav2Vec2", 2, {}, "not exported to ONNX"),
-        ("Mamba", 2, {}, "depend on how texts are padded"),
+        ("Mamba", 2, {}, "torch cannot write MambaModel as an ONNX graph"),
     ],
 )
 def test_what_a_graph_would_get_wrong_is_refused(
@@ -144,8 +144,8 @@ def test_llama_cpp_reads_the_layer_of_a_cut_file(tmp_path: Path) -> None:
     near = {k: cosine(encoder.encode(TEXTS), theirs) for k, encoder in encoders.items()}
     assert near[layer] > 0.999
     assert max(near[layer - 1], near[layer + 1]) < 0.995
-    with pytest.raises(CutError, match="llama.cpp makes other vectors"):
-        encoders[layer].layer = layer + 1  # one block too many
+    encoders[layer].layer = layer + 1  # one block too many
+    with pytest.raises(CutError, match=r"llama\.cpp makes other vectors"):
         export_for(encoders[layer], "gguf", tmp_path / "wrong")
     assert [one.name for one in tmp_path.iterdir()] == ["out"]
 
@@ -154,5 +154,5 @@ def test_a_file_that_llama_cpp_cannot_read_is_named(tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp", reason="pip install 'midlayer-encoders[gguf]'")
     from tests.export.tiny_gguf import save_gguf
 
-    with pytest.raises(CutError, match="llama.cpp does not read the file"):
+    with pytest.raises(CutError, match=r"llama\.cpp does not read the file"):
         llama_vectors(save_gguf(tmp_path / "odd.gguf", "llama"), ["a"])

@@ -52,7 +52,7 @@ def test_words_that_cannot_be_meant(
 @pytest.mark.parametrize("target", ["sentence-transformers", "onnx", "gguf"])
 def test_a_folder_that_holds_something_is_left_alone(encoder: LayerEncoder, tmp_path: Path, target: Any) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(OptionError, match="must be a new or empty folder.*overwrite=True"):
+    with pytest.raises(OptionError, match=r"must be a new or empty folder.*overwrite=True"):
         export_for(encoder, target, tmp_path)
     assert [one.name for one in tmp_path.iterdir()] == ["mine.txt"]
 
@@ -70,7 +70,7 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(
 def test_distances_are_those_of_the_worst_row() -> None:
     ours = np.array([[1.0, 0.0], [0.0, 2.0]])
     assert relative_error(ours, ours) == 0
-    assert relative_error(ours, ours + [[0.0, 0.0], [0.0, 0.5]]) == pytest.approx(0.25)
+    assert relative_error(ours, ours + np.array([[0.0, 0.0], [0.0, 0.5]])) == pytest.approx(0.25)
     assert relative_error(ours, ours[:1]) == relative_error(ours, ours * np.nan) == np.inf
     assert relative_error(ours * 0, ours) == np.inf
     assert cosine(ours, ours * [[3.0], [2.0]]) == pytest.approx(1)
