@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-vision test test-slow test-triton test-clients check format bench clean
+.PHONY: demo demo-vision test test-slow test-triton test-clients test-engines check format bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/midlayer demo --out runs/demo
@@ -30,7 +30,7 @@ demo-vision: $(VENV)/installed
 # One thread in each process: two that share two cores with two threads each wait for one another. The tests of a file
 # stay together: what they share is made once.
 test: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not triton and not clients"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not triton and not clients and not engines"
 
 test-slow: $(VENV)/installed
 	$(BIN)/pytest -m slow
@@ -44,6 +44,11 @@ test-triton: $(VENV)/installed
 test-clients: $(VENV)/installed
 	$(BIN)/pip install --quiet --editable ".[clients]" $(CONSTRAINTS)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m clients tests/clients
+
+# What is exported, in the engines that it is for.
+test-engines: $(VENV)/installed
+	$(BIN)/pip install --quiet --editable ".[onnx,gguf]" $(CONSTRAINTS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m engines tests/export
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

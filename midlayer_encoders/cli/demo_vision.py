@@ -30,7 +30,7 @@ def demo_vision(
     import polars as pl
 
     from midlayer_encoders.analysis.probing import probe
-    from midlayer_encoders.demo.vision import read_digits, train_digit_model
+    from midlayer_encoders.cli._demo_digits import read_digits, train_digit_model
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.measuring import measure_layers
 

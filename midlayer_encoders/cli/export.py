@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -19,7 +19,10 @@ from midlayer_encoders.cli._app import (
 from midlayer_encoders.cli._options import model_options
 from midlayer_encoders.cli._progress import long_running
 from midlayer_encoders.encoder.options import NO_SITE, EncoderOptions
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import OptionError, check_choice
+
+if TYPE_CHECKING:
+    from midlayer_encoders.export import Exported, Target
 
 
 @app.command()
@@ -30,6 +33,10 @@ def export(
     model: Model,
     layer: LayerText,
     out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
+    target: Annotated[
+        str, typer.Option("--for", help="sentence-transformers, onnx or gguf (of a GGUF file); see docs/export.md.")
+    ] = "sentence-transformers",
+    int8: Annotated[bool, typer.Option("--int8", help="With --for onnx: a graph of 8-bit integers, too.")] = False,
     center: Annotated[
         Path | None, typer.Option(help="A text a line: their mean vector is subtracted from every vector.")
     ] = None,
@@ -37,28 +44,41 @@ def export(
     overwrite: Annotated[bool, typer.Option(help="Write into a folder that is not empty.")] = False,
     options: EncoderOptions,
 ) -> None:
-    """Write a model cut at a layer to a folder that any SentenceTransformer loads."""
+    """Write a model cut at a layer to a folder that any SentenceTransformer loads, or for ONNX or llama.cpp."""
     if site not in (None, "block"):  # as `sweep` reads it: say why not, instead of that there is no such flag
         raise OptionError(NO_SITE)
-    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not overwrite):
-        raise OptionError(
-            f"`--out` must be a new or empty folder, but {out} is not. Name another, or pass --overwrite."
-        )
     quieten()
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+    from midlayer_encoders.export import TARGETS, check_out, export_for
     from midlayer_encoders.media.texts import read_texts
 
+    check_choice("--for", target, TARGETS)
+    check_out(out, overwrite, "--out", "--overwrite")
+    if int8 and target != "onnx":
+        raise OptionError("`--int8` must be left out without --for onnx, which it is about.")
     if center is not None:
         options = replace(options, center=tuple(read_texts(center)))
     encoder = LayerEncoder(model, _layers(layer), **options.changed())
-    encoder.save_pretrained(str(out))
+    made = export_for(encoder, cast("Target", target), out, overwrite=overwrite, int8=int8)
     parameters = sum(parameter.numel() for parameter in encoder.parameters())
     towers = ", ".join(f"{name} {number}" for name, number in encoder.layers.items())
     several = ", ".join(str(number) for number, _ in encoder.mixture)
     which = towers or f"{several or encoder.layer} of {encoder.num_layers}"
-    console().print(f"Layer {which}, {parameters / 1e6:.1f}M parameters, is in {out}. Load it with:")
+    console().print(f"Layer {which}, {parameters / 1e6:.1f}M parameters, is in {out}.{_compared(made)}")
+    if target != "sentence-transformers":
+        return
+    console().print("Load it with:")
     trusted = ", trust_remote_code=True" if options.trust_remote_code else ""
     console().print(f'  SentenceTransformer("{out}"{trusted})', highlight=False)
+
+
+def _compared(made: Exported) -> str:
+    """Return in words how the engine's vectors compare with the encoder's."""
+    if made.engine is None:
+        return ""
+    how = "one minus cosine" if made.target == "gguf" else "relative error"
+    eight = "" if made.int8_cosine is None else f"; 8-bit: cosine {made.int8_cosine:.4f}"
+    return f" {made.engine} gives the encoder's vectors on sample inputs ({how} {made.error:.1e}{eight})."
 
 
 def _layers(text: str) -> int | float | list[int | float] | dict[str, int | float]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from midlayer_encoders.demo.vision import Digits, read_digits, train_digit_model
+from midlayer_encoders.cli._demo_digits import Digits, read_digits, train_digit_model
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 

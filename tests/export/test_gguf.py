@@ -1,0 +1,94 @@
+"""A GGUF file is cut bit for bit, and what llama.cpp would read otherwise is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import CutError
+from midlayer_encoders.export import export_for
+from midlayer_encoders.export.gguf import cut_gguf
+from tests.export.tiny_gguf import DEPTH, save_gguf
+
+gguf = pytest.importorskip("gguf", reason="pip install 'midlayer-encoders[gguf]'")
+
+Folder = Callable[[str], str]
+
+
+def fields(reader: Any) -> dict[str, Any]:
+    return {name: one.contents() for name, one in reader.fields.items() if not name.startswith("GGUF.")}
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "bert"])
+@pytest.mark.parametrize(("layer", "pooling", "number"), [(1, "mean", 1), (3, "last", 3), (DEPTH, "cls", 2)])
+def test_the_weights_are_the_same_bits_and_the_metadata_is_of_fewer_blocks(
+    tmp_path: Path, arch: str, layer: int, pooling: str, number: int
+) -> None:
+    source = save_gguf(tmp_path / "whole.gguf", arch, alignment=64 if layer == 3 else None)
+    cut_gguf(source, tmp_path / "cut.gguf", layer, pooling=pooling)
+    whole, cut = gguf.GGUFReader(source), gguf.GGUFReader(tmp_path / "cut.gguf")
+    kept = [one for one in whole.tensors if not one.name.startswith("blk.") or int(one.name.split(".")[1]) < layer]
+    assert [one.name for one in cut.tensors] == [one.name for one in kept]
+    for one, other in zip(kept, cut.tensors, strict=True):
+        assert (one.tensor_type, one.shape.tolist()) == (other.tensor_type, other.shape.tolist())
+        np.testing.assert_array_equal(one.data, other.data)
+    changed = {f"{arch}.block_count": layer, f"{arch}.pooling_type": number}
+    changed[f"{arch}.attention.head_count_kv"] = list(range(1, layer + 1))
+    assert fields(cut) == fields(whole) | changed
+    assert cut.alignment == whole.alignment
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "why"),
+    [
+        ("mamba", {}, "has the architecture 'mamba'.*can be cut are llama, qwen2"),
+        ("gemma2", {"depth": 46}, "tells the 27B model of gemma2"),
+        ("gemma3", {"depth": 62}, "tells the 27B model of gemma3"),
+        ("llama", {"parts": 2}, "llama-gguf-split --merge"),
+    ],
+)
+def test_a_file_that_would_run_otherwise_is_refused(
+    tmp_path: Path, arch: str, options: dict[str, Any], why: str
+) -> None:
+    source = save_gguf(tmp_path / "whole.gguf", arch, **options)
+    with pytest.raises(CutError, match=why):
+        cut_gguf(source, tmp_path / "cut.gguf", 1, pooling="mean")
+    assert not (tmp_path / "cut.gguf").exists()
+
+
+def test_an_encoder_of_other_files_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    with pytest.raises(CutError, match=r"was not read from a GGUF file.*convert_hf_to_gguf\.py"):
+        export_for(encoder, "gguf", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "why"),
+    [
+        (2, {"norm": "none"}, "always applies the final norm"),
+        (0, {}, "reads no model without blocks"),
+        ([1, 2], {"norm": "none"}, "final norm"),
+        ([1, 2], {}, "the vector of one layer"),
+        (2, {"pooling": "max"}, "no pooling 'max'"),
+        (2, {"pooling": "weightedmean"}, "no pooling 'weightedmean'"),
+        (2, {"recipe": "one-word"}, "a template stands in the tokenizer"),
+        (2, {"skip_first": 1}, "pools every token"),
+        (2, {"center": tuple(f"text {n}" for n in range(16))}, "nothing after the pooling"),
+        (2, {"truncate_dim": 8}, "every dimension"),
+        (2, {"bidirectional": True}, "without `bidirectional`"),
+    ],
+)
+def test_what_llama_cpp_has_no_word_for_is_refused(
+    tiny_folder: Folder, tmp_path: Path, layer: Any, options: dict[str, Any], why: str
+) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), layer, device="cpu", **options)
+    encoder.source, encoder._gguf_file = str(tmp_path), save_gguf(tmp_path / "weights.gguf", "llama").name
+    with pytest.raises(CutError, match=why):
+        export_for(encoder, "gguf", tmp_path / "out")
+    assert [one.name for one in tmp_path.iterdir()] == ["weights.gguf"]
