@@ -110,6 +110,7 @@ class Killed(TrainerCallback):
             raise RuntimeError("killed")
 
 
+@pytest.mark.slow  # a resumed history is quick in test_resume.py
 def test_a_run_killed_and_resumed_has_the_history_of_one_that_was_not(tmp_path: Path) -> None:
     whole, killed, resumed = (callback(every_n_steps=1) for _ in range(3))
     _, weights, _ = trained(trainer(tmp_path / "a", [whole], model=llama()))

@@ -58,6 +58,7 @@ def test_a_shard_that_is_cut_off_is_noticed_on_opening(tmp_path: Path, caplog: p
     assert "bytes instead of" in caplog.text
 
 
+@pytest.mark.slow
 def test_no_flipped_byte_anywhere_gives_a_wrong_vector(tmp_path: Path) -> None:
     fill(opened(tmp_path), range(3))
     path = shards_of(opened(tmp_path))[0]

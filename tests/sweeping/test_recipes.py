@@ -80,7 +80,7 @@ def test_the_page_names_the_best_recipe_and_the_lines_that_make_it(
 def test_recipes_of_like_or_odd_names_lie_apart_and_load_from_wherever_they_are_saved(
     tiny_folder: Folder, tmp_path: Path
 ) -> None:
-    names = ["my recipe", "my_recipe", "My recipe", "..", "", "x" * 300, "\u8981\u7d04"]
+    names = ["my recipe", "my_recipe", "My recipe", "..", "x" * 300, "\u8981\u7d04"]
     recipes = [Recipe(name=name, template=f'{place} "{{text}}" is:') for place, name in enumerate(names)]
     task = write(tmp_path / "near.jsonl", ROWS["STS"] * 6)
     result = sweep(tiny_folder("Llama"), task, recipes=recipes, layers=[2], out=tmp_path / "out", **QUICK)
