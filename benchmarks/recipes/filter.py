@@ -8,17 +8,15 @@ dev queries, Emotion's validation texts.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.recipes.run import questions
+from benchmarks.recipes.run import arguments, questions
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.recipes import recipe_of
 from midlayer_encoders.recipes.vectors import middle_directions
@@ -41,11 +39,7 @@ def filtered(store: Vectors, matrix: np.ndarray, layer: int, keys: Sequence[str]
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tasks", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--model", default="built-in")
-    parser.add_argument("--device")
+    parser = arguments(__doc__)
     given = parser.parse_args()
     folders = []
     for name, splits in HELD_OUT.items():

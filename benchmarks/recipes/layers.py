@@ -7,15 +7,13 @@
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
-from benchmarks.recipes.run import questions
+from benchmarks.recipes.run import arguments, questions
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.recipes import recipe_of
 from midlayer_encoders.scoring import layer_scores
@@ -30,11 +28,7 @@ def mean_of(store: Vectors, sets: Sequence[Sequence[int]], number: int, keys: Se
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tasks", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--model", default="built-in")
-    parser.add_argument("--device")
+    parser = arguments(__doc__)
     parser.add_argument("--recipes", nargs="*", default=["plain", "one-word"])
     given = parser.parse_args()
     encoder = LayerEncoder(given.model, -1, device=given.device)

@@ -208,13 +208,19 @@ def times(encoder: LayerEncoder, recipes: Sequence[str], texts: Sequence[str]) -
     return lines
 
 
-def main() -> None:
-    warnings.simplefilter("ignore")
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(description: str) -> argparse.ArgumentParser:
+    """Return the arguments that every script about recipes takes."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("tasks", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", default="built-in")
     parser.add_argument("--device")
+    return parser
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    parser = arguments(__doc__)
     parser.add_argument("--recipes", nargs="*", default=list(RECIPES))
     parser.add_argument("--places", nargs="*", help="intervals of these alone, such as plain@6: the first is the base")
     given = parser.parse_args()
