@@ -30,6 +30,10 @@ __all__ = [
     "RecipeNames",
     "Seed",
     "SiteName",
+    "SkipBad",
+    "SomeAudio",
+    "SomeImages",
+    "SomeTexts",
     "TextsFile",
     "Views",
     "app",
@@ -72,6 +76,10 @@ RecipeNames = Annotated[
     ),
 ]
 SiteName = Annotated[str, typer.Option("--site", help="block, or what attention or mlp add in each block.")]
+SkipBad = Annotated[bool, typer.Option(help="Leave out files that cannot be read, and name them.")]
+SomeAudio = Annotated[Path | None, typer.Option("--audio", help="Folder of audio files, for an audio model.")]
+SomeImages = Annotated[Path | None, typer.Option("--images", help="Folder of images, for an image model.")]
+SomeTexts = Annotated[Path | None, typer.Option("--texts", help="A text a line, or JSONL with --field.")]
 Views = Annotated[int, typer.Option("--views", help="Augmented views of each text, for LiDAR.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of every random draw.")]
 
