@@ -10,7 +10,7 @@ over the tasks, minus its own. What is fitted is fitted on the other models, or 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,12 +58,11 @@ def read(kind: str, path: Path) -> Swept:
     return Swept(frame["model"][0].split("/")[-1], kind, number_of_layers(frame), tasks)  # type: ignore[arg-type]
 
 
-def fitted(models: Sequence[Swept], tasks: Sequence[str] | None = None) -> tuple[str, float]:
+def fitted(models: Sequence[Swept], recipes: Iterable[str], tasks: Sequence[str] | None = None) -> tuple[str, float]:
     """Return the recipe and the depth with the smallest mean regret over some models and tasks."""
-    shared = [recipe for recipe in models[0].tasks if all(recipe in one.tasks for one in models)]
     regret = {
         (recipe, depth): np.mean([one.best(tasks)[0] - one.at(recipe, depth, tasks) for one in models])
-        for recipe in shared
+        for recipe in recipes
         for depth in DEPTHS
     }
     return min(regret, key=lambda one: (round(float(regret[one]), 9), one[1]))
@@ -80,7 +79,7 @@ def left_out_task(one: Swept) -> float:
     """Return the mean regret, over tasks, of what is best on the others."""
     costs = []
     for task in one.names:
-        recipe, depth = fitted([one], [other for other in one.names if other != task])
+        recipe, depth = fitted([one], one.tasks, [other for other in one.names if other != task])
         costs.append(one.best([task])[0] - one.at(recipe, depth, [task]))
     return float(np.mean(costs))
 
@@ -109,7 +108,9 @@ def table(models: Sequence[Swept]) -> list[str]:
             for depth in (0.8, 0.9, 0.95, 1.0):
                 row(f"{recipe}, depth {depth}", [(recipe, depth)] * len(models))
     if len(models) > 1:
-        row("fitted on the other model", [fitted([other for other in models if other is not one]) for one in models])
+        shared = [recipe for recipe in models[0].tasks if all(recipe in one.tasks for one in models)]
+        others = [[other for other in models if other is not one] for one in models]
+        row("fitted on the other model", [fitted(other, shared) for other in others])
     cells = [f"regret {left_out_task(one):.1f} on the task left out" for one in models]
     lines.append("| fitted on the other tasks of the model | " + " | ".join(cells) + " |")
     return lines
