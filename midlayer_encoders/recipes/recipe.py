@@ -23,7 +23,7 @@ class Recipe:
     Attributes:
         name: in frames, on pages and in commands.
         template: what stands around the text, with ``{text}`` in its place, once or (the text is then repeated) twice.
-        layer: or layers, for an encoder that is made without naming one; a sweep reads them all.
+        layer: or layers, for an encoder that is made without naming one; a sweep or a selection looks at them all.
         norm: ``None`` leaves that to whoever uses the recipe.
         pooling: ``None`` likewise; under a template that ends in a question it is ``"last"``.
         skip_first: tokens at the beginning that no mean counts: causal models put outsized states there.
@@ -55,6 +55,8 @@ class Recipe:
         if self.template is not None:
             # A copy: what the caller does to a mapping later is not checked.
             object.__setattr__(self, "template", check_template("template", self.template))
+        if isinstance(self.layer, list):
+            object.__setattr__(self, "layer", tuple(self.layer))  # a list has no hash
         if self.norm is not None:
             check_choice("norm", self.norm, NORMS)
         if self.pooling is not None:

@@ -88,7 +88,8 @@ class Prompts:
         prompts = dict(self.named)
         if not any(prompts.values()):
             return ""
-        known, _ = AbsEncoder.validate_task_to_prompt_name(prompts, raise_for_invalid_keys=False)
+        of_mteb = {name: text for name, text in prompts.items() if name != "text"}  # a template's own: mteb would warn
+        known, _ = AbsEncoder.validate_task_to_prompt_name(of_mteb, raise_for_invalid_keys=False)
         name = prompt_name(known, task, kind) if known else None
         if name is not None:
             return prompts[name]

@@ -21,7 +21,7 @@ from midlayer_encoders.files import beside, write_file
 
 __all__ = ["SUFFIXES", "Blocks", "check_suffix", "write_safetensors", "write_vectors"]
 
-_BLOCK_BYTES = 32 * 2**20  # of the vectors that are in memory at a time
+_BLOCK_BYTES = 128 * 2**20  # of the vectors that are in memory at a time
 _DTYPES = {"float32": "F32", "int64": "I64", "bool": "BOOL"}  # numpy's names and those of safetensors
 
 Rows = npt.NDArray[np.float32]
@@ -35,6 +35,7 @@ class Blocks:
         layers: in the order of the file.
         names: of the inputs: the text, or the path of a file; ``None`` for one that has no name.
         dim: number D of dimensions.
+        chunk: inputs that lie in one place: no block reaches over its end.
         read: returns the vectors ``(rows, D)`` of a layer from one input to before another.
         done: called with the number of vectors written.
     """
@@ -42,20 +43,31 @@ class Blocks:
     layers: Sequence[int]
     names: Sequence[str | None]
     dim: int
+    chunk: int
     read: Callable[[int, int, int], Rows]
     done: Callable[[int], None]
 
-    def of_layer(self, layer: int) -> Iterator[Rows]:
-        """Yield the vectors of a layer, some at a time."""
-        for start, end in self.parts(1):
+    def __iter__(self) -> Iterator[tuple[int, int, Iterator[Rows]]]:
+        """Yield where each block of inputs begins and ends, and its vectors layer by layer."""
+        rows = max(1, _BLOCK_BYTES // (4 * self.dim * len(self.layers)))
+        for first in range(0, len(self.names), self.chunk):
+            last = min(first + self.chunk, len(self.names))
+            for start in range(first, last, rows):
+                end = min(start + rows, last)
+                yield start, end, self._vectors(start, end)
+
+    def _vectors(self, start: int, end: int) -> Iterator[Rows]:
+        for layer in self.layers:
             yield self.read(layer, start, end)
             self.done(end - start)
 
-    def parts(self, layers: int) -> Iterator[tuple[int, int]]:
-        """Yield where each part of the inputs begins and ends, for so many layers at a time."""
-        rows = max(1, _BLOCK_BYTES // (4 * self.dim * layers))
-        for start in range(0, len(self.names), rows):
-            yield start, min(start + rows, len(self.names))
+    def put(self, file: BinaryIO) -> None:
+        """Write all vectors from where the file stands, one layer after another: ``(L, N, D)``."""
+        begin, row = file.tell(), 4 * self.dim
+        for start, _, vectors in self:
+            for number, rows in enumerate(vectors):
+                file.seek(begin + row * (number * len(self.names) + start))
+                _put(file, rows)
 
 
 def check_suffix(out: Path) -> None:
@@ -88,33 +100,37 @@ def _npy(out: Path, blocks: Blocks, about: Mapping[str, Any]) -> None:
     with beside(out) as aside:
         with aside.open("xb") as file:
             np.lib.format.write_array_header_2_0(file, head)
-            for layer in blocks.layers:
-                for rows in blocks.of_layer(layer):
-                    _put(file, rows)
+            blocks.put(file)
         label.unlink(missing_ok=True)  # the old one must not be taken for the new file's
     write_file(label, json.dumps(about, indent=2).encode())
 
 
 def _safetensors(out: Path, blocks: Blocks, about: Mapping[str, Any]) -> None:
     shape = len(blocks.names), blocks.dim
-    parts = {f"layer.{layer}": ("float32", shape, blocks.of_layer(layer)) for layer in blocks.layers}
-    write_safetensors(out, parts, about)
+    with beside(out) as aside, aside.open("xb") as file:
+        file.write(_safetensors_head({f"layer.{layer}": ("float32", shape) for layer in blocks.layers}, about))
+        blocks.put(file)
 
 
 def write_safetensors(out: Path, parts: Mapping[str, tuple[str, Sequence[int], Any]], about: Mapping[str, Any]) -> None:
     """Write tensors that are made block by block: numpy's name of the dtype, the shape, and the blocks of each."""
+    with beside(out) as aside, aside.open("xb") as file:
+        file.write(_safetensors_head({name: (dtype, shape) for name, (dtype, shape, _) in parts.items()}, about))
+        for _, _, some in parts.values():
+            for block in some:
+                _put(file, block)
+
+
+def _safetensors_head(parts: Mapping[str, tuple[str, Sequence[int]]], about: Mapping[str, Any]) -> bytes:
+    """Return what stands before the tensors: which there are, and where each begins and ends."""
     table: dict[str, Any] = {"__metadata__": {"midlayer": json.dumps(about)}}
     end = 0
-    for name, (dtype, shape, _) in parts.items():
+    for name, (dtype, shape) in parts.items():
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         table[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [end, end := end + size]}
     text = json.dumps(table).encode()
     text += b" " * (-len(text) % 8)
-    with beside(out) as aside, aside.open("xb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, _, some in parts.values():
-            for block in some:
-                _put(file, block)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _put(file: BinaryIO, block: npt.NDArray[Any]) -> None:
@@ -129,12 +145,10 @@ def _parquet(out: Path, blocks: Blocks, about: Mapping[str, Any]) -> None:
     fields = [pa.field("input", pa.string()), *(pa.field(f"layer_{layer}", kind) for layer in blocks.layers)]
     schema = pa.schema(fields, metadata={"midlayer": json.dumps(about)})
     with beside(out) as aside, _closing_quietly(parquet.ParquetWriter(aside, schema, use_dictionary=False)) as writer:
-        for start, end in blocks.parts(len(blocks.layers)):
+        for start, end, vectors in blocks:
             columns: list[Any] = [pa.array(blocks.names[start:end], pa.string())]
-            for layer in blocks.layers:
-                flat = pa.array(blocks.read(layer, start, end).reshape(-1))
-                columns.append(pa.FixedSizeListArray.from_arrays(flat, blocks.dim))
-                blocks.done(end - start)
+            for rows in vectors:
+                columns.append(pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), blocks.dim))
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Unpack
+
+import numpy as np
 
 from midlayer_encoders._types import Layer, Progress, ReadSite, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
@@ -39,7 +42,7 @@ from midlayer_encoders.sweeping.vector_files import Blocks, check_suffix, write_
 
 __all__ = ["check_out", "embed"]
 
-_CHUNK = 1 << 16  # inputs whose batches are planned together
+_CHUNK = 1 << 16  # inputs in a store of their own: of one store for all, the index would grow with their number
 _NAMED = 3  # texts that are missing, in an error
 
 
@@ -147,8 +150,13 @@ class _Run:
         check_taken(medium, encoder.media, inputs[0], model=encoder.name)
         if medium == "text":
             check_texts("inputs", inputs)
-        self.keys = [_key(item, medium, encoder, prompt) for item in inputs]
-        self.digest = hashlib.blake2b("".join(self.keys).encode(), digest_size=16).hexdigest()
+        # As bytes side by side: of a million inputs, strings would take more memory than the model.
+        self._keys = np.array([_key(item, medium, encoder, prompt).encode() for item in inputs])
+        self.digest = hashlib.blake2b(self._keys.tobytes(), digest_size=16).hexdigest()
+
+    def keys(self, start: int, end: int) -> list[str]:
+        """Return the keys of some inputs in the store."""
+        return [key.decode() for key in self._keys[start:end].tolist()]
 
     def write(self, *, tokens: bool, stored: Path | None, budget: TokenBudget, progress: Progress | None) -> Path:
         """Write the file or folder, and remove what was kept to resume."""
@@ -157,32 +165,41 @@ class _Run:
             if tokens:
                 self._write_states(part, budget, progress)
             else:
-                store = self._embedded(part, budget, progress) if stored is None else self._found(stored)
-                writing = Stage(progress, "writing", len(self.layers) * len(self.inputs))
-                names = [str(item) if isinstance(item, str | Path) else None for item in self.inputs]
-
-                def read(layer: int, start: int, end: int) -> Any:
-                    return store.read(layer, self.keys[start:end])
-
-                blocks = Blocks(self.layers, names, store.dim, read, writing.step)
-                write_vectors(self.out, blocks, self.about())
+                place = self._embedded(part, budget, progress) if stored is None else self._found(stored)
+                self._write_vectors(place, progress)
             if stored is None:
                 shutil.rmtree(part, ignore_errors=True)
         return self.out
 
-    def _embedded(self, part: Path, budget: TokenBudget, progress: Progress | None) -> EmbeddingStore:
-        """Return the store beside the output, once it holds every input."""
-        stage = _Whole(progress, "embedding", len(self.inputs))
-        store = open_store(part, self.spec, self.layers, self.encoder, "float32")
-        embedder = Embedder(self.encoder, store, budget, stage, site=self.site)
-        for start in range(0, len(self.inputs), _CHUNK):
-            some = slice(start, start + _CHUNK)
-            embedder(self.inputs[some], self.keys[some], self.prompt)
-            stage.step(start + len(self.keys[some]) - stage.done)  # also those that were stored, or stand there twice
-        return store
+    def _write_vectors(self, place: Callable[[int], EmbeddingStore], progress: Progress | None) -> None:
+        """Write the file from the stores that hold the inputs: ``place`` returns that of one."""
+        writing = Stage(progress, "writing", len(self.layers) * len(self.inputs))
+        names = [str(item) if isinstance(item, str | Path) else None for item in self.inputs]
+        opened = lru_cache(maxsize=1)(place)
+        keys = lru_cache(maxsize=1)(self.keys)
 
-    def _found(self, folder: Path) -> EmbeddingStore:
-        """Return the store of a sweep, where it holds every input at every layer."""
+        def read(layer: int, start: int, end: int) -> Any:
+            return opened(start // _CHUNK).read(layer, keys(start, end))
+
+        blocks = Blocks(self.layers, names, num_dims(self.encoder, self.spec.norm), _CHUNK, read, writing.step)
+        write_vectors(self.out, blocks, self.about())
+
+    def _embedded(self, part: Path, budget: TokenBudget, progress: Progress | None) -> Callable[[int], EmbeddingStore]:
+        """Embed every input into the stores beside the output, and return what opens that of a chunk."""
+
+        def place(chunk: int) -> EmbeddingStore:
+            return open_store(part / str(chunk), self.spec, self.layers, self.encoder, "float32")
+
+        stage = _Whole(progress, "embedding", len(self.inputs))
+        for start in range(0, len(self.inputs), _CHUNK):
+            end = min(start + _CHUNK, len(self.inputs))
+            embedder = Embedder(self.encoder, place(start // _CHUNK), budget, stage, site=self.site)
+            embedder(self.inputs[start:end], self.keys(start, end), self.prompt)
+            stage.step(end - stage.done)  # also those that were stored, or stand there twice
+        return place
+
+    def _found(self, folder: Path) -> Callable[[int], EmbeddingStore]:
+        """Return what gives the store of a sweep, where it holds every input at every layer."""
         halves: tuple[StoreDtype, ...] = ("float32", "float16")
         lacking: list[int] | None = None
         for root in (folder / "embeddings", folder):
@@ -190,9 +207,9 @@ class _Run:
             for dtype in halves:
                 if store_key(self.spec, dtype) in known:
                     store = open_store(root, self.spec, self.layers, self.encoder, dtype)
-                    lacking = store.missing(self.keys)
+                    lacking = store.missing(self.keys(0, len(self.inputs)))
                     if not lacking:
-                        return store
+                        return lambda _, store=store: store  # type: ignore[misc]
         if lacking is None:
             raise StoreError(self._no_store(folder))
         first = ", ".join(shown(self.inputs[place]) for place in lacking[:_NAMED])

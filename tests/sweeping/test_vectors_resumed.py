@@ -128,7 +128,7 @@ def test_a_killed_command_goes_on(tiny_folder: Folder, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", killed, tiny_folder("Llama"), str(texts), str(out)], check=False)
     assert done.returncode == -signal.SIGKILL
     assert not out.exists()
-    assert list((tmp_path / "v.safetensors.part").glob("*/*.safetensors"))
+    assert list((tmp_path / "v.safetensors.part").rglob("*.safetensors"))
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     with passed(encoder) as seen:
         embed(encoder, TEXTS, out, token_budget=256)
@@ -148,6 +148,10 @@ def test_a_sweeps_vectors_without_a_pass(encoder: LayerEncoder, tmp_path: Path) 
             found = np.load(embed(encoder, texts, tmp_path / "v.npy", layers=[3], from_sweep=place))
         assert not seen
         np.testing.assert_allclose(found, encoder.encode_layers(texts, [3]), atol=1e-5)
+    task = write(tmp_path / "sts.jsonl", ROWS["STS"])
+    sweep(encoder, task, out=tmp_path / "half", layers=[3], store_dtype="float16", **here)
+    found = np.load(embed(encoder, texts, tmp_path / "v.npy", layers=[3], from_sweep=tmp_path / "half"))
+    np.testing.assert_allclose(found, encoder.encode_layers(texts, [3]), atol=2e-3, rtol=2e-3)
     with pytest.raises(TextNotStoredError, match="1 are not: 'a text of another kind'"):
         embed(
             encoder, [*texts, "a text of another kind"], tmp_path / "w.npy", layers=[3], from_sweep=tmp_path / "swept"
@@ -157,4 +161,4 @@ def test_a_sweeps_vectors_without_a_pass(encoder: LayerEncoder, tmp_path: Path) 
     other = LayerEncoder(encoder.source, -1, device="cpu", norm="none")
     with pytest.raises(StoreError, match="norm 'final' instead of 'none'"):
         embed(other, texts, tmp_path / "w.npy", from_sweep=tmp_path / "swept")
-    assert {path.name for path in tmp_path.iterdir()} == {"sts.jsonl", "swept", "v.npy", "v.npy.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"sts.jsonl", "swept", "half", "v.npy", "v.npy.json"}
