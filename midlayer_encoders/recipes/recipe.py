@@ -38,7 +38,7 @@ class Recipe:
 
     name: str
     template: Template | None = field(default=None, hash=False)  # a mapping has no hash
-    layer: Layer | tuple[Layer, ...] | None = None
+    layer: Layer | Sequence[Layer] | None = None
     norm: Norm | None = None
     pooling: Pooling | None = None
     skip_first: int = 0
@@ -55,7 +55,7 @@ class Recipe:
         if self.template is not None:
             # A copy: what the caller does to a mapping later is not checked.
             object.__setattr__(self, "template", check_template("template", self.template))
-        if isinstance(self.layer, list):
+        if isinstance(self.layer, Sequence):
             object.__setattr__(self, "layer", tuple(self.layer))  # a list has no hash
         if self.norm is not None:
             check_choice("norm", self.norm, NORMS)

@@ -147,7 +147,7 @@ def test_a_recipe_keeps_its_templates_whatever_becomes_of_the_mapping_and_has_a_
     assert recipe.template == {"query": "q {text}"}
     assert {recipe, Recipe(name="mine", template={"query": "q {text}"})} == {recipe}
     assert Recipe(name="mine", template={"query": "other {text}"}) != recipe
-    assert hash(Recipe(name="two", layer=[1, 2])) == hash(Recipe(name="two", layer=(1, 2)))  # type: ignore[arg-type]
+    assert hash(Recipe(name="two", layer=[1, 2])) == hash(Recipe(name="two", layer=(1, 2)))
 
 
 def test_what_the_tokenizer_cannot_hold_is_refused() -> None:
