@@ -151,7 +151,8 @@ class _Run:
         if medium == "text":
             check_texts("inputs", inputs)
         # As bytes side by side: of a million inputs, strings would take more memory than the model.
-        self._keys = np.array([_key(item, medium, encoder, prompt).encode() for item in inputs])
+        keys = (_key(item, medium, encoder, prompt).encode() for item in inputs)
+        self._keys = np.fromiter(keys, dtype="S32", count=len(inputs))
         self.digest = hashlib.blake2b(self._keys.tobytes(), digest_size=16).hexdigest()
 
     def keys(self, start: int, end: int) -> list[str]:
