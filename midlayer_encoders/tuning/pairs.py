@@ -55,13 +55,13 @@ class Pairs:
         rows = list(self.rows)
         random.Random(seed).shuffle(rows)
         count = max(round(share * len(rows)), _LEAST) if share else 0
-        parts = [Pairs(self.kind, tuple(part), self.name) for part in (rows[count:], rows[:count]) if part]
-        for part in parts:
-            if len(part.trained_on(seed)) < _LEAST:
-                raise OptionError(
-                    f"`pairs` must have more rows to hold out {share:g} of them, but {self.name} has {len(rows)}"
-                    f"{' with few of a label' if self.kind == 'labels' else ''}. Add rows, or pass held_out=0."
-                )
+        parts = [Pairs(self.kind, tuple(part), self.name) for part in (rows[count:], rows[:count])]
+        if any(len(part.trained_on(seed)) < _LEAST for part in (parts if count else parts[:1])):
+            few = " and too few of each label" if self.kind == "labels" else ""
+            raise OptionError(
+                f"`pairs` must have {_LEAST} pairs or more to train on, and as many to hold out, but {self.name} has "
+                f"{len(rows)} rows{few} for held_out={share:g}. Add rows, or pass held_out=0."
+            )
         return parts[0], parts[1] if count else None
 
     def trained_on(self, seed: int) -> list[Row]:

@@ -118,7 +118,7 @@ def tune(
             if not scored:
                 return tidy_frame([]), []
             report = None if progress is None else lambda stage, *done: progress(f"{when}: {stage}", *done)
-            found = sweep(encoder, tasks, out=folder / when, baselines=False, progress=report)
+            found = sweep(encoder, tasks, out=folder / when, baselines=False, workers=1, progress=report)
             labels = task_labels(found.frame["dataset"].unique().to_list())
             frame = found.frame.filter(pl.col("kind") == "score").with_columns(
                 pl.lit(when).alias("revision"), pl.col("dataset").replace(labels)

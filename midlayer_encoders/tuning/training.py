@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
+from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, set_seed
 
 from midlayer_encoders._types import Stage
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
@@ -114,6 +114,7 @@ def train(encoder: LayerEncoder, pairs: Pairs, training: Training, folder: Path,
     kept, held_out = pairs.split(training.held_out, training.seed)
     data = kept.trained_on(training.seed)
     rank = 16 if training.lora is True else int(training.lora)
+    set_seed(training.seed)  # before adapters are drawn
     if rank:
         add_lora(encoder, rank)
     last = _last_checkpoint(folder / "checkpoints")

@@ -1,0 +1,67 @@
+"""What `tuning/compat.py` takes for granted of the trainer and of PEFT: each test fails when a release changes it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.tuning.compat import WEIGHTS, add_lora, merge_lora
+from tests.tiny_folders import TEXTS
+from tests.tuning.rows import tuned
+
+Folder = Callable[[str], str]
+
+
+def test_adapters_alone_are_trained_and_merging_them_changes_no_vector(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    before, kind = encoder.encode(TEXTS), type(encoder.transformer)
+    add_lora(encoder, 4)
+    trained = {name: one for name, one in encoder.named_parameters() if one.requires_grad}
+    assert trained
+    assert all(".lora_" in name for name in trained)
+    with torch.no_grad():
+        for one in trained.values():
+            one.normal_(std=0.1)
+    changed = encoder.eval().encode(TEXTS)
+    merge_lora(encoder)
+    np.testing.assert_allclose(encoder.encode(TEXTS), changed, atol=1e-5)
+    assert np.abs(changed - before).max() > 0.01
+    assert type(encoder.transformer) is kind
+    assert not hasattr(encoder.transformer, "peft_config")
+    assert not any("lora" in name for name, _ in encoder.named_modules())
+    assert all(one.requires_grad for one in encoder.parameters())
+
+
+def test_a_layer_without_linear_modules_and_a_missing_package_are_named(
+    tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 0, device="cpu")
+    with pytest.raises(OptionError, match="`lora` must be False for layer 0 of"):
+        add_lora(encoder, 4)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(MidlayerError, match=r"pip install 'midlayer-encoders\[adapters\]'"):
+        add_lora(encoder, 4)
+
+
+def test_a_checkpoint_holds_what_is_trained_and_the_best_is_loaded(
+    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)  # checkpoints stay
+    made = tuned(tiny_folder("Llama"), tmp_path, checkpoints=4)
+    kept: Any = sorted((tmp_path / "checkpoints").glob("checkpoint-*"))
+    assert {path.name for path in kept} >= {f"checkpoint-{made.trained.best_step}"}
+    best = safetensors.torch.load_file(tmp_path / "checkpoints" / f"checkpoint-{made.trained.best_step}" / WEIGHTS)
+    own = dict(made.encoder.named_parameters())
+    assert set(best) == set(own)
+    for name, one in best.items():
+        torch.testing.assert_close(own[name].detach(), one)
+    assert not any(path.suffix == ".json" and "config" in path.name for path in kept[-1].iterdir())
