@@ -50,18 +50,17 @@ def tuning_words(frame: pl.DataFrame, losses: pl.DataFrame) -> str:
     """
     words = []
     found = {} if frame.is_empty() else _summaries(frame)
-    averages = [found[when].average for when in _TIMES if when in found]
-    if len(averages) == 2 and averages[0] is not None and averages[1] is not None:
-        old, new = averages
+    old, new = (found[when].average if when in found else None for when in _TIMES)
+    if old is not None and new is not None:
         last = new.last_layer
-        what = f"{found['after'].tasks[0].name}" if len(found["after"].tasks) == 1 else "The tasks' average"
+        what = found["after"].tasks[0].name if len(found["after"].tasks) == 1 else "The tasks' average"
         words.append(
             f"{what} at layer {last} went from {number(old.points.get(last))} to {number(new.last)} points "
             f"({signed(new.last - old.points.get(last, float('nan')))})."
         )
-    held = losses.drop_nulls("held_out")["held_out"]
-    if len(held):
-        words.append(f"The loss on held-out pairs went from {held[0]:.3f} to {held.min():.3f} at its best.")
+    held = losses["held_out"].drop_nulls().to_list()
+    if held:
+        words.append(f"The loss on held-out pairs went from {held[0]:.3f} to {min(held):.3f} at its best.")
     return " ".join(words)
 
 
@@ -140,13 +139,10 @@ def _scores(found: Mapping[str, Summary]) -> str:
     words = "Points (score × 100) of each layer of the cut model; the last is the encoder's own, which was tuned."
     curves = _curves(found)
     layers = sorted(set().union(*(curve.points for by_time in curves.values() for curve in by_time.values())))
-    rows = [["layer", *(f"{name} {what}" for name in curves for what in ("before", "after", "change"))]]
+    rows = [["layer", *curves]]
     for layer in layers:
-        cells = []
-        for by_time in curves.values():
-            old, new = (by_time[when].points.get(layer, float("nan")) for when in _TIMES)
-            cells += [number(old), number(new), signed(new - old)]
-        rows.append([str(layer), *cells])
+        pairs = [[by_time[when].points.get(layer, float("nan")) for when in _TIMES] for by_time in curves.values()]
+        rows.append([str(layer), *(f"{number(old)} → {number(new)} ({signed(new - old)})" for old, new in pairs)])
     return soft(words) + figure_html(_scores_chart(found)) + plain_table(rows, label="Points by layer before and after")
 
 
@@ -158,7 +154,7 @@ def _losses_panel(losses: pl.DataFrame) -> Panel:
             lines.append(Line(tuple(known["step"]), tuple(known[column]), label, place))
     last = float(losses["step"].max())  # type: ignore[arg-type]
     ticks = tuple((round(last * part / 4), f"{round(last * part / 4)}") for part in range(5))
-    return Panel("loss by step", Axis("step", 0.0, last, ticks), value_axis(lines), tuple(lines))
+    return Panel("loss", Axis("step", 0.0, last, ticks), value_axis(lines), tuple(lines))
 
 
 def _metrics(steps: Sequence[object]) -> str:

@@ -15,7 +15,7 @@ from midlayer_encoders.files import beside
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["WEIGHTS", "WeightsTrainer", "add_lora", "merge_lora"]
+__all__ = ["WEIGHTS", "WeightsTrainer", "add_lora", "merge_lora", "without_autocast"]
 
 WEIGHTS = "trained.safetensors"
 
@@ -80,3 +80,9 @@ def merge_lora(encoder: LayerEncoder) -> None:
     if hasattr(model, "peft_config"):
         del model.peft_config
     encoder.requires_grad_(True)
+
+
+def without_autocast(model: nn.Module) -> None:
+    """Take off the autocast that a trainer leaves around a model's forward pass: it would round every later vector."""
+    for name in ("forward", "_original_forward"):
+        model.__dict__.pop(name, None)

@@ -138,7 +138,7 @@ def tune(
 
 def _encoder(model: str, layer: Layer, options: Mapping[str, Any]) -> LayerEncoder:
     """Return the cut encoder, in float32 unless another dtype is asked for: steps of half precision are lost."""
-    encoder = LayerEncoder(model, layer, **{"dtype": "float32", **options})  # type: ignore[arg-type]
+    encoder = LayerEncoder(model, layer, **{"dtype": "float32", **options})
     if encoder.media != ["text"] or encoder.mixture:
         what = "several layers" if encoder.mixture else " and ".join(encoder.media)
         raise OptionError(f"`model` must be of text alone, cut at one layer, to be tuned, but got {what}.")

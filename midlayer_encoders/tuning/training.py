@@ -16,7 +16,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 from midlayer_encoders._types import Stage
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
 from midlayer_encoders.errors import OptionError, check_count, check_flag, check_number, check_seed
-from midlayer_encoders.tuning.compat import WEIGHTS, WeightsTrainer, add_lora, merge_lora
+from midlayer_encoders.tuning.compat import WEIGHTS, WeightsTrainer, add_lora, merge_lora, without_autocast
 from midlayer_encoders.tuning.losses import batch_sampler, make_loss
 from midlayer_encoders.tuning.pairs import Pairs
 
@@ -141,13 +141,14 @@ def train(encoder: LayerEncoder, pairs: Pairs, training: Training, folder: Path,
     trainer.remove_callback(PrinterCallback)
     trainable = sum(one.numel() for one in encoder.parameters() if one.requires_grad)
     done = trainer.train(resume_from_checkpoint=last)
+    # without_autocast(encoder)
     if rank:
         merge_lora(encoder)
     encoder.eval()
     state = trainer.state
     best = Path(state.best_model_checkpoint).name.rpartition("-")[2] if state.best_model_checkpoint else ""
     words = {
-        "Rows": f"{len(data)} {pairs.kind}" + (f", {len(held_out.rows)} held out" if held_out else ""),
+        "Trained on": f"{len(data)} rows of {pairs.kind}" + (f", {len(held_out.rows)} held out" if held_out else ""),
         "Loss": type(trainer.loss).__name__,
         "Trained parameters": f"{trainable:,}" + (f" (LoRA of rank {rank})" if rank else ""),
         "Batch size": str(training.batch_size),

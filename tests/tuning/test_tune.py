@@ -65,9 +65,8 @@ def test_every_layer_is_scored_before_and_after_and_the_page_shows_it(tiny_folde
     last = scores.row(-1, named=True)
     assert f"went from {100 * last['before']:.1f} to {100 * last['after']:.1f} points" in made.words().replace("−", "-")
     page = (made.folder / "report.html").read_text()
-    for cell in [f"{100 * value:.1f}".replace("-", "−") for value in (*scores["before"], *scores["after"])]:
-        assert f"<td>{cell}</td>" in page
-    assert "mine before" in page.replace("<wbr>", "")
+    for old, new in ((100 * old, 100 * new) for old, new in scores.select("before", "after").iter_rows()):
+        assert f"<td>{old:.1f} → {new:.1f} (".replace("-", "−") in page
     assert ("training", 4, 4) in stages
     assert {"before: scoring", "after: scoring"} <= {name for name, _, _ in stages}
     steps = made.trained.metrics["revision"].unique().to_list()
@@ -191,7 +190,7 @@ def test_each_kind_of_rows_and_a_query_prompt_can_be_tuned_on(tiny_folder: Folde
         ("pairs", hard, {"prompts": {"query": "find: "}, "mini_batch": 4}),
     ):
         made = tuned(folder, tmp_path / name, rows, max_steps=3, checkpoints=1, **options)
-        assert name in made.how["Rows"]
+        assert name in made.how["Trained on"]
         assert (made.model_folder / "modules.json").exists()
 
 
