@@ -141,7 +141,7 @@ def train(encoder: LayerEncoder, pairs: Pairs, training: Training, folder: Path,
     trainer.remove_callback(PrinterCallback)
     trainable = sum(one.numel() for one in encoder.parameters() if one.requires_grad)
     done = trainer.train(resume_from_checkpoint=last)
-    # without_autocast(encoder)
+    without_autocast(encoder)
     if rank:
         merge_lora(encoder)
     encoder.eval()
