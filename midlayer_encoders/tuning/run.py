@@ -98,42 +98,40 @@ def tune(
         adaptive=adaptive, seed=seed,
     )  # fmt: skip
     check_progress(progress)
-    check_path("out", out)
-    if out is None:
-        raise OptionError("`out` must be a folder, but got None.")
+    folder = _checked_folder(out)
     for name in _MADE_FOR_ONE:
         if options.get(name):
             raise OptionError(f"`{name}` must be left out: it is fitted to vectors that tuning changes. Add it after.")
     data = read_pairs(pairs)
-    data.split(training.held_out, training.seed)  # too few rows are refused before the model is loaded
-    scored = bool(task_sources(tasks)) if not isinstance(tasks, tuple) or tasks else False
-    folder = Path(out)
-    _check_folder(folder)
+    data.split(training.held_out, training.seed)  # too few rows are refused before the model is loaded, and wrong tasks
+    scored = tasks if (not isinstance(tasks, tuple) or tasks) and task_sources(tasks) else None
     encoder = _encoder(model, layer, options)
     with folder_lock(folder):
-        given = {"pairs": data.digest, "encoder": encoder.spec.digest, **asdict(training)}
-        _claim(folder, json.loads(json.dumps(given)))
-
-        def scores(when: str) -> tuple[pl.DataFrame, list[str]]:
-            if not scored:
-                return tidy_frame([]), []
-            report = None if progress is None else lambda stage, *done: progress(f"{when}: {stage}", *done)
-            found = sweep(encoder, tasks, out=folder / when, baselines=False, workers=1, progress=report)
-            labels = task_labels(found.frame["dataset"].unique().to_list())
-            frame = found.frame.filter(pl.col("kind") == "score").with_columns(
-                pl.lit(when).alias("revision"), pl.col("dataset").replace(labels)
-            )
-            return frame, [f"{task} failed {when}: {error}" for task, error in found.failures.items()]
-
-        before, failed = scores("before")
+        _claim(folder, {"pairs": data.digest, "encoder": encoder.spec.digest, **asdict(training)})
+        before, failed = _scores(encoder, scored, folder, "before", progress)
         trained = _trained(encoder, folder, lambda: train(encoder, data, training, folder, Stage(progress, "training")))
-        after, failed_after = scores("after")
+        after, failed_after = _scores(encoder, scored, folder, "after", progress)
         how = {"Pairs": f"{data.name}, {len(data.rows)} rows", **trained.words, **_cost(encoder), **versions()}
-        result = TuneResult(
-            pl.concat([before, after]), folder, encoder, trained, how, (*failed, *failed_after)
-        )  # fmt: skip
+        frame = pl.concat([before, after])
+        result = TuneResult(frame, folder, encoder, trained, how, (*failed, *failed_after))
         result.save()
     return result
+
+
+def _scores(
+    encoder: LayerEncoder, tasks: Any, folder: Path, when: str, progress: Progress | None
+) -> tuple[pl.DataFrame, list[str]]:
+    """Return the scores of every layer as it is now, and the tasks that failed; nothing without tasks."""
+    if tasks is None:
+        return tidy_frame([]), []
+    report = None if progress is None else lambda stage, *done: progress(f"{when}: {stage}", *done)
+    # One worker: what mteb confirms here is little, and starting processes takes longer.
+    found = sweep(encoder, tasks, out=folder / when, baselines=False, workers=1, progress=report)
+    labels = task_labels(found.frame["dataset"].unique().to_list())
+    frame = found.frame.filter(pl.col("kind") == "score").with_columns(
+        pl.lit(when).alias("revision"), pl.col("dataset").replace(labels)
+    )
+    return frame, [f"{task} failed {when}: {error}" for task, error in found.failures.items()]
 
 
 def _encoder(model: str, layer: Layer, options: Mapping[str, Any]) -> LayerEncoder:
@@ -146,14 +144,20 @@ def _encoder(model: str, layer: Layer, options: Mapping[str, Any]) -> LayerEncod
     return encoder
 
 
-def _check_folder(folder: Path) -> None:
-    """Raise where a folder holds anything but a run of this function."""
+def _checked_folder(out: Path | str) -> Path:
+    """Return the folder of a run, or raise where it holds anything else."""
+    check_path("out", out)
+    if out is None:
+        raise OptionError("`out` must be a folder, but got None.")
+    folder = Path(out)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / _RUN).is_file():
         raise OptionError(f"`out` must be a new or empty folder, or that of a run before, but {folder} holds others.")
+    return folder
 
 
 def _claim(folder: Path, given: dict[str, Any]) -> None:
     """Write down what a run is given, or raise where the folder is that of another run."""
+    given = json.loads(json.dumps(given))  # as it is read again
     kept = read_kept(folder / _RUN, lambda path: json_object(read_whole(path, OptionError), str(path), OptionError))
     if kept is None:
         write_file(folder / _RUN, json.dumps(given, indent=2).encode())

@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import safetensors.torch
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.tuning.compat import WEIGHTS, add_lora, merge_lora
+from midlayer_encoders.tuning.compat import WEIGHTS, add_lora, merge_lora, without_autocast
 from tests.tiny_folders import TEXTS
 from tests.tuning.rows import tuned
 
@@ -55,13 +57,26 @@ def test_a_layer_without_linear_modules_and_a_missing_package_are_named(
 def test_a_checkpoint_holds_what_is_trained_and_the_best_is_loaded(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)  # checkpoints stay
-    made = tuned(tiny_folder("Llama"), tmp_path, checkpoints=4)
-    kept: Any = sorted((tmp_path / "checkpoints").glob("checkpoint-*"))
-    assert {path.name for path in kept} >= {f"checkpoint-{made.trained.best_step}"}
-    best = safetensors.torch.load_file(tmp_path / "checkpoints" / f"checkpoint-{made.trained.best_step}" / WEIGHTS)
-    own = dict(made.encoder.named_parameters())
+    monkeypatch.setattr("midlayer_encoders.tuning.run.shutil.rmtree", lambda *_, **__: None)  # checkpoints stay
+    made = tuned(tiny_folder("Llama"), tmp_path, learning_rate=0.02, max_steps=8, checkpoints=8, patience=9)
+    evaluated = made.trained.losses.drop_nulls("held_out").filter(pl.col("step") > 0).sort("held_out")
+    assert made.trained.best_step == evaluated["step"][0] < made.trained.steps == 8
+    folder = tmp_path / "checkpoints" / f"checkpoint-{made.trained.best_step}"
+    best, own = safetensors.torch.load_file(folder / WEIGHTS), dict(made.encoder.named_parameters())
     assert set(best) == set(own)
     for name, one in best.items():
-        torch.testing.assert_close(own[name].detach(), one)
-    assert not any(path.suffix == ".json" and "config" in path.name for path in kept[-1].iterdir())
+        torch.testing.assert_close(own[name].detach(), one, rtol=0, atol=0)
+    assert not (folder / "config.json").exists()
+
+
+def test_vectors_are_those_of_float32_again_after_a_run_under_autocast(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, dtype="float32", device="cpu")
+    expected = encoder.encode(TEXTS)
+    AcceleratorState._reset_state(reset_partial_state=True)  # of trainers before: a process has one
+    try:
+        Accelerator(cpu=True, mixed_precision="bf16").prepare_model(encoder)
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+    assert np.abs(encoder.encode(TEXTS) - expected).max() > 1e-4  # as the trainer leaves it
+    without_autocast(encoder)
+    np.testing.assert_array_equal(encoder.encode(TEXTS), expected)
