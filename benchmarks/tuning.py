@@ -132,11 +132,9 @@ def run(given: argparse.Namespace) -> None:
                 score = test.score(encoded(made.encoder, test.texts))
                 row = same | {"seed": seed, "seconds": round(seconds, 1)}
                 keep(given.out, **row, layer=layer, when="after", score=score)
-                if layer == max(layers):
-                    early = layers[:-1] if layers[-1] == layer else []
-                    every = (
-                        made.encoder.encode_layers(test.texts, layers=early, convert_to_tensor=True) if early else []
-                    )
+                if layer == made.encoder.num_layers and len(layers) > 1:  # the whole model alone is cut after
+                    early = [one for one in layers if one < layer]
+                    every = made.encoder.encode_layers(test.texts, layers=early, convert_to_tensor=True)
                     for one, vectors in zip(early, every, strict=True):
                         keep(given.out, **row, layer=one, when="cut after", score=test.score(vectors.float()))
             shutil.rmtree(folder, ignore_errors=True)
@@ -148,24 +146,26 @@ def speed(given: argparse.Namespace) -> None:
         encoder = LayerEncoder(given.model, layer, dtype=given.dtype, device=given.device, max_length=MAX_LENGTH)
         encoded(encoder, texts[:256])
         times = []
+        clock = time.process_time if given.device == "cpu" else time.perf_counter  # others may use the machine
         for _ in range(3):
-            start = time.perf_counter()
+            start = clock()
             encoded(encoder, texts).cpu()
-            times.append(time.perf_counter() - start)
+            times.append(clock() - start)
         rate = round(len(texts) / min(times))
         row = {"model": (given.name or Path(given.model).name), "layer": layer, "when": "speed", "device": given.device}
         keep(given.out, **row, texts_per_second=rate)
 
 
 def table(given: argparse.Namespace) -> None:
-    rows = [row for path in given.files for row in csv.DictReader(path.open(encoding="utf8"))]
+    read_rows = [row for path in given.files for row in csv.DictReader(path.open(encoding="utf8"))]
+    rows = [row for row in read_rows if row["model"] != "model"]  # files that were put together have several heads
     lines = [
         "# Cut first, then train",
         "",
-        "Each model cut at several depths, every weight tuned for the same steps on the same pairs, three seeds; "
-        "`python -m benchmarks.tuning`, whose head says what is trained on and how it is scored. Score x 100 on test",
-        "sets, mean ± standard deviation over seeds. *against whole*: less the whole model tuned alike, by seed. *cut after*: the whole",
-        "model tuned, and cut at this layer only then.",
+        "Each model cut at several depths, every weight tuned for the same steps on the same pairs: `python -m benchmarks.tuning`,",
+        "whose head says what is trained on and how it is scored. Score x 100 on test sets, mean over seeds, ± the standard deviation",
+        "where there are two or more. *against whole*: less the whole model tuned alike, over the seeds that both have. *cut after*:",
+        "the whole model tuned, and cut at this layer only then.",
     ]
     if given.note:
         lines += ["", given.note]
@@ -193,8 +193,8 @@ def _table(rows: list[dict[str, str]], speeds: dict[int, str]) -> Iterator[str]:
         found[row["when"], int(row["layer"])][row["seed"]] = float(row["score"])
     parameters = {int(row["layer"]): int(row["parameters"]) for row in rows if row["when"] == "before"}
     last = max(parameters)
-    yield "| layer | parameters | of the whole | texts a second | before | after | gain | against whole | cut after |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "| layer | parameters | of the whole | texts a second | before | after | seeds | gain | against whole | cut after |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
     for layer, count in sorted(parameters.items()):
         after, best = found["after", layer], found["after", last]
         before = found["before", layer][""]
@@ -202,7 +202,7 @@ def _table(rows: list[dict[str, str]], speeds: dict[int, str]) -> Iterator[str]:
         gain = f"{statistics.mean(after.values()) - before:+.1f}" if after else ""
         cells = [
             str(layer), f"{count / 1e6:.1f}M", f"{100 * count / parameters[last]:.0f} %", speeds.get(layer, ""),
-            f"{before:.1f}", _spread(list(after.values())), gain, "" if layer == last else _spread(against, sign="+"),
+            f"{before:.1f}", _spread(list(after.values())), str(len(after)), gain, "" if layer == last else _spread(against, sign="+"),
             _spread(list(found["cut after", layer].values())),
         ]  # fmt: skip
         yield "| " + " | ".join(cells) + " |"
