@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from midlayer_encoders.files import beside
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["WEIGHTS", "WeightsTrainer", "add_lora", "merge_lora", "without_autocast"]
+__all__ = ["WEIGHTS", "WeightsTrainer", "add_lora", "check_lora", "merge_lora", "without_autocast"]
 
 WEIGHTS = "trained.safetensors"
 
@@ -49,22 +50,25 @@ def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, one) for name, one in model.named_parameters() if one.requires_grad]
 
 
+def check_lora(encoder: LayerEncoder) -> None:
+    """Raise where adapters cannot be trained: without PEFT, or without a block."""
+    if importlib.util.find_spec("peft") is None:
+        raise MidlayerError("`lora` needs the peft package: pip install 'midlayer-encoders[adapters]'.")
+    if encoder.layer == 0:
+        raise OptionError(
+            f"`lora` must be False for layer 0 of {encoder.name}: adapters change the linear layers of "
+            "blocks, and there is none."
+        )
+
+
 def add_lora(encoder: LayerEncoder, rank: int) -> None:
     """Put adapters of a rank into every linear layer of the model, and freeze all else."""
-    try:
-        import peft
-    except ImportError as reason:
-        raise MidlayerError("`lora` needs the peft package: pip install 'midlayer-encoders[adapters]'.") from reason
+    import peft
+
     # The model itself stays in place, without PEFT's wrapper around it: callbacks and exports know it as it is.
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.05, target_modules="all-linear")
     encoder.requires_grad_(False)
-    try:
-        peft.inject_adapter_in_model(config, encoder.transformer)
-    except ValueError as reason:
-        raise OptionError(
-            f"`lora` must be False for layer {encoder.layer} of {encoder.name}, which has no linear layer that an "
-            f"adapter could change ({' '.join(str(reason).split())[:160]})."
-        ) from reason
+    peft.inject_adapter_in_model(config, encoder.transformer)
 
 
 def merge_lora(encoder: LayerEncoder) -> None:

@@ -26,7 +26,7 @@ from midlayer_encoders.sweeping.result import task_labels
 from midlayer_encoders.tasks import task_sources
 from midlayer_encoders.tuning.pairs import read_pairs
 from midlayer_encoders.tuning.result import TuneResult
-from midlayer_encoders.tuning.training import METRICS, Trained, Training, read_trained, train
+from midlayer_encoders.tuning.training import METRICS, Trained, Training, check_training, read_trained, train
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
@@ -106,6 +106,7 @@ def tune(
     data.split(training.held_out, training.seed)  # too few rows are refused before the model is loaded, and wrong tasks
     scored = tasks if (not isinstance(tasks, tuple) or tasks) and task_sources(tasks) else None
     encoder = _encoder(model, layer, options)
+    check_training(encoder, data, training)
     with folder_lock(folder):
         _claim(folder, {"pairs": data.digest, "encoder": encoder.spec.digest, **asdict(training)})
         before, failed = _scores(encoder, scored, folder, "before", progress)

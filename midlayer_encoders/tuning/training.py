@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
+from torch import nn
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, set_seed
 
 from midlayer_encoders._types import Stage
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
 from midlayer_encoders.errors import OptionError, check_count, check_flag, check_number, check_seed
-from midlayer_encoders.tuning.compat import WEIGHTS, WeightsTrainer, add_lora, merge_lora, without_autocast
+from midlayer_encoders.tuning.compat import WEIGHTS, WeightsTrainer, add_lora, check_lora, merge_lora, without_autocast
 from midlayer_encoders.tuning.losses import batch_sampler, make_loss
 from midlayer_encoders.tuning.pairs import Pairs
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["METRICS", "Trained", "Training", "read_trained", "train"]
+__all__ = ["METRICS", "Trained", "Training", "check_training", "read_trained", "train"]
 
 _MEASURED = 64  # texts that the callback reads
 METRICS = "metrics.parquet"
@@ -131,10 +132,7 @@ def train(encoder: LayerEncoder, pairs: Pairs, training: Training, folder: Path,
         args=arguments,
         train_dataset=_dataset(data),
         eval_dataset=_dataset(held_out.trained_on(training.seed)) if held_out else None,
-        loss=make_loss(
-            encoder, kept.kind, mini_batch=training.mini_batch, matryoshka=training.matryoshka,
-            adaptive=training.adaptive,
-        ),
+        loss=_loss(encoder, pairs, training),
         callbacks=[_Steps(stage), *([EarlyStoppingCallback(training.patience)] if held_out else [])],
     )  # fmt: skip
     callback.attach(trainer)
@@ -158,6 +156,18 @@ def train(encoder: LayerEncoder, pairs: Pairs, training: Training, folder: Path,
     }
     seconds = float(done.metrics["train_runtime"])
     return Trained(_losses(state), callback.frame, state.global_step, int(best or state.global_step), seconds, words)
+
+
+def check_training(encoder: LayerEncoder, pairs: Pairs, training: Training) -> None:
+    """Raise where a run could not begin: before every layer is scored, which takes a while."""
+    if training.lora:
+        check_lora(encoder)
+    _loss(encoder, pairs, training)
+
+
+def _loss(encoder: LayerEncoder, pairs: Pairs, training: Training) -> nn.Module:
+    how = {"mini_batch": training.mini_batch, "matryoshka": training.matryoshka, "adaptive": training.adaptive}
+    return make_loss(encoder, pairs.kind, **how)  # type: ignore[arg-type]
 
 
 def _arguments(encoder: LayerEncoder, data: list[Any], training: Training, folder: Path, steps: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from accelerate.state import AcceleratorState
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.tuning.compat import WEIGHTS, add_lora, merge_lora, without_autocast
+from midlayer_encoders.tuning.compat import WEIGHTS, add_lora, check_lora, merge_lora, without_autocast
 from tests.tiny_folders import TEXTS
 from tests.tuning.rows import tuned
 
@@ -43,15 +42,16 @@ def test_adapters_alone_are_trained_and_merging_them_changes_no_vector(tiny_fold
     assert all(one.requires_grad for one in encoder.parameters())
 
 
-def test_a_layer_without_linear_modules_and_a_missing_package_are_named(
-    tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["Llama", "BERT"])
+def test_adapters_at_layer_0_and_a_missing_package_are_named(
+    name: str, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoder = LayerEncoder(tiny_folder("Llama"), 0, device="cpu")
+    encoder = LayerEncoder(tiny_folder(name), 0, device="cpu")
     with pytest.raises(OptionError, match="`lora` must be False for layer 0 of"):
-        add_lora(encoder, 4)
-    monkeypatch.setitem(sys.modules, "peft", None)
+        check_lora(encoder)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(MidlayerError, match=r"pip install 'midlayer-encoders\[adapters\]'"):
-        add_lora(encoder, 4)
+        check_lora(encoder)
 
 
 def test_a_checkpoint_holds_what_is_trained_and_the_best_is_loaded(

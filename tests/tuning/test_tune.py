@@ -153,6 +153,9 @@ def test_it_stops_early_where_nothing_is_learned_and_leaves_the_generators_alone
         ({"batch_size": 1}, OptionError, "`batch_size` must be a positive number of pairs"),
         ({"held_out": 0.6}, OptionError, "`held_out` must be a finite number, from 0 to 0.5"),
         ({"checkpoints": 0}, OptionError, "`held_out` must be 0 with checkpoints=0"),
+        ({"layer": 0, "lora": 4}, OptionError, "`lora` must be False for layer 0"),
+        ({"adaptive": True}, OptionError, "`adaptive` must be False .* with norm='final'"),
+        ({"matryoshka": [4096]}, OptionError, "`matryoshka` must be at most"),
         ({"out": None}, OptionError, "`out` must be a folder, but got None"),
     ],
 )
@@ -161,12 +164,13 @@ def test_what_cannot_be_meant_is_refused(
 ) -> None:
     from midlayer_encoders.tuning import tune
 
+    scored = {"tasks": str(sts(tmp_path / "mine.jsonl")), "progress": lambda *_: pytest.fail("not refused at once")}
     with pytest.raises(error, match=words):
         tune(
             tiny_folder("Llama"),
             pairs=PAIRS,
             device="cpu",
-            **{"layer": 2, "out": tmp_path / "out", "tasks": (), **options},
+            **{"layer": 2, "out": tmp_path / "out", **scored, **options},
         )
 
 
