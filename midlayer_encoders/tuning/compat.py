@@ -10,13 +10,13 @@ import safetensors.torch
 from sentence_transformers import SentenceTransformerTrainer
 from torch import nn
 
-from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.files import beside
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["WEIGHTS", "WeightsTrainer", "add_lora", "check_lora", "merge_lora", "without_autocast"]
+__all__ = ["WEIGHTS", "WeightsTrainer", "add_lora", "check_packages", "merge_lora", "without_autocast"]
 
 WEIGHTS = "trained.safetensors"
 
@@ -50,15 +50,11 @@ def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, one) for name, one in model.named_parameters() if one.requires_grad]
 
 
-def check_lora(encoder: LayerEncoder) -> None:
-    """Raise where adapters cannot be trained: without PEFT, or without a block."""
-    if importlib.util.find_spec("peft") is None:
-        raise MidlayerError("`lora` needs the peft package: pip install 'midlayer-encoders[adapters]'.")
-    if encoder.layer == 0:
-        raise OptionError(
-            f"`lora` must be False for layer 0 of {encoder.name}: adapters change the linear layers of "
-            "blocks, and there is none."
-        )
+def check_packages(*, lora: bool) -> None:
+    """Raise with the line that installs what a run needs, where it is missing."""
+    for argument, package in (("tune", "accelerate"), *([("lora", "peft")] if lora else [])):
+        if importlib.util.find_spec(package) is None:
+            raise MidlayerError(f"`{argument}` needs the {package} package: pip install 'midlayer-encoders[tuning]'.")
 
 
 def add_lora(encoder: LayerEncoder, rank: int) -> None:

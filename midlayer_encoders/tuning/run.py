@@ -24,6 +24,7 @@ from midlayer_encoders.results import write_frame
 from midlayer_encoders.sweeping import sweep
 from midlayer_encoders.sweeping.result import task_labels
 from midlayer_encoders.tasks import task_sources
+from midlayer_encoders.tuning.compat import check_packages
 from midlayer_encoders.tuning.pairs import read_pairs
 from midlayer_encoders.tuning.result import TuneResult
 from midlayer_encoders.tuning.training import METRICS, Trained, Training, check_training, read_trained, train
@@ -97,6 +98,7 @@ def tune(
         held_out=held_out, patience=patience, checkpoints=checkpoints, mini_batch=mini_batch, matryoshka=matryoshka,
         adaptive=adaptive, seed=seed,
     )  # fmt: skip
+    check_packages(lora=bool(training.lora))
     check_progress(progress)
     folder = _checked_folder(out)
     for name in _MADE_FOR_ONE:

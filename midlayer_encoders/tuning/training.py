@@ -17,7 +17,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 from midlayer_encoders._types import Stage
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
 from midlayer_encoders.errors import OptionError, check_count, check_flag, check_number, check_seed
-from midlayer_encoders.tuning.compat import WEIGHTS, WeightsTrainer, add_lora, check_lora, merge_lora, without_autocast
+from midlayer_encoders.tuning.compat import WEIGHTS, WeightsTrainer, add_lora, merge_lora, without_autocast
 from midlayer_encoders.tuning.losses import batch_sampler, make_loss
 from midlayer_encoders.tuning.pairs import Pairs
 
@@ -160,8 +160,11 @@ def train(encoder: LayerEncoder, pairs: Pairs, training: Training, folder: Path,
 
 def check_training(encoder: LayerEncoder, pairs: Pairs, training: Training) -> None:
     """Raise where a run could not begin: before every layer is scored, which takes a while."""
-    if training.lora:
-        check_lora(encoder)
+    if training.lora and encoder.layer == 0:
+        raise OptionError(
+            f"`lora` must be False for layer 0 of {encoder.name}: adapters change the linear layers of blocks, and "
+            "it has none."
+        )
     _loss(encoder, pairs, training)
 
 

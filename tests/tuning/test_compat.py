@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.tuning.compat import WEIGHTS, add_lora, check_lora, merge_lora, without_autocast
+from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.tuning.compat import WEIGHTS, add_lora, merge_lora, without_autocast
 from tests.tiny_folders import TEXTS
 from tests.tuning.rows import tuned
 
@@ -42,16 +43,15 @@ def test_adapters_alone_are_trained_and_merging_them_changes_no_vector(tiny_fold
     assert all(one.requires_grad for one in encoder.parameters())
 
 
-@pytest.mark.parametrize("name", ["Llama", "BERT"])
-def test_adapters_at_layer_0_and_a_missing_package_are_named(
-    name: str, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("lora", "package", "argument"), [(False, "accelerate", "tune"), (4, "peft", "lora")])
+def test_a_missing_package_is_named_at_once(
+    lora: int, package: str, argument: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoder = LayerEncoder(tiny_folder(name), 0, device="cpu")
-    with pytest.raises(OptionError, match="`lora` must be False for layer 0 of"):
-        check_lora(encoder)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(MidlayerError, match=r"pip install 'midlayer-encoders\[adapters\]'"):
-        check_lora(encoder)
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else find(name))
+    words = rf"`{argument}` needs the {package} package: pip install 'midlayer-encoders\[tuning\]'"
+    with pytest.raises(MidlayerError, match=words):
+        tuned("no/such-model", tmp_path, lora=lora)
 
 
 def test_a_checkpoint_holds_what_is_trained_and_the_best_is_loaded(
