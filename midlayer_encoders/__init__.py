@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from midlayer_encoders.selection import Selection
     from midlayer_encoders.sweeping import SweepResult, embed, sweep
     from midlayer_encoders.tasks import paper_tasks
+    from midlayer_encoders.tuning import TuneResult, tune
 
 __all__ = [
     "EncoderOptions",
@@ -28,6 +29,7 @@ __all__ = [
     "Recipe",
     "Selection",
     "SweepResult",
+    "TuneResult",
     "compare",
     "embed",
     "measure",
@@ -36,6 +38,7 @@ __all__ = [
     "progression",
     "select_layer",
     "sweep",
+    "tune",
 ]
 
 __version__ = "0.2.0.dev0"
@@ -50,6 +53,7 @@ if not TYPE_CHECKING:
         "Recipe": "recipes",
         "Selection": "selection",
         "SweepResult": "sweeping",
+        "TuneResult": "tuning",
         "compare": "analysis.comparing.run",
         "embed": "sweeping",
         "measure": "measuring",
@@ -58,6 +62,7 @@ if not TYPE_CHECKING:
         "progression": "analysis.progression",
         "select_layer": "encoder.choosing",
         "sweep": "sweeping",
+        "tune": "tuning",
     }
 
     def __getattr__(name: str) -> object:

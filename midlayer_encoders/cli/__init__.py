@@ -15,6 +15,7 @@ from midlayer_encoders.cli import progression as _progression
 from midlayer_encoders.cli import reproduce as _reproduce
 from midlayer_encoders.cli import select as _select
 from midlayer_encoders.cli import sweep as _sweep
+from midlayer_encoders.cli import tune as _tune
 from midlayer_encoders.cli._app import app
 from midlayer_encoders.errors import MidlayerError
 
@@ -35,6 +36,7 @@ _COMMANDS = (
     _compare,
     _select,
     _reproduce,
+    _tune,
 )
 
 
@@ -53,7 +55,7 @@ def main() -> None:
         sys.exit(1)
     except SystemExit as ended:
         if ended.code == _INTERRUPTED:  # typer's, for KeyboardInterrupt
-            resumes = {"embed", "sweep", "demo", "progression", "reproduce"} & set(sys.argv[1:2])
+            resumes = {"embed", "sweep", "demo", "progression", "reproduce", "tune"} & set(sys.argv[1:2])
             again = "goes on where it stopped" if resumes else "begins anew"
             _say(f"Stopped. The same command, run again, {again}.", head="")
         raise

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # Those of the paper's metrics that compare no views of a text.
 _ONE_PASS = "prompt_entropy,dataset_entropy,effective_rank,curvature"
-_TITLES = {
+STAGES = {
     "planning": "tasks planned",
     "embedding": "texts embedded",
     "scoring": "layers scored",
@@ -126,7 +126,7 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
     """Run a sweep with its bars, print the table and where the page lies; exit with 1 where a task failed."""
     from midlayer_encoders import sweeping
 
-    with shown(_TITLES) as progress:
+    with shown(STAGES) as progress:
         result = sweeping.sweep(encoder, tasks, progress=progress, **options)
     if not _first(options.get("devices", 1), options.get("num_nodes", 1)):
         return

@@ -193,7 +193,7 @@ class MultimodalEncoder(PlainOnDisk):
         check_path("path", path)
         if path is None:  # as the base class has it
             return
-        self._check_export()
+        self.check_export()
         home = Path(path)
 
         def write(aside: Path) -> None:
@@ -257,7 +257,8 @@ class MultimodalEncoder(PlainOnDisk):
                 "a folder. Use this encoder itself; nothing was written."
             )
 
-    def _check_export(self) -> None:
+    def check_export(self) -> None:
+        """Raise where no plain folder gives this encoder's vectors, naming the reason."""
         model: Any = self[0].model
         if not self.counting.all:
             raise CutError(

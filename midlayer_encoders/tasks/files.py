@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from midlayer_encoders.errors import check_choice, shown
 from midlayer_encoders.files import check_ordinary, json_object, read_whole
 from midlayer_encoders.tasks.data import TASK_TYPES, TaskData, TaskType
-from midlayer_encoders.tasks.reading import SUFFIXES, Table, TaskFileError, is_label, is_text, read_table
+from midlayer_encoders.tasks.reading import SUFFIXES, Table, TaskFileError, is_label, is_score, is_text, read_table
 
 __all__ = ["files_data"]
 
@@ -147,19 +146,11 @@ def _checked(table: Table, task_type: TaskType) -> dict[str, list[Any]]:
         bad = [number for number, value in enumerate(values) if not is_good(value)]
         if bad:
             raise TaskFileError(
-                _complaint(table, bad, what=f"`{found}` must be {requirement}, but got {shown(values[bad[0]])}")
+                table.complaint(bad, f"`{found}` must be {requirement}, but got {shown(values[bad[0]])}")
             )
         columns[name] = [int(v) if isinstance(v, bool) else v for v in values]
     _check_whole(table, task_type, columns=columns)
     return columns
-
-
-def _complaint(table: Table, bad: Sequence[int], *, what: str) -> str:
-    """The file, the first bad rows as an editor counts them, what is wrong with the first, and the cure."""
-    places = ", ".join(str(table.numbers[number]) for number in bad[:5])
-    more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
-    unit = table.unit + ("s" if len(bad) > 1 else "")
-    return f"{table.path}, {unit} {places}{more}: {what}. Correct or remove {'them' if len(bad) > 1 else 'it'}."
 
 
 def _check_whole(table: Table, task_type: TaskType, *, columns: Mapping[str, list[Any]]) -> None:
@@ -170,7 +161,7 @@ def _check_whole(table: Table, task_type: TaskType, *, columns: Mapping[str, lis
         if both:
             text = next(text for text in columns["positive"][both[0]] if text in columns["negative"][both[0]])
             raise TaskFileError(
-                _complaint(table, both, what=f"a passage must not be both positive and negative: {text[:60]!r}")
+                table.complaint(both, f"a passage must not be both positive and negative: {text[:60]!r}")
             )
         return
     name = "score" if task_type == "STS" else _label_column(task_type)
@@ -228,11 +219,6 @@ def _is_texts(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(map(is_text, value))
 
 
-def _is_score(value: object) -> bool:
-    # Not `isfinite`, which raises for a whole number that no float holds.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
 _TEXT: tuple[str, Callable[[object], bool]] = ("a string that is not empty", is_text)
 _TEXTS: tuple[str, Callable[[object], bool]] = ("a list of strings, none of them empty (in CSV: as JSON)", _is_texts)
 _LABEL: tuple[str, Callable[[object], bool]] = ("a label, a string or a whole number", is_label)
@@ -242,5 +228,5 @@ _REQUIREMENTS: dict[tuple[TaskType, str], tuple[str, Callable[[object], bool]]] 
     ("PairClassification", "labels"): ("0 or 1", lambda value: isinstance(value, int) and value in (0, 1)),
     ("Reranking", "positive"): _TEXTS,
     ("Reranking", "negative"): _TEXTS,
-    ("STS", "score"): ("a finite number", _is_score),
+    ("STS", "score"): ("a finite number", is_score),
 }

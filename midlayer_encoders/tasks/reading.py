@@ -1,4 +1,4 @@
-"""Rows out of JSONL, CSV and parquet files, each with the number under which an editor finds it."""
+"""Rows out of JSONL, CSV, TSV and parquet files, each with the number under which an editor finds it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from typing import Any
 from midlayer_encoders.errors import MidlayerError, half_character
 from midlayer_encoders.files import check_ordinary, json_rows, read_whole
 
-__all__ = ["SUFFIXES", "Table", "TaskFileError", "is_label", "is_text", "read_table"]
+__all__ = ["SUFFIXES", "Table", "TaskFileError", "is_label", "is_score", "is_text", "read_table"]
 
-SUFFIXES = (".jsonl", ".ndjson", ".csv", ".parquet")
+SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as a whole number is written; 007 is a name
 
 
@@ -38,6 +39,13 @@ class Table:
         """Every column that some row has."""
         return list(dict.fromkeys(name for row in self.rows for name in row))
 
+    def complaint(self, bad: Sequence[int], what: str) -> str:
+        """Return the file, the first bad rows as an editor counts them, what is wrong with the first, and the cure."""
+        places = ", ".join(str(self.numbers[number]) for number in bad[:5])
+        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+        unit = self.unit + ("s" if len(bad) > 1 else "")
+        return f"{self.path}, {unit} {places}{more}: {what}. Correct or remove {'them' if len(bad) > 1 else 'it'}."
+
 
 def read_table(path: Path) -> Table:
     """Return the rows of a file whose suffix is one of :data:`SUFFIXES`; there is at least one."""
@@ -45,6 +53,7 @@ def read_table(path: Path) -> Table:
         ".jsonl": _read_jsonl,
         ".ndjson": _read_jsonl,
         ".csv": _read_csv,
+        ".tsv": _read_csv,
         ".parquet": _read_parquet,
     }
     check_ordinary(path, TaskFileError)
@@ -66,6 +75,12 @@ def is_label(value: object) -> bool:
     return isinstance(value, int) or is_text(value)
 
 
+def is_score(value: object) -> bool:
+    """Return whether a cell is a finite number."""
+    # Not `isfinite`, which raises for a whole number that no float holds.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
 def _read_jsonl(path: Path) -> Table:
     # Not polars' `read_ndjson`: it turns the text 5 into "5" and names no line.
     rows = list(json_rows(path, TaskFileError))
@@ -73,7 +88,7 @@ def _read_jsonl(path: Path) -> Table:
 
 
 def _read_csv(path: Path) -> Table:
-    """Return the rows of a CSV file, read strictly: a quote that never ends would swallow the rest as one cell."""
+    """Return the rows of a CSV or TSV file, read strictly: a quote that never ends would swallow the rest in a cell."""
     # Not polars' `read_csv`: it decompresses what is named .csv, renames a column that is there twice, names no line.
     content = read_whole(path, TaskFileError)
     limit = csv.field_size_limit(max(len(content), 131072))
@@ -91,7 +106,7 @@ def _read_csv(path: Path) -> Table:
         if len(row) > len(header):
             raise TaskFileError(
                 f"{path}, line {number}: must have {len(header)} cells, as the first line has, but has {len(row)}. "
-                "Put a cell that holds a comma in quotes."
+                f"Put a cell that holds a {'tab' if _separator(path) == chr(9) else 'comma'} in quotes."
             )
         row += [""] * (len(header) - len(row))
     columns = {name: _parsed(name, [row[place] for row in others]) for place, name in enumerate(header)}
@@ -101,7 +116,7 @@ def _read_csv(path: Path) -> Table:
 
 def _csv_rows(path: Path, content: str) -> tuple[list[int], list[list[str]]]:
     """Return the cells of each row that is not blank, and the line on which it begins."""
-    reader = csv.reader(io.StringIO(content, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(content, newline=""), delimiter=_separator(path), strict=True)
     numbers, cells, line = [], [], 1
     try:
         for row in reader:
@@ -111,9 +126,14 @@ def _csv_rows(path: Path, content: str) -> tuple[list[int], list[list[str]]]:
             line = reader.line_num + 1
     except csv.Error as reason:
         raise TaskFileError(
-            f"{path}, line {line}: cannot be read as CSV: {reason}. A quote inside quotes is written twice."
+            f"{path}, line {line}: cannot be read as {path.suffix[1:].upper()}: {reason}. A quote inside quotes is "
+            "written twice."
         ) from reason
     return numbers, cells
+
+
+def _separator(path: Path) -> str:
+    return "\t" if path.suffix.lower() == ".tsv" else ","
 
 
 def _read_parquet(path: Path) -> Table:
@@ -130,8 +150,12 @@ def _parsed(column: str, cells: list[str]) -> list[Any]:
     """Return the cells of a CSV column as JSON would have them: numbers and lists where the column holds them."""
     if column in ("label", "labels") and all(map(_NUMBER.fullmatch, cells)):  # beside 007, 7 is a name too
         return list(map(int, cells))
-    read: dict[str, Callable[[str], Any]] = {"score": float, "positive": json.loads, "negative": json.loads}
+    read: dict[str, Callable[[str], Any]] = {"score": float, "positive": _list, "negative": _list}
     return [_cell(cell, read.get(column, str)) for cell in cells]
+
+
+def _list(cell: str) -> Any:
+    return json.loads(cell) if cell.lstrip().startswith("[") else cell  # 5 is a text
 
 
 def _cell(cell: str, read: Callable[[str], Any]) -> Any:

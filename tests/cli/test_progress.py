@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from midlayer_encoders import sweeping
 from midlayer_encoders.cli import _progress, app
 from midlayer_encoders.cli._progress import first_process, long_running, shown, silence, waiting
-from midlayer_encoders.cli.sweep import _TITLES
+from midlayer_encoders.cli.sweep import STAGES
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_reading_the_tasks_and_planning_are_stages_of_a_sweep(
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal to rich
     monkeypatch.setenv("COLUMNS", "120")
     asked("bars")
-    with shown(_TITLES) as progress:
+    with shown(STAGES) as progress:
         sweeping.sweep(model, tasks, out=tmp_path / "json", device="cpu", workers=1, progress=progress)
     assert "tasks planned" in capsys.readouterr().err
 

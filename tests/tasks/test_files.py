@@ -148,7 +148,7 @@ def test_rows_that_cannot_be_used_are_named(tmp_path: Path, rows: Rows, message:
         ("mine.csv", b"query,positive,negative\na,b,c\n", r"line 2: `positive` must be a list .* \(in CSV: as JSON\)"),
         ("mine.csv", b"sentence1,sentence2,score\na,b,1\nc,d,two\n", "line 3: `score` .* but got 'two'"),
         ("mine.parquet", b"PAR1", "cannot be read as parquet"),
-        ("mine.txt", b"text", "must be one of .jsonl, .ndjson, .csv, .parquet, but its name ends in '.txt'"),
+        ("mine.txt", b"text", "must be one of .jsonl, .ndjson, .csv, .tsv, .parquet, but its name ends in '.txt'"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, message: str) -> None:

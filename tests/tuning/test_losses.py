@@ -1,0 +1,108 @@
+"""The loss of each kind of pairs, against the formula read aloud and against sentence-transformers' own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from torch import nn
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.tuning.losses import LabelRankingLoss, make_loss
+
+Folder = Callable[[str], str]
+
+
+class Given(nn.Module):
+    """Returns the vectors that it is given."""
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        return features
+
+
+def batch(seed: int = 0) -> list[dict[str, torch.Tensor]]:
+    draw = torch.Generator().manual_seed(seed)
+    return [{"sentence_embedding": torch.randn(5, 8, generator=draw)} for _ in range(2)]
+
+
+def read_aloud(labels: list[int]) -> float:
+    anchors, positives = (one["sentence_embedding"] for one in batch())
+    total = 0.0
+    for row in range(5):
+        near = [20 * float(torch.cosine_similarity(anchors[row], positives[k], dim=0)) for k in range(5)]
+        rivals = [near[k] for k in range(5) if k == row or labels[k] != labels[row]]
+        total += math.log(sum(math.exp(one) for one in rivals)) - near[row]
+    return total / 5
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2, 3, 4], [0, 0, 1, 1, 2], [0, 1, 1, 1, 1]])
+def test_positives_of_the_same_label_are_no_negatives(labels: list[int]) -> None:
+    found = LabelRankingLoss(Given())(batch(), torch.tensor(labels))
+    assert float(found) == pytest.approx(read_aloud(labels), rel=1e-5)
+
+
+def test_without_a_common_label_it_is_the_ranking_loss() -> None:
+    ours = LabelRankingLoss(Given())(batch(), torch.arange(5))
+    torch.testing.assert_close(ours, MultipleNegativesRankingLoss(Given())(batch(), torch.arange(5)))
+
+
+def test_a_batch_of_one_label_pulls_nothing_apart() -> None:
+    assert float(LabelRankingLoss(Given())(batch(), torch.zeros(5))) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "name"),
+    [
+        ("pairs", {}, "MultipleNegativesRankingLoss"),
+        ("pairs", {"mini_batch": 4}, "CachedMultipleNegativesRankingLoss"),
+        ("scored", {}, "CoSENTLoss"),
+        ("labels", {}, "LabelRankingLoss"),
+        ("labels", {"matryoshka": [8]}, "MatryoshkaLoss"),
+        ("pairs", {"adaptive": True}, "AdaptiveLayerLoss"),
+    ],
+)
+def test_each_kind_has_its_loss(kind: Any, options: dict[str, Any], name: str, tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
+    loss: Any = make_loss(encoder, kind, **options)
+    assert type(loss).__name__ == name
+    if name == "MatryoshkaLoss":
+        assert sorted(loss.matryoshka_dims) == [8, encoder.get_embedding_dimension()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        ("scored", {"mini_batch": 4}, "`mini_batch` must be None for rows with scores or labels"),
+        ("pairs", {"mini_batch": 4, "adaptive": True}, "`mini_batch` must be None with `adaptive`"),
+        ("pairs", {"matryoshka": [4096]}, "`matryoshka` must be at most .*, but got 4096"),
+        ("pairs", {"matryoshka": 8}, "`matryoshka` must be a list of numbers"),
+        ("pairs", {"adaptive": True}, r"`adaptive` must be False .* final norm \(norm\) .* norm='none'"),
+    ],
+)
+def test_what_a_loss_cannot_do_is_refused(kind: Any, options: Any, words: str, tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    with pytest.raises(OptionError, match=words):
+        make_loss(encoder, kind, **options)
+
+
+def test_the_earlier_layers_of_the_adaptive_loss_are_those_of_a_cut(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, norm="none", device="cpu")
+    seen: list[torch.Tensor] = []
+
+    class Keeps(nn.Module):
+        def forward(self, features: Any, _: Any) -> torch.Tensor:
+            seen.append(encoder(next(iter(features)))["sentence_embedding"])
+            return seen[-1].sum()
+
+    loss: Any = make_loss(encoder, "pairs", adaptive=True)
+    loss.loss, loss.n_layers_per_step = Keeps(), -1
+    loss([encoder.preprocess(["a text", "another"])], torch.zeros(2))
+    for layer, found in zip((2, 0, 1, 2), seen, strict=True):
+        cut = LayerEncoder(tiny_folder("Llama"), layer, norm="none", device="cpu")
+        expected = cut.encode(["a text", "another"], convert_to_tensor=True)
+        torch.testing.assert_close(found.detach(), expected, atol=1e-5, rtol=1e-5)

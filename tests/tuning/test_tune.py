@@ -1,0 +1,211 @@
+"""Cut, tuned, exported: the whole of it on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import LayerIndexError, OptionError
+from midlayer_encoders.report.tuning_page import tuning_words
+from tests.others_warnings import MTEB
+from tests.tiny_folders import TEXTS
+from tests.tuning.rows import PAIRS, tuned
+
+pytestmark = MTEB
+
+Folder = Callable[[str], str]
+SIX = {"max_steps": 6, "checkpoints": 3}
+
+
+def sts(path: Path) -> Path:
+    rows = [{"sentence1": one, "sentence2": TEXTS[n - 1], "score": float(n % 3)} for n, one in enumerate(TEXTS)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("lora", [False, 4])
+def test_the_held_out_loss_falls_and_the_plain_folder_gives_the_same_vectors(
+    lora: Any, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    cut = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    made = tuned(tiny_folder("Llama"), tmp_path / "out", lora=lora)
+    held_out = made.trained.losses.drop_nulls("held_out")
+    assert held_out["step"][0] == 0
+    assert held_out["held_out"].min() < 0.8 * held_out["held_out"][0]
+    plain = SentenceTransformer(str(made.model_folder), device="cpu")
+    np.testing.assert_array_equal(plain.encode(TEXTS), made.encoder.encode(TEXTS))
+    assert np.abs(made.encoder.encode(TEXTS) - cut.encode(TEXTS)).max() > 1e-3
+    assert made.encoder.spec.digest != cut.spec.digest
+    assert len(plain[0].model.layers) == 2
+    assert not (made.folder / "checkpoints").exists()
+
+
+def test_every_layer_is_scored_before_and_after_and_the_page_shows_it(tiny_folder: Folder, tmp_path: Path) -> None:
+    stages: list[tuple[str, int, int]] = []
+    made = tuned(
+        tiny_folder("BERT"), tmp_path / "out", tasks=str(sts(tmp_path / "mine.jsonl")), max_steps=4,
+        progress=lambda *report: stages.append(report),
+    )  # fmt: skip
+    scores = made.frame.pivot(on="revision", index=["layer", "dataset"], values="value").sort("layer")
+    assert scores["layer"].to_list() == [0, 1, 2]
+    assert (scores["before"] != scores["after"]).any()
+    last = scores.row(-1, named=True)
+    assert f"went from {100 * last['before']:.1f} to {100 * last['after']:.1f} points" in made.words().replace("−", "-")
+    page = (made.folder / "report.html").read_text()
+    for old, new in ((100 * old, 100 * new) for old, new in scores.select("before", "after").iter_rows()):
+        assert f"<td>{old:.1f} → {new:.1f} (".replace("-", "−") in page
+    assert ("training", 4, 4) in stages
+    assert {"before: scoring", "after: scoring"} <= {name for name, _, _ in stages}
+    steps = made.trained.metrics["revision"].unique().to_list()
+    assert {"step0", "step4"} <= set(steps)
+    assert sorted(made.trained.metrics["layer"].unique()) == [0, 1, 2]
+
+
+def test_a_run_that_stops_goes_on_from_its_checkpoint_to_the_same_weights(tiny_folder: Folder, tmp_path: Path) -> None:
+    through = tuned(tiny_folder("Llama"), tmp_path / "through", **SIX)
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tuned(tiny_folder("Llama"), tmp_path / "stopped", **SIX, progress=stop)
+    (tmp_path / "stopped" / "checkpoints" / "checkpoint-5").mkdir()  # as a kill leaves it, half written
+    seen: list[int] = []
+    resumed = tuned(tiny_folder("Llama"), tmp_path / "stopped", **SIX, progress=lambda _, done, __: seen.append(done))
+    assert seen[:3] == [0, 4, 5]
+    np.testing.assert_array_equal(resumed.encoder.encode(TEXTS), through.encoder.encode(TEXTS))
+    assert resumed.trained.losses.equals(through.trained.losses)
+    again = tuned(tiny_folder("Llama"), tmp_path / "stopped", **SIX, progress=lambda *_: pytest.fail("trained anew"))
+    np.testing.assert_array_equal(again.encoder.encode(TEXTS), through.encoder.encode(TEXTS))
+    assert again.trained.losses.equals(through.trained.losses)
+    assert again.how == resumed.how
+
+
+KILLED = f"""
+import os, signal, sys
+from tests.tuning.rows import tuned
+from pathlib import Path
+def kill(stage, done, total):
+    if done == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+tuned(sys.argv[1], Path(sys.argv[2]), **{SIX}, lora=4, progress=kill)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_loses_no_more_than_the_steps_since_its_checkpoint(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    through = tuned(tiny_folder("Llama"), tmp_path / "through", lora=4, **SIX)
+    killed = [sys.executable, "-c", KILLED, tiny_folder("Llama"), str(tmp_path / "killed")]
+    assert subprocess.run(killed, cwd=Path(__file__).parents[2], check=False).returncode == -signal.SIGKILL
+    seen: list[int] = []
+    resumed = tuned(
+        tiny_folder("Llama"), tmp_path / "killed", lora=4, **SIX, progress=lambda _, done, __: seen.append(done)
+    )
+    assert seen[:2] == [0, 4]
+    np.testing.assert_allclose(resumed.encoder.encode(TEXTS), through.encoder.encode(TEXTS), atol=1e-5)
+
+
+def test_a_seed_is_a_run_whatever_was_drawn_before(tiny_folder: Folder, tmp_path: Path) -> None:
+    found = []
+    for number, seed in enumerate((0, 0, 1)):
+        torch.manual_seed(number)
+        options = {"lora": 4, "max_steps": 1, "held_out": 0, "checkpoints": 0, "seed": seed}
+        found.append(tuned(tiny_folder("Llama"), tmp_path / str(number), **options).encoder.encode(TEXTS))
+    np.testing.assert_array_equal(found[0], found[1])
+    assert np.abs(found[0] - found[2]).max() > 0
+
+
+def test_it_stops_early_where_nothing_is_learned_and_leaves_the_generators_alone(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    random.seed(3)
+    torch.manual_seed(3)
+    expected = random.Random(3).random(), torch.rand(1, generator=torch.Generator().manual_seed(3))
+    made = tuned(tiny_folder("Llama"), tmp_path / "out", epochs=6, learning_rate=0.0, patience=2)
+    assert (random.random(), torch.rand(1)) == expected
+    assert made.trained.steps == 3 * 3  # three evaluations of every third of 36 steps: one best, two no better
+    assert made.trained.best_step == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"layer": 5}, LayerIndexError, r"in \[0, 4\].*but got 5"),
+        ({"layer": [1, 2]}, OptionError, "cut at one layer, to be tuned, but got several layers"),
+        ({"center": ["a text"]}, OptionError, "`center` must be left out: it is fitted to vectors that tuning"),
+        ({"skip_first": 1}, Exception, "A plain folder pools every token"),
+        ({"batch_size": 1}, OptionError, "`batch_size` must be a positive number of pairs"),
+        ({"held_out": 0.6}, OptionError, "`held_out` must be a finite number, from 0 to 0.5"),
+        ({"checkpoints": 0}, OptionError, "`held_out` must be 0 with checkpoints=0"),
+        ({"layer": 0, "lora": 4}, OptionError, "`lora` must be False for layer 0"),
+        ({"adaptive": True}, OptionError, "`adaptive` must be False .* with norm='final'"),
+        ({"matryoshka": [4096]}, OptionError, "`matryoshka` must be at most"),
+        ({"out": None}, OptionError, "`out` must be a folder, but got None"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    options: dict[str, Any], error: type[Exception], words: str, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    from midlayer_encoders.tuning import tune
+
+    scored = {"tasks": str(sts(tmp_path / "mine.jsonl")), "progress": lambda *_: pytest.fail("not refused at once")}
+    with pytest.raises(error, match=words):
+        tune(
+            tiny_folder("Llama"),
+            pairs=PAIRS,
+            device="cpu",
+            **{"layer": 2, "out": tmp_path / "out", **scored, **options},
+        )
+
+
+def test_a_folder_of_something_else_or_of_another_run_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.doc").write_text("mine")
+    with pytest.raises(OptionError, match=r"`out` must be a new or empty folder, or that of a run before, but .*taken"):
+        tuned(tiny_folder("Llama"), tmp_path / "taken")
+    tuned(tiny_folder("Llama"), tmp_path / "out", max_steps=1, held_out=0)
+    with pytest.raises(OptionError, match=r"had other values of: max_steps, seed\. Name another"):
+        tuned(tiny_folder("Llama"), tmp_path / "out", max_steps=2, held_out=0, seed=1)
+
+
+def test_each_kind_of_rows_and_a_query_prompt_can_be_tuned_on(tiny_folder: Folder, tmp_path: Path) -> None:
+    labels = [{"text": f"{text} {n}", "label": text[0]} for n in range(6) for text in TEXTS]
+    scored = [{"sentence1": row["anchor"], "sentence2": row["positive"], "score": n % 4} for n, row in enumerate(PAIRS)]
+    hard = [row | {"negative": "no such thing"} for row in PAIRS]
+    folder = tiny_folder("Llama")
+    for name, rows, options in (
+        ("labels", labels, {}),
+        ("scored", scored, {"matryoshka": [8]}),
+        ("pairs", hard, {"prompts": {"query": "find: "}, "mini_batch": 4}),
+    ):
+        made = tuned(folder, tmp_path / name, rows, max_steps=3, checkpoints=1, **options)
+        assert name in made.how["Trained on"]
+        assert (made.model_folder / "modules.json").exists()
+
+
+def test_the_words_are_about_the_encoders_own_layer() -> None:
+    frame = pl.DataFrame(
+        [("m", when, k, k / 2, "score", "STS", "r", v) for when, by in (("before", [0.1, 0.2]), ("after", [0.9, 0.5])) for k, v in enumerate(by)],
+        schema=["model", "revision", "layer", "depth", "kind", "dataset", "name", "value"], orient="row",
+    )  # fmt: skip
+    losses = pl.DataFrame({"step": [0, 1, 2], "loss": [None, 2.0, 1.0], "held_out": [3.0, 1.0, 1.5]})
+    assert tuning_words(frame, losses) == (
+        "STS at layer 1 went from 20.0 to 50.0 points (+30.0). "
+        "The loss on held-out pairs went from 3.000 to 1.000 at its best."
+    )
