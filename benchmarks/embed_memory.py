@@ -19,7 +19,21 @@ from pathlib import Path
 from midlayer_encoders import LayerEncoder, embed
 
 RESULTS = Path(__file__).parent / "results"
-WORDS = "river stone light water house green paper cloud slow never sing road field glass".split()
+WORDS = (
+    "river",
+    "stone",
+    "light",
+    "water",
+    "house",
+    "green",
+    "paper",
+    "cloud",
+    "slow",
+    "never",
+    "sing",
+    "road",
+    "field",
+)
 
 
 def peak() -> float:
