@@ -25,7 +25,9 @@ def save_gguf(path: Path, arch: str, *, depth: int = DEPTH, parts: int = 1, alig
     writer.add_array("tokenizer.ggml.tokens", ["a", "b", "ü", "d"][:DEPTH])
     if parts > 1:
         writer.add_uint16("split.count", parts)
-    for name in ("token_embd", "output_norm", *(f"blk.{n}.{part}" for n in range(depth) for part in ("a", "norm"))):
+    kinds = gguf.MODEL_TENSORS[{name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}[arch]]
+    names = [gguf.TENSOR_NAMES[kind] for kind in kinds]  # all that such a file may hold, inside of blocks and outside
+    for name in dict.fromkeys(name.format(bid=block) for block in range(depth) for name in names):
         values = rng.normal(size=(64,) if "norm" in name else (8, 64)).astype(np.float32)
         if "norm" in name:
             writer.add_tensor(f"{name}.weight", values)
