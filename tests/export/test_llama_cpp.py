@@ -15,7 +15,7 @@ from midlayer_encoders.export._comparison import cosine
 from midlayer_encoders.export._llama import llama_vectors
 from midlayer_encoders.export.gguf import cut_gguf
 from tests.export.tiny_bpe import bpe_tokenizer, save_bpe
-from tests.export.tiny_gguf import save_gguf
+from tests.export.tiny_gguf import save_gguf, write_whole
 from tests.tiny_folders import TEXTS
 
 pytestmark = pytest.mark.engines
@@ -63,6 +63,24 @@ def test_llama_cpp_reads_the_layer_of_written_weights(
     export_for(encoders[3], "gguf", tmp_path / "deeper")
     cut_gguf(tmp_path / "deeper" / "model.gguf", tmp_path / "cut.gguf", 2, pooling=options.get("pooling", "mean"))
     assert near(encoders, tmp_path / "cut.gguf", ODD)[2] > 0.9999
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "config"),
+    [
+        ("Gemma", "gemma", {}),
+        ("Gemma2", "gemma2", {"query_pre_attn_scalar": 16, "sliding_window": 8}),
+        ("Gemma3Text", "gemma3", {"query_pre_attn_scalar": 16, "sliding_window": 8}),
+        ("Bert", "bert", {}),
+    ],
+)
+def test_llama_cpp_reads_the_layer_of_a_cut_file(tmp_path: Path, name: str, arch: str, config: dict[str, Any]) -> None:
+    home = save_bpe(tmp_path / "model", name, **config)
+    encoders = {layer: LayerEncoder(home, layer, device="cpu") for layer in (1, 2, 3)}
+    cut_gguf(write_whole(home, tmp_path / "whole.gguf", arch), tmp_path / "cut.gguf", 2, pooling="mean")
+    found = near(encoders, tmp_path / "cut.gguf", ODD)
+    assert found[2] > 0.999
+    assert max(found[1], found[3]) < 0.95
 
 
 def test_eight_bits_are_near(tmp_path: Path) -> None:
