@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, DiskFullError
-from midlayer_encoders.export import export_for, gguf
+from midlayer_encoders.export import export_for
 from midlayer_encoders.export._comparison import relative_error
 from tests.export.tiny_bpe import SPLITS, bpe_tokenizer, save_bpe
 from tests.tiny_folders import TEXTS
@@ -23,16 +24,19 @@ Folder = Callable[[str], str]
 
 
 @pytest.fixture(autouse=True)
-def _not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def _not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave llama.cpp out where it is installed: tests/export/test_llama_cpp.py is about it."""
-    monkeypatch.setattr(gguf, "_compare", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
 
 
 @pytest.mark.parametrize(("int8", "most"), [(False, 3e-3), (True, 5e-2)])
-def test_another_reader_finds_the_layer(tmp_path: Path, int8: bool, most: float) -> None:
+def test_another_reader_finds_the_layer(
+    tmp_path: Path, int8: bool, most: float, caplog: pytest.LogCaptureFixture
+) -> None:
     encoder = LayerEncoder(save_bpe(tmp_path / "model"), 2, device="cpu")
     made = export_for(encoder, "gguf", tmp_path / "out", int8=int8)
     assert (made.engine, made.error) == (None, None)
+    assert "The file was not run: llama.cpp is not installed (pip install 'midlayer-encoders[gguf]')" in caplog.text
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         read = LayerEncoder(str(tmp_path / "out"), 2, gguf_file="model.gguf", device="cpu")

@@ -84,7 +84,7 @@ def test_a_graph_gives_the_vectors_of_the_encoder(tiny_folder: Folder, tmp_path:
         with torch.no_grad():
             expected, not_ours = (one(dict(features))["sentence_embedding"].numpy() for one in (encoder, other))
         assert relative_error(expected, ran(features)) < 1e-5
-        assert relative_error(not_ours, ran(features)) > 1e-2
+        assert relative_error(not_ours, ran(features)) > 1e-3
 
 
 @pytest.mark.parametrize(("target", "kind"), [("onnx", "onnx"), ("openvino", "xml")])
