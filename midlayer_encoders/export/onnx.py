@@ -72,6 +72,11 @@ def _beside(path: Path, what: str) -> Path:
     return path.with_stem(f"{path.stem}_{what}")
 
 
+def _large(path: Path) -> bool:
+    """Return whether the weights of a graph lie beside it."""
+    return path.with_suffix(".onnx.data").exists()
+
+
 def _session(path: Path, written: Path | None = None) -> Any:
     """Return a graph ready to run, and write what onnxruntime has made of it where a path is named."""
     import onnxruntime
@@ -82,6 +87,9 @@ def _session(path: Path, written: Path | None = None) -> Any:
         # The highest level arranges weights for the processor at hand; a file is for others too.
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.optimized_model_filepath = str(written)
+        if _large(path):
+            name = "session.optimized_model_external_initializers_file_name"
+            options.add_session_config_entry(name, f"{written.name}.data")
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
@@ -105,9 +113,8 @@ def _quantize(encoder: LayerEncoder, medium: str, path: Path, names: list[str]) 
 
     written = _beside(path, "int8")
     # A scale for each output: with one for a whole matrix MiniLM has a cosine of 0.914, not 0.983.
-    large = path.with_suffix(".onnx.data").exists()
     with seeing_a_full_disk(path.parent):
-        quantize_dynamic(str(path), str(written), per_channel=True, use_external_data_format=large)
+        quantize_dynamic(str(path), str(written), per_channel=True, use_external_data_format=_large(path))
     inputs = sample_inputs(encoder, medium)
     ours = encoder.encode(inputs, show_progress_bar=False)
     low = cosine(ours, _vectors(_session(written), fed(encoder, medium, path.parent, names, inputs)))

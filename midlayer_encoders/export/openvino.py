@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,8 @@ def export_openvino(encoder: LayerEncoder, home: Path) -> Exported:
             )
             check_near(encoder, error, "OpenVINO")
             graphs[path.name] = {"medium": medium, "inputs": names, "output": OUTPUT}
-            graphs[path.name] |= {"error": error, "error_by_default": rounded}
+            # Half precision ends at 65504: a model with larger states has no finite vectors by default.
+            graphs[path.name] |= {"error": error, "error_by_default": rounded if math.isfinite(rounded) else None}
         used = versions("torch", "transformers", "onnx", "onnxscript", "openvino")
         write_card(aside, encoder, "openvino", graphs=graphs, compile=EXACT, versions=used)
 

@@ -204,6 +204,21 @@ def test_a_full_disk_leaves_nothing(
     assert [one.name for one in small_disk.iterdir()] == ["filler"]
 
 
+def test_weights_too_large_for_one_file_lie_beside_it(
+    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("midlayer_encoders.export._graph._LARGEST", 1000)
+    encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
+    export_for(encoder, "onnx", tmp_path / "onnx", int8=True, optimize=True)
+    found = {one.name for one in (tmp_path / "onnx").glob("*.onnx.data")}
+    assert found == {"model.onnx.data", "model_int8.onnx.data", "model_optimized.onnx.data"}
+    features = encoder.preprocess(TEXTS)
+    for name, most in (("model", 1e-5), ("model_optimized", 1e-5), ("model_int8", 0.5)):  # where they lie now
+        assert relative_error(encoder.encode(TEXTS), in_onnxruntime(tmp_path / "onnx", f"{name}.onnx")(features)) < most
+    export_for(encoder, "openvino", tmp_path / "openvino")
+    assert not list((tmp_path / "openvino").glob("*.onnx*"))
+
+
 def test_a_graph_does_not_name_files_of_this_machine(tiny_folder: Folder, tmp_path: Path) -> None:
     export_for(LayerEncoder(tiny_folder("CLIPVision"), 1, device="cpu"), "onnx", tmp_path / "out")
     assert b"site-packages" not in (tmp_path / "out" / "model.onnx").read_bytes()

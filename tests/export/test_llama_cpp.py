@@ -92,6 +92,13 @@ def test_eight_bits_are_near(tmp_path: Path) -> None:
     assert found[2] > 0.99 > 0.9 > max(found[1], found[3])
 
 
+def test_texts_that_the_encoder_truncates_are_not_compared(tmp_path: Path) -> None:
+    encoder = LayerEncoder(save_bpe(tmp_path / "model"), 2, device="cpu", max_length=24)  # llama.cpp truncates none
+    made = export_for(encoder, "gguf", tmp_path / "out")
+    assert made.error is not None
+    assert made.error < 1e-5
+
+
 def test_smollm_cut_and_written(tmp_path: Path) -> None:
     """The built-in model's file, cut, and its weights: reading it takes transformers half a minute, so once."""
     deeper = LayerEncoder("built-in", 13, device="cpu")
