@@ -57,9 +57,9 @@ def _write(encoder: LayerEncoder, medium: str, path: Path) -> list[str]:
 
     between = path.with_suffix(".onnx")
     names = write_graph(encoder, medium, between)
-    # Its own default rounds weights to float16.
+    # `read_model`, as `convert_model` reports its use to OpenVINO's makers; `save_model` rounds weights by default.
     with seeing_a_full_disk(path.parent):
-        openvino.save_model(openvino.convert_model(between), path, compress_to_fp16=False)
+        openvino.save_model(openvino.Core().read_model(between), path, compress_to_fp16=False)
     for left in path.parent.glob(f"{between.name}*"):
         left.unlink()
     return names
