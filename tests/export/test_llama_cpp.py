@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError
@@ -97,6 +98,22 @@ def test_texts_that_the_encoder_truncates_are_not_compared(tmp_path: Path) -> No
     made = export_for(encoder, "gguf", tmp_path / "out")
     assert made.error is not None
     assert made.error < 1e-5
+
+
+def test_adapters_and_what_was_trained_are_in_the_file(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModel
+
+    home = save_bpe(tmp_path / "model")
+    lora = LoraConfig(r=4, lora_alpha=12, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    get_peft_model(AutoModel.from_pretrained(home), lora).save_pretrained(tmp_path / "adapter")
+    encoder = LayerEncoder(home, 2, device="cpu", adapters=[str(tmp_path / "adapter")])
+    with torch.no_grad():
+        encoder.transformer.layers[1].mlp.up_proj.weight *= 2
+    encoders = {2: encoder, 0: LayerEncoder(home, 2, device="cpu")}
+    export_for(encoder, "gguf", tmp_path / "out")
+    found = near(encoders, tmp_path / "out" / "model.gguf", ODD)
+    assert found[2] > 0.9999 > 0.99 > found[0]
 
 
 def test_smollm_cut_and_written(tmp_path: Path) -> None:
