@@ -198,9 +198,8 @@ def _compare(encoder: LayerEncoder, path: Path, least: float) -> float | None:
         logger.warning("The file was not run: llama.cpp is not installed (pip install 'midlayer-encoders[gguf]').")
         return None
     # llama.cpp refuses a text that is too long, and truncates none.
-    texts = [
-        text for text in sample_inputs(encoder, "text") if _length(encoder, text) < (encoder.max_seq_length or 512)
-    ]
+    texts, most = sample_inputs(encoder, "text"), encoder.max_seq_length or 512
+    texts = [text for text in texts if _length(encoder, text) <= most] or texts[:1]
     theirs = llama_vectors(path, [encoder.default_prompt + text for text in texts])
     low = cosine(encoder.encode(texts, show_progress_bar=False), theirs)
     if low < least:
