@@ -47,7 +47,7 @@ test-clients: $(VENV)/installed
 
 # What is exported, in the engines that it is for.
 test-engines: $(VENV)/installed
-	$(BIN)/pip install --quiet --editable ".[onnx,gguf]" $(CONSTRAINTS)
+	$(BIN)/pip install --quiet --editable ".[onnx,openvino,gguf]" $(CONSTRAINTS)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m engines tests/export
 
 check: $(VENV)/installed

@@ -34,9 +34,14 @@ def export(
     layer: LayerText,
     out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
     target: Annotated[
-        str, typer.Option("--for", help="sentence-transformers, onnx or gguf (of a GGUF file); see docs/export.md.")
+        str, typer.Option("--for", help="sentence-transformers, onnx, openvino or gguf; see docs/export.md.")
     ] = "sentence-transformers",
-    int8: Annotated[bool, typer.Option("--int8", help="With --for onnx: a graph of 8-bit integers, too.")] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="With --for onnx: a graph of 8-bit integers, too. With gguf: Q8_0, not F16.")
+    ] = False,
+    optimize: Annotated[
+        bool, typer.Option("--optimize", help="With --for onnx: a graph that onnxruntime has optimized, too.")
+    ] = False,
     center: Annotated[
         Path | None, typer.Option(help="A text a line: their mean vector is subtracted from every vector.")
     ] = None,
@@ -44,7 +49,7 @@ def export(
     overwrite: Annotated[bool, typer.Option(help="Write into a folder that is not empty.")] = False,
     options: EncoderOptions,
 ) -> None:
-    """Write a model cut at a layer to a folder that any SentenceTransformer loads, or for ONNX or llama.cpp."""
+    """Write a model cut at a layer to a folder that any SentenceTransformer loads, or for an engine."""
     if site not in (None, "block"):  # as `sweep` reads it: say why not, instead of that there is no such flag
         raise OptionError(NO_SITE)
     quieten()
@@ -54,12 +59,13 @@ def export(
 
     check_choice("--for", target, TARGETS)
     check_out(out, overwrite, "--out", "--overwrite")
-    if int8 and target != "onnx":
-        raise OptionError("`--int8` must be left out without --for onnx, which it is about.")
+    for flag, given, about in (("--int8", int8, ("onnx", "gguf")), ("--optimize", optimize, ("onnx",))):
+        if given and target not in about:
+            raise OptionError(f"`{flag}` must be left out without --for {' or '.join(about)}, which it is about.")
     if center is not None:
         options = replace(options, center=tuple(read_texts(center)))
     encoder = LayerEncoder(model, _layers(layer), **options.changed())
-    made = export_for(encoder, cast("Target", target), out, overwrite=overwrite, int8=int8)
+    made = export_for(encoder, cast("Target", target), out, overwrite=overwrite, int8=int8, optimize=optimize)
     parameters = sum(parameter.numel() for parameter in encoder.parameters())
     towers = ", ".join(f"{name} {number}" for name, number in encoder.layers.items())
     several = ", ".join(str(number) for number, _ in encoder.mixture)

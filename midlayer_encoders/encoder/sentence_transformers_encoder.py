@@ -469,7 +469,7 @@ class LayerEncoder(MultimodalEncoder):
             and mask is not None
             and embedding is not None
             and mask.ndim == 2
-            and len(mask) == len(embedding)
+            and mask.shape[0] == embedding.shape[0]  # not `len`, which a tracer takes for a constant
         ):
             features["sentence_embedding"] = embedding.masked_fill(~mask.bool().any(dim=1, keepdim=True), 0.0)
         return features

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.metadata
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +23,23 @@ if TYPE_CHECKING:
 
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["Exported", "cosine", "needed", "relative_error", "sample_inputs", "versions", "write_card"]
+__all__ = [
+    "Exported",
+    "cosine",
+    "needed",
+    "relative_error",
+    "sample_inputs",
+    "seeing_a_full_disk",
+    "versions",
+    "write_card",
+]
 
 CARD = "midlayer.json"
+_LITTLE = 2**16  # bytes that a disk which ended a file has left
 _TEXTS = (
     "How do I reset the PIN of my card?",
     "Stock markets fell sharply today, and most of what was left of the gains of this year was lost within hours.",
+    "It's 17:45 on 3 March 2026; don't wait for all 1234 of them.",
     "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",
 )
 
@@ -63,6 +78,17 @@ def needed(extra: str, *packages: str) -> list[Any]:
 def versions(*packages: str) -> dict[str, str]:
     """Return the versions of installed packages by name."""
     return {name: importlib.metadata.version(name) for name in packages}
+
+
+@contextmanager
+def seeing_a_full_disk(folder: Path) -> Iterator[None]:
+    """Raise an :class:`OSError` where an engine could not write on a full disk, which its own error does not say."""
+    try:
+        yield
+    except Exception as reason:
+        if getattr(reason, "errno", None) is not None or shutil.disk_usage(folder).free > _LITTLE:
+            raise
+        raise OSError(errno.ENOSPC, f"no room for what is written ({reason})", str(folder)) from reason
 
 
 def sample_inputs(encoder: LayerEncoder, medium: str) -> list[Any]:

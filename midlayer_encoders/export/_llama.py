@@ -1,6 +1,7 @@
 """llama.cpp in a process of its own, since it ends the process on files that it cannot read: texts in, vectors out.
 
-``python -m midlayer_encoders.export._llama FILE`` reads a JSON list of texts and writes one of vectors.
+``python -P _llama.py FILE`` reads a JSON list of texts and writes one of vectors. Run as a file, not as a module,
+it starts in a second, not in ten: the rest of the package is not imported.
 """
 
 from __future__ import annotations
@@ -31,10 +32,16 @@ def llama_vectors(path: Path, texts: list[str]) -> NDArray[Any]:
         CutError: llama.cpp does not read the file.
     """
     places = os.pathsep.join(place or os.getcwd() for place in sys.path)  # noqa: PTH109
-    made = subprocess.run(
-        [sys.executable, "-m", __name__, str(path)], input=json.dumps(texts), capture_output=True, text=True,
-        timeout=_SECONDS, env={**os.environ, "PYTHONPATH": places}, check=False,
-    )  # fmt: skip
+    try:
+        made = subprocess.run(
+            [sys.executable, "-P", __file__, str(path)], input=json.dumps(texts), capture_output=True, text=True,
+            timeout=_SECONDS, env={**os.environ, "PYTHONPATH": places}, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as reason:
+        raise CutError(
+            f"llama.cpp did not embed {len(texts)} short texts within {_SECONDS} seconds: the file was not compared. "
+            "Nothing was written; try again when the machine is less busy."
+        ) from reason
     lines = made.stdout.strip().splitlines()
     if made.returncode or not lines:
         told = " ".join(made.stderr.split())[-400:]
@@ -52,9 +59,15 @@ def _main() -> None:
     params.n_ctx = params.n_batch = params.n_ubatch = 512  # the sample texts are short
     params.warmup = False
     params.n_gpu_layers = 0
+    # Its threads wait for one another in loops: one for each core stands still where other programs run.
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = max(1, (os.cpu_count() or 1) // 2)
     server = xllamacpp.Server(params)
-    vectors = [server.handle_embeddings({"input": text})["data"][0]["embedding"] for text in json.load(sys.stdin)]
-    sys.stdout.write("\n" + json.dumps(vectors) + "\n")
+    answers = [server.handle_embeddings({"input": text}) for text in json.load(sys.stdin)]
+    if wrong := [answer for answer in answers if "data" not in answer]:
+        sys.stderr.write(f"\n{wrong[0]}\n")
+        sys.stderr.flush()
+        os._exit(1)
+    sys.stdout.write("\n" + json.dumps([answer["data"][0]["embedding"] for answer in answers]) + "\n")
     sys.stdout.flush()
     os._exit(0)  # its threads do not end by themselves
 

@@ -1,4 +1,4 @@
-"""A GGUF file, cut without touching its quantized weights, for llama.cpp and what is built on it."""
+"""A GGUF file for llama.cpp and what is built on it: another one cut, its weights untouched, or a model's weights."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from midlayer_encoders.errors import CutError
-from midlayer_encoders.export._comparison import Exported, cosine, needed, sample_inputs, versions, write_card
+from midlayer_encoders.errors import CutError, OptionError
+from midlayer_encoders.export._comparison import (
+    Exported,
+    cosine,
+    needed,
+    sample_inputs,
+    seeing_a_full_disk,
+    versions,
+    write_card,
+)
+from midlayer_encoders.export._gguf_weights import write_gguf
 from midlayer_encoders.export._llama import llama_vectors
 from midlayer_encoders.files import write_folder
 from midlayer_encoders.models.hub import BUILT_IN, built_in_model
@@ -23,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 FILE = "model.gguf"
 _LEAST = 0.999  # cosine: llama.cpp rounds what goes into a product to 8 bits, the encoder reads float32
+_LEAST_INT8 = 0.995  # of weights that were rounded too: SmolLM2-135M has 0.9997, and 0.974 with its next layer
 _POOLINGS = {"mean": 1, "cls": 2, "last": 3}  # llama.cpp's own numbers
 # Whose blocks llama.cpp runs alike however many there are, with what it takes from their number otherwise: it tells
 # the 27B models of Gemma by their depth, and scales their attention in another way.
@@ -32,21 +42,32 @@ _KNOWN: dict[str, int | None] = {
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
-def export_gguf(encoder: LayerEncoder, home: Path) -> Exported:
-    """Write the GGUF file that an encoder was read from without the blocks after its layer, and a card.
+def export_gguf(encoder: LayerEncoder, home: Path, *, int8: bool = False) -> Exported:
+    """Write the GGUF file that an encoder was read from without the blocks after its layer, or its weights, and a card.
 
     llama.cpp is asked for vectors of sample texts where ``xllamacpp`` is installed; it scales them to length 1.
+
+    Args:
+        encoder: read from a GGUF file, or of a model like Llama.
+        home: folder to write.
+        int8: whether weights are written in 8 bits instead of 16; those of a GGUF file stay as they are.
     """
     needed("gguf", "gguf")
     source = _source(encoder)
-    _refuse(encoder)
+    if int8 and source is not None:
+        raise OptionError("`int8` must be left out for an encoder of a GGUF file, whose weights stay as they are.")
+    _refuse(encoder, from_file=source is not None)
     low: float | None = None
 
     def write(aside: Path) -> None:
         nonlocal low
         aside.mkdir()
-        cut_gguf(source, aside / FILE, encoder.layer, pooling=encoder.pooling)
-        low = _compare(encoder, aside / FILE)
+        with seeing_a_full_disk(aside):
+            if source is None:
+                write_gguf(encoder, aside / FILE, pooling=_POOLINGS[encoder.pooling], int8=int8)
+            else:
+                cut_gguf(source, aside / FILE, encoder.layer, pooling=encoder.pooling)
+        low = _compare(encoder, aside / FILE, _LEAST_INT8 if int8 else _LEAST)
         write_card(aside, encoder, "gguf", file=FILE, cosine=low, versions=_versions())
 
     write_folder(home, write, last=("midlayer.json",))
@@ -58,14 +79,11 @@ def _versions() -> dict[str, str]:
     return versions("gguf", *(["xllamacpp"] if importlib.util.find_spec("xllamacpp") else []))
 
 
-def _source(encoder: LayerEncoder) -> Path:
-    """Return the GGUF file that an encoder was read from, or raise."""
+def _source(encoder: LayerEncoder) -> Path | None:
+    """Return the GGUF file that an encoder was read from, ``None`` where it was read from others."""
     name = encoder.spec.gguf_file
     if name is None:
-        raise CutError(
-            f"{encoder.name} was not read from a GGUF file, and only such a file is cut. Name one (gguf_file='…'), or "
-            "write target='sentence-transformers' and convert that folder with llama.cpp's convert_hf_to_gguf.py."
-        )
+        return None
     folder = built_in_model()[0] if encoder.source == BUILT_IN else encoder.source
     if (Path(folder) / name).is_file():
         return Path(folder) / name
@@ -75,8 +93,8 @@ def _source(encoder: LayerEncoder) -> Path:
     return Path(found)
 
 
-def _refuse(encoder: LayerEncoder) -> None:
-    """Raise where llama.cpp would make other vectors of a cut file."""
+def _refuse(encoder: LayerEncoder, *, from_file: bool) -> None:
+    """Raise where llama.cpp would make other vectors of a file."""
     options, why = encoder.options, None
     if encoder.norm == "none":
         why = "llama.cpp always applies the final norm: pass norm='final'"
@@ -94,11 +112,13 @@ def _refuse(encoder: LayerEncoder) -> None:
         why = "llama.cpp has nothing after the pooling: leave out `center`, `whiten` and `embed_filter`"
     elif encoder.truncate_dim is not None:
         why = "llama.cpp returns every dimension: leave out `truncate_dim`, and truncate vectors yourself"
-    elif options.bidirectional or options.adapters:
+    elif encoder.media != ["text"]:
+        why = "llama.cpp embeds texts alone"
+    elif from_file and (options.bidirectional or options.adapters):
         name = "bidirectional" if options.bidirectional else "adapters"
         why = f"the file is of the model without `{name}`: leave it out"
-    elif "generated_from_trainer" in encoder.model_card_data.tags:
-        why = "the encoder was trained after it was read, and the file was not: convert its plain folder instead"
+    elif from_file and "generated_from_trainer" in encoder.model_card_data.tags:
+        why = "the encoder was trained after it was read, and the file was not: save it, and export that folder"
     if why is not None:
         raise CutError(f"{encoder.name} as this encoder reads it cannot be a GGUF file: {why}.")
 
@@ -168,17 +188,23 @@ def _check_file(reader: Any, source: Path, arch: str | None, depth: int) -> None
         raise CutError(f"{source.name} is one of several parts. Join them first: llama-gguf-split --merge.")
 
 
-def _compare(encoder: LayerEncoder, path: Path) -> float | None:
+def _length(encoder: LayerEncoder, text: str) -> int:
+    return len(encoder.tokenizer(encoder.default_prompt + text, verbose=False)["input_ids"])
+
+
+def _compare(encoder: LayerEncoder, path: Path, least: float) -> float | None:
     """Return the smallest cosine of llama.cpp's vectors with the encoder's; ``None`` where it is not installed."""
     if importlib.util.find_spec("xllamacpp") is None:
         logger.warning("The file was not run: llama.cpp is not installed (pip install 'midlayer-encoders[gguf]').")
         return None
-    texts = sample_inputs(encoder, "text")
+    # llama.cpp refuses a text that is too long, and truncates none.
+    texts, most = sample_inputs(encoder, "text"), encoder.max_seq_length or 512
+    texts = [text for text in texts if _length(encoder, text) <= most] or texts[:1]
     theirs = llama_vectors(path, [encoder.default_prompt + text for text in texts])
     low = cosine(encoder.encode(texts, show_progress_bar=False), theirs)
-    if low < _LEAST:
+    if low < least:
         raise CutError(
-            f"llama.cpp makes other vectors of the file than the encoder: a cosine of {low:.4f}, less than {_LEAST}. "
+            f"llama.cpp makes other vectors of the file than the encoder: a cosine of {low:.4f}, less than {least}. "
             "It may read the tokenizer otherwise. Nothing was written; use target='sentence-transformers'."
         )
     return low

