@@ -29,6 +29,7 @@ from midlayer_encoders.encoder.inputs import (
     without_needless_mask,
 )
 from midlayer_encoders.encoder.memory_module import MemoryModule
+from midlayer_encoders.encoder.older_versions import make_readable_by_older
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.several_layers import plain_on_disk
 from midlayer_encoders.errors import CutError, check_path
@@ -202,6 +203,7 @@ class MultimodalEncoder(PlainOnDisk):
             if self.mixture and (aside / "README.md").exists():  # once more, of this encoder: it held other modules
                 given = inspect.signature(SentenceTransformer.save).bind(self, str(aside), *args, **kwargs)
                 self._create_model_card(str(aside), given.arguments.get("model_name"))
+            make_readable_by_older(aside, self.max_seq_length)
             self._check_folder(aside, home)
 
         write_folder(home, write, last=_ASKED_FOR)
