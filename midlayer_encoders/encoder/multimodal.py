@@ -204,7 +204,7 @@ class MultimodalEncoder(PlainOnDisk):
                 given = inspect.signature(SentenceTransformer.save).bind(self, str(aside), *args, **kwargs)
                 self._create_model_card(str(aside), given.arguments.get("model_name"))
             make_readable_by_older(aside, self.max_seq_length)
-            self._check_folder(aside, home)
+            self.check_folder(aside, home)
 
         write_folder(home, write, last=_ASKED_FOR)
 
@@ -240,7 +240,7 @@ class MultimodalEncoder(PlainOnDisk):
         finally:
             del first.save
 
-    def _check_folder(self, aside: Path, home: Path) -> None:
+    def check_folder(self, aside: Path, home: Path) -> None:
         """Raise unless what is written for ``home``, loaded as anyone loads it, gives this encoder's vectors."""
         if self.transformer.training or self.layers:
             return

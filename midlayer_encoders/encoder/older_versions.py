@@ -1,4 +1,4 @@
-"""What makes a plain folder readable by older releases too: sentence-transformers from 3.0 on, transformers from 4.41 on.
+"""What makes a plain folder readable by older releases: sentence-transformers from 3.0 on, transformers from 4.41 on.
 
 Newer releases read the older keys as well as their own, so there is one folder for all of them. What older ones have no
 key for (``norm="none"``, several layers, images and audio) stays as the installed release wrote it.
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-__all__ = ["POOLING_KEYS", "make_readable_by_older"]
+__all__ = ["POOLING_KEYS", "make_readable_by_older", "read_json", "write_json"]
 
 # The first module of an encoder of text that hands on what its model returns: the one that older releases know.
 _PLAIN = {
@@ -40,22 +40,27 @@ _BASES = {
 }
 # Whose weights or blocks older releases of transformers take for others, without a word.
 _OTHERS = ("clip_text_model", "gemma3", "gemma3_text", "idefics2", "imagegpt", "moshi")
+_ABSOLUTE = ("camembert", "roberta", "xlm-roberta")  # the one kind that is left; vLLM 0.32 asks for its name
 _SHARES = {"gpt_neox": "rotary_pct"}
 
 
-def make_readable_by_older(folder: Path, max_length: int | None) -> bool:
+def make_readable_by_older(folder: Path, max_length: int | None, *, always: bool = False) -> bool:
     """Rewrite the JSON of a folder of sentence-transformers with the keys of older releases, and return whether it was.
 
     Args:
         folder: as the installed release wrote it. One that older releases have no keys for is left as it is.
         max_length: number of tokens after which a text is truncated.
+        always: even where older releases of transformers would make other vectors; for engines that read the older
+            keys with models of their own.
     """
-    modules = _read(folder / "modules.json")
+    modules = read_json(folder / "modules.json")
     names = [entry["type"].rpartition(".")[2] for entry in modules]
     first = folder / "sentence_bert_config.json"
-    if not first.is_file() or _read(first) != _PLAIN or names[:2] != ["Transformer", "Pooling"]:
+    if not first.is_file() or read_json(first) != _PLAIN or names[:2] != ["Transformer", "Pooling"]:
         return False
-    if not set(names) <= set(_KNOWN) or names.count("Pooling") > 1 or _read_otherwise(folder, max_length):
+    if not set(names) <= set(_KNOWN) or names.count("Pooling") > 1:
+        return False
+    if not always and _read_otherwise(folder, max_length):
         return False
     for entry, name in zip(modules, names, strict=True):
         entry["type"] = f"sentence_transformers.models.{name}"
@@ -63,38 +68,40 @@ def make_readable_by_older(folder: Path, max_length: int | None) -> bool:
             _rewrite_pooling(folder / entry["path"] / "config.json")
         elif name == "Dense":
             _rewrite_dense(folder / entry["path"])
-    _write(first, {"max_seq_length": max_length, "do_lower_case": False})
+    write_json(first, {"max_seq_length": max_length, "do_lower_case": False})
     _rewrite_tokenizer(folder)
     _rewrite_model(folder / "config.json")
-    _write(folder / "modules.json", modules)
+    write_json(folder / "modules.json", modules)
     return True
 
 
 def _read_otherwise(folder: Path, max_length: int | None) -> bool:
     """Return whether older releases would load a folder, and make other vectors."""
-    config = _read(folder / "config.json")
+    config = read_json(folder / "config.json")
     window = config.get("sliding_window")
     return (
         config.get("model_type") in _OTHERS
         or config.get("is_causal") is False  # a setting that transformers 4 does not read
         or bool(window and (max_length or window + 1) > window)  # which blocks have one, and how wide it is, differs
-        or _read(folder / "config_sentence_transformers.json").get("truncate_dim") is not None  # nor theirs, before 6
+        or bool(read_json(folder / "config_sentence_transformers.json").get("truncate_dim"))  # not read before 6
     )
 
 
-def _read(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """Return what a file of JSON holds."""
     return json.loads(path.read_text(encoding="utf8"))
 
 
-def _write(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any) -> None:
+    """Write a file of JSON that people may read."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
 
 
 def _rewrite_pooling(path: Path) -> None:
     """Name the pooling in both ways: by ``pooling_mode``, and by a key for each that is true or false."""
-    config = _read(path)
+    config = read_json(path)
     mode = config["pooling_mode"]
-    _write(
+    write_json(
         path,
         {
             "word_embedding_dimension": config["embedding_dimension"],
@@ -107,8 +114,8 @@ def _rewrite_pooling(path: Path) -> None:
 
 def _rewrite_dense(folder: Path) -> None:
     """Leave out the keys that are new, and write the weights once more in the one format that 3.0 reads."""
-    config = _read(folder / "config.json")
-    _write(folder / "config.json", {name: config[name] for name in _DENSE})
+    config = read_json(folder / "config.json")
+    write_json(folder / "config.json", {name: config[name] for name in _DENSE})
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
 
 
@@ -118,22 +125,24 @@ def _rewrite_tokenizer(folder: Path) -> None:
     Before tokenizers 0.20 a merge was one string, its two parts separated by a space.
     """
     settings, file = folder / "tokenizer_config.json", folder / "tokenizer.json"
-    config = _read(settings)
+    config = read_json(settings)
     if config.get("tokenizer_class") == "TokenizersBackend":
-        _write(settings, {**config, "tokenizer_class": "PreTrainedTokenizerFast"})
-    made = _read(file) if file.is_file() else {}
+        write_json(settings, {**config, "tokenizer_class": "PreTrainedTokenizerFast"})
+    made = read_json(file) if file.is_file() else {}
     merges = made.get("model", {}).get("merges") or []
     if merges and all(isinstance(pair, list) and not any(" " in part for part in pair) for pair in merges):
         made["model"]["merges"] = [" ".join(pair) for pair in merges]
-        _write(file, made)
+        write_json(file, made)
 
 
 def _rewrite_model(path: Path) -> None:
     """Repeat under their older names the data type, and the rotary positions, for which others would be taken."""
-    config = _read(path)
+    config = read_json(path)
     kind = config.get("model_type")
     if config.get("dtype") is not None:
         config.setdefault("torch_dtype", config["dtype"])
+    if kind in _ABSOLUTE:
+        config.setdefault("position_embedding_type", "absolute")
     rope = config.get("rope_parameters") or {}
     names = _BASES.get(kind, {"": "rope_theta"})
     for place, name in names.items():
@@ -146,4 +155,4 @@ def _rewrite_model(path: Path) -> None:
     scaling = {name: value for name, value in main.items() if name not in ("rope_theta", "partial_rotary_factor")}
     if scaling.get("rope_type", "default") != "default":
         config.setdefault("rope_scaling", {**scaling, "type": scaling["rope_type"]})
-    _write(path, config)
+    write_json(path, config)
