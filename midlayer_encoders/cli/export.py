@@ -94,7 +94,7 @@ def export(
             address = push_to_hub(
                 encoder, push, folder=home, scores=found, license=license_, private=private or None, overwrite=overwrite
             )
-            console().print(f"Uploaded: {address}", highlight=False)
+            console().print(f"Uploaded: {address}", highlight=False, soft_wrap=True)
     console().print(f"Layer {which}, {parameters / 1e6:.1f}M parameters, is in {place}.{_compared(made)}")
     if target in ("vllm", "tei"):
         console().print("Serve it with:")

@@ -119,6 +119,8 @@ def _stops(why: str) -> CutError:
 
 
 def _check_config(config: dict[str, Any], kind: str) -> None:
+    if config.get("use_sliding_window"):
+        raise _stops("has no sliding windows for this type")
     missing = [name for name in _SETTINGS[kind].split() if config.get(name) is None]
     if missing:
         raise _stops(f"needs {', '.join(missing)} in config.json")
@@ -129,8 +131,6 @@ def _check_config(config: dict[str, Any], kind: str) -> None:
         raise _stops("has absolute positions alone for this type")
     if config.get("rope_scaling"):
         raise _stops("does not scale rotary positions as this model does")
-    if config.get("use_sliding_window"):
-        raise _stops("has no sliding windows for this type")
     kinds = config.get("layer_types") or []
     every = config.get("global_attn_every_n_layers" if kind == "modernbert" else "_sliding_window_pattern")
     first = 0 if kind == "modernbert" else (every or 0) - 1

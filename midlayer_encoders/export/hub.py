@@ -172,8 +172,16 @@ def _source_card(encoder: LayerEncoder) -> dict[str, Any]:
 def _uploaded(encoder: LayerEncoder, repository: str, folder: Path, options: dict[str, Any]) -> str:
     """Return the address of the commit that holds a folder, or raise with what the hub answered."""
     try:
-        address: str = encoder.push_to_hub(repository, local_model_path=str(folder), **options)
-    except HfHubHTTPError as reason:
+        return str(encoder.push_to_hub(repository, local_model_path=str(folder), **options))
+    except Exception as error:
+        # Of a large file the client says that it failed, and why in what that came from.
+        reason = error.__cause__ if type(error) is RuntimeError and error.__cause__ is not None else error
+        raise _refusal(reason, repository) or error from reason
+
+
+def _refusal(reason: BaseException, repository: str) -> HubError | None:
+    """Return what the hub, or the way to it, refused; ``None`` where an error is none of theirs."""
+    if isinstance(reason, HfHubHTTPError):
         status = getattr(reason.response, "status_code", None)
         cure = {
             401: " The token is not valid: run `hf auth login`.",
@@ -181,15 +189,13 @@ def _uploaded(encoder: LayerEncoder, repository: str, folder: Path, options: dic
             409: " It exists: pass overwrite=True to upload into it.",
         }.get(status or 0, "")
         told = " ".join((getattr(reason, "server_message", None) or str(reason)).split())[:300]
-        raise HubError(f"The hub refused {repository} (status {status}: {told}).{cure}") from reason
-    except OfflineModeIsEnabled as reason:
-        raise HubError("The hub is switched off here (HF_HUB_OFFLINE=1): unset that, and push again.") from reason
-    except Exception as reason:
-        # Which library the hub's client speaks HTTP with, httpx or httpx2, is its own business.
-        if not isinstance(reason, OSError) and not type(reason).__module__.startswith("httpx"):
-            raise
-        raise HubError(
+        return HubError(f"The hub refused {repository} (status {status}: {told}).{cure}")
+    if isinstance(reason, OfflineModeIsEnabled):
+        return HubError("The hub is switched off here (HF_HUB_OFFLINE=1): unset that, and push again.")
+    # Which library the hub's client speaks HTTP with, httpx or httpx2, is its own business.
+    if isinstance(reason, OSError) or type(reason).__module__.startswith("httpx"):
+        return HubError(
             f"The hub cannot be reached, or broke off ({type(reason).__name__}: {str(reason)[:200]}). Check the "
             "network and HF_ENDPOINT, and push again, with overwrite=True where the repository was created before that."
-        ) from reason
-    return address
+        )
+    return None

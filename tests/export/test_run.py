@@ -80,7 +80,9 @@ def test_distances_are_those_of_the_worst_row() -> None:
 
 def test_the_command_refuses_before_a_model_is_read(tmp_path: Path) -> None:
     line = ["export", "no/such-model", "--layer", "2", "--out", str(tmp_path / "out")]
-    with pytest.raises(OptionError, match="`--for` must be one of 'sentence-transformers', 'onnx', 'gguf'"):
+    with pytest.raises(
+        OptionError, match="`--for` must be one of 'sentence-transformers', 'vllm', 'tei', 'onnx', 'gguf'"
+    ):
         run(*line, "--for", "tflite")
     with pytest.raises(OptionError, match="`--int8` must be left out without --for onnx"):
         run(*line, "--int8")
