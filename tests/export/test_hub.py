@@ -107,7 +107,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(
         push_to_hub(encoder, "cut")
     with pytest.raises(OptionError, match="`repository` must be a name on the hub, but got 'a/b/c'"):
         push_to_hub(encoder, "a/b/c")
-    with pytest.raises(OptionError, match="must hold scores of .* at layer 2, but has none"):
+    with pytest.raises(OptionError, match=r"must hold scores of .* at layer 2, but has none"):
         push_to_hub(encoder, "someone/cut", scores=frame(encoder, recipe="plain"))
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere/token")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import subprocess
 from pathlib import Path
@@ -19,6 +20,8 @@ from tests.export.environments import environment
 from tests.tiny_folders import TEXTS, save_tiny
 
 pytestmark = pytest.mark.engines
+
+logger = logging.getLogger(__name__)
 
 SCRIPT = Path(__file__).with_name("encode_folders.py")
 OLD_HUB = "huggingface-hub<1"
@@ -69,7 +72,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, A
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_release_from_3_on_gives_the_vectors_of_the_encoder(
-    folders: dict[str, tuple[Path, Any]], release: str, record_property: Any
+    folders: dict[str, tuple[Path, Any]], release: str
 ) -> None:
     python = environment(f"sentence-transformers-{release}", *RELEASES[release])
     asked = {"folders": [str(folder) for folder, _ in folders.values()], "texts": TEXTS}
@@ -90,6 +93,5 @@ def test_every_release_from_3_on_gives_the_vectors_of_the_encoder(
         else:
             assert not isinstance(theirs, str), (name, theirs)
             errors[name] = relative_error(ours, np.array(theirs))
-    record_property("largest_error", f"{answer['versions']}: {max(errors.values()):.1e}")
-    print(answer["versions"], f"{len(errors)} folders, largest error {max(errors.values()):.1e}")
+    logger.info("%s: %d folders, largest error %.1e", answer["versions"], len(errors), max(errors.values()))
     assert max(errors.values()) < MOST, errors

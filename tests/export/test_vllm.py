@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,8 @@ from tests.families import VOCAB, _made
 from tests.tiny_folders import TEXTS, tokenizer
 
 pytestmark = pytest.mark.engines
+
+logger = logging.getLogger(__name__)
 
 LIKE = tuple(f"text number {n} of {n * n}" for n in range(16))
 SIZES: Any = {
@@ -81,7 +84,7 @@ def test_vllm_gives_the_vectors_of_the_encoder(
     monkeypatch.setattr(serving, "vllm_vectors", partial(vllm_vectors, python=python))
     made = export_for(LayerEncoder(whole(kind, tmp_path / "whole"), 2, device="cpu"), "vllm", tmp_path / "out")
     assert made.error is not None
-    print(kind, f"{made.error:.1e}")
+    logger.info("%s: error %.1e", kind, made.error)
     assert made.error < 1e-5
 
 
