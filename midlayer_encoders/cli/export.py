@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -110,16 +110,21 @@ def _scores(folder: Path, encoder: LayerEncoder) -> pl.DataFrame:
     """Return the frame of a sweep, or raise where its texts were put to the model in another way."""
     from midlayer_encoders.sweeping.result import RecipesResult, SweepResult
 
-    result = SweepResult.load(folder)
-    own = encoder.options.recreating()
+    result, own = SweepResult.load(folder), _of_texts(encoder.options.recreating())
     parts = list(result.parts.values()) if isinstance(result, RecipesResult) else [result]
-    for part in parts:
-        if {**part.notes.options, **part.notes.vectors} == own:
+    swept = [_of_texts({**one.notes.options, **one.notes.vectors, "site": one.notes.site}) for one in parts]
+    for part, options in zip(parts, swept, strict=True):
+        if options == own:
             return part.frame
     raise OptionError(
-        f"`--scores` must be a sweep with the options of this encoder ({own or 'none'}), but {folder} was swept with "
-        f"{' and '.join(str({**part.notes.options, **part.notes.vectors} or 'none') for part in parts)}."
+        f"`--scores` must be a sweep with the options of this encoder ({own}), but {folder} was swept with "
+        f"{' and '.join(map(str, swept))}."
     )
+
+
+def _of_texts(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options in a form that can be compared: of texts whose mean is subtracted, that there are some."""
+    return {"site": "block", **options, "center": bool(options.get("center"))}
 
 
 def _compared(made: Exported) -> str:

@@ -21,6 +21,8 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.export import HubError, push_to_hub
 from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
+from midlayer_encoders.sweeping.result import Notes, SweepResult
+from tests.cli.calls import run
 from tests.export.hub_server import TOKEN, Hub, running_hub
 from tests.tiny_folders import TEXTS, save_tiny
 
@@ -141,6 +143,35 @@ def test_a_hub_that_does_not_answer(encoder: LayerEncoder, monkeypatch: pytest.M
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
     with pytest.raises(HubError, match=r"cannot be reached, or broke off .*Check the network and HF_ENDPOINT"):
         push_to_hub(encoder, "someone/cut")
+
+
+def test_the_command_takes_the_scores_of_a_sweep_with_the_same_options(
+    hub: Hub, source: Path, encoder: LayerEncoder, tmp_path: Path
+) -> None:
+    SweepResult(frame(encoder), tmp_path, Notes("a sweep", str(source), {}, options={"recipe": "one-word"})).save()
+    line = ["export", str(source), "--layer", "2", "--push", "someone/cut", "--scores", str(tmp_path)]
+    with pytest.raises(OptionError, match=r"`--scores` must be a sweep with the options of this encoder .*'one-word'"):
+        run(*line)
+    assert not hub.asked
+    said = run(*line, "--recipe", "one-word", "--for", "vllm")
+    assert "vllm serve someone/cut --runner pooling" in said
+    files = hub.repositories["someone/cut"]["main"]
+    assert b"value: 51.24" in files["README.md"]
+    assert "midlayer.json" in files
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "`--out` must name a folder to write, unless --push"),
+        (["--out", "out", "--private"], "must be left out without --push"),
+        (["--push", "someone/cut", "--for", "onnx"], "`--push` must be left out with --for onnx"),
+        (["--push", "cut"], "`--push` must name its owner too"),
+    ],
+)
+def test_words_that_cannot_be_meant(hub: Hub, words: list[str], why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        run("export", "no/such-model", "--layer", "2", *words)
 
 
 @pytest.mark.slow
