@@ -29,6 +29,7 @@ from midlayer_encoders.encoder.inputs import (
     without_needless_mask,
 )
 from midlayer_encoders.encoder.memory_module import MemoryModule
+from midlayer_encoders.encoder.older_versions import make_readable_by_older
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.several_layers import plain_on_disk
 from midlayer_encoders.errors import CutError, check_path
@@ -202,7 +203,8 @@ class MultimodalEncoder(PlainOnDisk):
             if self.mixture and (aside / "README.md").exists():  # once more, of this encoder: it held other modules
                 given = inspect.signature(SentenceTransformer.save).bind(self, str(aside), *args, **kwargs)
                 self._create_model_card(str(aside), given.arguments.get("model_name"))
-            self._check_folder(aside, home)
+            make_readable_by_older(aside, self.max_seq_length)
+            self.check_folder(aside, home)
 
         write_folder(home, write, last=_ASKED_FOR)
 
@@ -238,7 +240,7 @@ class MultimodalEncoder(PlainOnDisk):
         finally:
             del first.save
 
-    def _check_folder(self, aside: Path, home: Path) -> None:
+    def check_folder(self, aside: Path, home: Path) -> None:
         """Raise unless what is written for ``home``, loaded as anyone loads it, gives this encoder's vectors."""
         if self.transformer.training or self.layers:
             return

@@ -294,7 +294,7 @@ class LayerEncoder(MultimodalEncoder):
         trained = "generated_from_trainer" in self.model_card_data.tags
         return model_card(
             self.spec, parameters=parameters, trained=trained, media=self.media, repository=repository, branch=branch,
-            own_code=self.options.trust_remote_code,
+            own_code=self.options.trust_remote_code, data=cast(CardData, self.model_card_data),
         )  # fmt: skip
 
     # --- encoding ---------------------------------------------------------------------------------------------------

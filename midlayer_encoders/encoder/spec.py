@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import EvalResult, ModelCardData
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 from torch import Tensor, nn
 
@@ -156,6 +157,7 @@ def model_card(
     repository: str | None = None,
     branch: str | None = None,
     own_code: bool = False,
+    data: CardData | None = None,
 ) -> str:
     """Return the README of an exported encoder: which layer of what it is, and how to load it.
 
@@ -167,8 +169,10 @@ def model_card(
         repository: on the hub that it is uploaded to; ``None`` for a folder.
         branch: of the repository; ``None`` for the main one.
         own_code: whether the model brings code of its own.
+        data: license, languages, scores and, of a local model, the one that it was made of.
     """
-    named = "" if spec.model.startswith("local/") else f"base_model: {spec.model}\n"
+    base = (data.made_of if data else None) if spec.model.startswith("local/") else spec.model
+    named = f"base_model: {base}\n" if base else ""
     states = (
         "with the model's own final norm applied" if spec.norm == "final" else "raw, without the model's final norm"
     )
@@ -191,6 +195,7 @@ def model_card(
         "attention": "bidirectional, the causal mask is off" if spec.bidirectional else "as in the model",
         "adapters": ", ".join(spec.adapters) or "none",
         "chat template": "applied to every text" if spec.chat_template else "not used",
+        **_recipe_rows(spec),
         "similarity": f"`{spec.similarity}`",
         "weights": f"`{spec.weights}`" + (", trained further after the cut" if trained else ", as in the model"),
     }
@@ -199,6 +204,7 @@ def model_card(
         "---\n"
         f"{named}library_name: sentence-transformers\npipeline_tag: sentence-similarity\n"
         "tags: [sentence-transformers, sentence-similarity, feature-extraction, dense, intermediate-layer]\n"
+        f"{_more_lines(data, repository) if data else ''}"
         "---\n\n"
         f"# Layer {_layer_words(spec)} of {spec.model}\n\n"
         f"{repository or 'This folder'} is {whole} without the blocks after layer {layer}. It holds "
@@ -208,12 +214,49 @@ def model_card(
         f"model = SentenceTransformer({place})\n"
         f"{examples}\n"
         f"```\n{for_mteb}\n"
-        f"| | |\n|---|---|\n{table}\n\nCut with midlayer_encoders.\n"
+        f"| | |\n|---|---|\n{table}\n\n{_score_table(data) if data else ''}Cut with midlayer_encoders.\n"
     )
 
 
+def _recipe_rows(spec: EncoderSpec) -> dict[str, str]:
+    """Return what a recipe does to a text and to its vector, where there is one."""
+    template = json.loads(spec.asked)["template"] if spec.asked else None
+    after = [name for name, _ in json.loads(spec.modules or "[]")[2:] if name in ("Dense", "Normalize")]
+    rows = {"template": f"`{template}`".replace("|", "\\|")} if template else {}
+    return rows | ({"after the pooling": ", ".join(after)} if after else {})
+
+
+def _more_lines(data: CardData, repository: str | None) -> str:
+    """Return the lines of metadata that an encoder has only where someone gave them: license, languages, scores."""
+    scores = list(data.scores) or None
+    more = ModelCardData(
+        language=data.language or None,
+        license=data.license,
+        eval_results=scores,
+        model_name=(repository or _FOLDER) if scores else None,
+    )
+    text: str = more.to_yaml().strip()
+    return "" if text in ("", "{}") else f"{text}\n"
+
+
+def _score_table(data: CardData) -> str:
+    """Return the scores as people read them, each times 100."""
+    if not data.scores:
+        return ""
+    rows = "\n".join(f"| {one.dataset_name} | {one.metric_type} | {one.metric_value} |" for one in data.scores)
+    return f"## Scores\nMain scores of this layer, times 100.\n\n| task | metric | score |\n|---|---|---|\n{rows}\n\n"
+
+
 class CardData(SentenceTransformerModelCardData):
-    """Card data whose name and revision, by which mteb files results, follow the encoder as it is when asked."""
+    """Card data whose name and revision, by which mteb files results, follow the encoder as it is when asked.
+
+    Attributes:
+        scores: what the card lists as results.
+        made_of: name on the hub of what a local model was made of.
+    """
+
+    scores: Sequence[EvalResult] = ()
+    made_of: str | None = None
 
     def _spec(self) -> Any:
         return getattr(self.model, "spec", None)

@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from midlayer_encoders.export.hub import HubError, check_repository, push_to_hub
 from midlayer_encoders.export.run import TARGETS, Exported, Target, check_out, export_for
+from midlayer_encoders.export.serving import serving_line
 
-__all__ = ["TARGETS", "Exported", "Target", "check_out", "export_for"]
+__all__ = [
+    "TARGETS",
+    "Exported",
+    "HubError",
+    "Target",
+    "check_out",
+    "check_repository",
+    "export_for",
+    "push_to_hub",
+    "serving_line",
+]

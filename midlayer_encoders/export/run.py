@@ -11,13 +11,14 @@ from midlayer_encoders.export._comparison import Exported
 from midlayer_encoders.export.gguf import export_gguf
 from midlayer_encoders.export.onnx import export_onnx
 from midlayer_encoders.export.openvino import export_openvino
+from midlayer_encoders.export.serving import export_served
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 __all__ = ["TARGETS", "Exported", "Target", "check_out", "export_for"]
 
-Target: TypeAlias = Literal["sentence-transformers", "onnx", "openvino", "gguf"]
+Target: TypeAlias = Literal["sentence-transformers", "vllm", "tei", "onnx", "openvino", "gguf"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 """What an encoder can be written for."""
 
@@ -37,9 +38,10 @@ def export_for(
 
     Args:
         encoder: what to write.
-        target: ``"sentence-transformers"`` (as ``save_pretrained``), ``"onnx"`` or ``"openvino"`` (a graph from tokens,
-            or pixels, to vectors), or ``"gguf"`` (for llama.cpp: the GGUF file that the encoder was read from, cut, or
-            its weights of a Llama-type model in 16 bits).
+        target: ``"sentence-transformers"`` (as ``save_pretrained``), ``"vllm"`` or ``"tei"`` (the same folder, without
+            what vLLM or text-embeddings-inference would drop or read otherwise), ``"onnx"`` or ``"openvino"`` (a graph
+            from tokens, or pixels, to vectors), or ``"gguf"`` (for llama.cpp: the GGUF file that the encoder was read
+            from, cut, or its weights of a Llama-type model in 16 bits).
         folder: where to write; new or empty.
         overwrite: write into a folder that is not empty.
         int8: with ``"onnx"``, write a second graph whose weights are 8-bit integers; with ``"gguf"``, write weights
@@ -64,6 +66,8 @@ def export_for(
     check_effect(export_for, f"with target={target!r}: it is about 'onnx' and 'gguf'", int8=int8)
     if target == "openvino":
         return export_openvino(encoder, home)
+    if target in ("vllm", "tei"):
+        return export_served(encoder, home, target)
     encoder.save_pretrained(str(home))
     return Exported("sentence-transformers", home)
 

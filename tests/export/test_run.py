@@ -81,7 +81,8 @@ def test_distances_are_those_of_the_worst_row() -> None:
 
 def test_the_command_refuses_before_a_model_is_read(tmp_path: Path) -> None:
     line = ["export", "no/such-model", "--layer", "2", "--out", str(tmp_path / "out")]
-    with pytest.raises(OptionError, match="`--for` must be one of 'sentence-transformers', 'onnx', 'openvino', 'gguf'"):
+    targets = "'sentence-transformers', 'vllm', 'tei', 'onnx', 'openvino', 'gguf'"
+    with pytest.raises(OptionError, match=f"`--for` must be one of {targets}"):
         run(*line, "--for", "tflite")
     with pytest.raises(OptionError, match="`--int8` must be left out without --for onnx or gguf"):
         run(*line, "--int8")

@@ -1,0 +1,201 @@
+"""An encoder on the Hugging Face Hub: its plain folder, and a card with layer, recipe, scores, license and source."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, cast
+
+import polars as pl
+from huggingface_hub import EvalResult, ModelCard, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.utils import validate_repo_id
+
+from midlayer_encoders.encoder.spec import CardData
+from midlayer_encoders.errors import MidlayerError, OptionError, check_flag, check_path, check_text
+from midlayer_encoders.frame import check_frame
+from midlayer_encoders.tasks import isolated_random, task_label
+
+if TYPE_CHECKING:
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+
+__all__ = ["HubError", "check_repository", "push_to_hub", "score_results"]
+
+logger = logging.getLogger(__name__)
+
+_LOCAL = "feature-extraction"  # the type of a task that mteb does not know
+
+
+class HubError(MidlayerError):
+    """The hub did not take an encoder."""
+
+
+def push_to_hub(
+    encoder: LayerEncoder,
+    repository: str,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    scores: pl.DataFrame | None = None,
+    license: str | None = None,  # noqa: A002  (the hub's own word)
+    token: str | None = None,
+    private: bool | None = None,
+    branch: str | None = None,
+    overwrite: bool = False,
+) -> str:
+    """Upload an encoder to the hub with a card that says what it is, and return the address of the commit.
+
+    Args:
+        encoder: what to upload, as ``save_pretrained`` writes it.
+        repository: ``"owner/name"``; it is created.
+        folder: what :func:`export_for` wrote for sentence-transformers, vLLM or text-embeddings-inference, to be
+            uploaded instead; its card is written anew.
+        scores: the frame of a sweep with these options; what it holds of this layer becomes results on the card.
+        license: of the encoder; by default the one on the card of the model that it was cut from.
+        token: with the right to write; by default the one that ``hf auth login`` or ``HF_TOKEN`` set.
+        private: whether others do not see the repository.
+        branch: to upload to; it is created.
+        overwrite: upload into a repository that exists.
+
+    Raises:
+        OptionError: a name without its owner, no token, or scores of another model.
+        HubError: the hub cannot be reached, or refuses; the message says what it answered.
+    """
+    check_repository(repository, token)
+    check_flag("overwrite", overwrite)
+    if folder is not None:
+        check_path("folder", folder)
+    data = cast(CardData, encoder.model_card_data)
+    source = _source_card(encoder)
+    kept = data.scores, data.license, data.language, data.made_of
+    try:
+        data.scores = score_results(encoder, scores) if scores is not None else ()
+        data.license = license or data.license or source.get("license")
+        data.language = data.language or _listed(source.get("language"))
+        data.made_of = next(iter(_listed(source.get("base_model"))), None)
+        if data.license is None:
+            logger.warning("The card of %s names no license. Pass `license` if you know it.", encoder.name)
+        with TemporaryDirectory() as scratch:
+            home = Path(folder) if folder is not None else Path(scratch) / "encoder"
+            if folder is None:
+                encoder.save_pretrained(str(home))
+            text = encoder.model_card_text(repository, branch)
+            (home / "README.md").write_text(text, encoding="utf8")
+            options = {"token": token, "private": private, "revision": branch, "exist_ok": overwrite}
+            return _uploaded(encoder, repository, home, options)
+    finally:
+        data.scores, data.license, data.language, data.made_of = kept
+
+
+def check_repository(repository: str, token: str | None = None, argument: str = "repository") -> None:
+    """Raise unless a name has an owner, and there is a token to write with."""
+    check_text(argument, repository)
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as reason:
+        raise OptionError(f"`{argument}` must be a name on the hub, but got {repository!r}: {reason}") from reason
+    if "/" not in repository:
+        raise OptionError(f"`{argument}` must name its owner too, as 'owner/{repository}', but got {repository!r}.")
+    if (token or get_token()) is None:
+        raise OptionError("There is no token of the hub to write with. Run `hf auth login`, set HF_TOKEN, or pass one.")
+
+
+def score_results(encoder: LayerEncoder, scores: pl.DataFrame) -> list[EvalResult]:
+    """Return the scores of an encoder's layer in the frame of a sweep as results of a model card, times 100.
+
+    Args:
+        encoder: at one layer.
+        scores: tidy; of several recipes, the one that the encoder is asked by.
+
+    Raises:
+        OptionError: the frame has no score of this model at this layer.
+    """
+    check_frame(scores)
+    found = scores.filter(pl.col("model") == encoder.name, pl.col("layer") == encoder.layer)
+    if "recipe" in scores.columns:
+        asked = encoder.options.recipe
+        found = found.filter(pl.col("recipe") == (getattr(asked, "name", asked) or "plain"))
+    found = found.filter(pl.col("kind").is_in(["score", "confirmed"])).sort("kind")  # mteb's own score first
+    found = found.unique("dataset", keep="first", maintain_order=True).sort("dataset")
+    if found.is_empty() or encoder.mixture or encoder.layers:
+        raise OptionError(
+            f"`scores` must hold scores of {encoder.name} at layer {encoder.layer}, but has none: it must be the frame "
+            "of a sweep of this model, with this recipe, over this layer."
+        )
+    return [_result(row) for row in found.iter_rows(named=True)]
+
+
+def _result(row: dict[str, Any]) -> EvalResult:
+    label = task_label(row["dataset"])
+    known = _task_metadata(row["dataset"])
+    return EvalResult(
+        task_type=known.type if known else _LOCAL,
+        dataset_type=known.dataset["path"] if known else label,
+        dataset_revision=known.dataset.get("revision") if known else None,
+        dataset_split=known.eval_splits[0] if known else None,
+        dataset_name=f"MTEB {label}" if known else label,
+        metric_type=row["name"],
+        metric_value=round(100 * row["value"], 2),
+    )
+
+
+def _task_metadata(name: str) -> Any:
+    """Return what mteb says of a task; ``None`` of one that is not its own."""
+    import mteb
+
+    with isolated_random():  # building a task seeds the global generators
+        try:
+            return mteb.get_task(name).metadata
+        except KeyError:
+            return None
+
+
+def _listed(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or ())
+
+
+def _source_card(encoder: LayerEncoder) -> dict[str, Any]:
+    """Return the metadata on the card of the model that was cut; empty where there is none that can be read."""
+    own = Path(encoder.source)
+    place = str(own / "README.md") if own.is_dir() else encoder.source
+    if own.is_dir() and not (own / "README.md").is_file():
+        return {}
+    try:
+        made: dict[str, Any] = ModelCard.load(place).data.to_dict()
+    except Exception as reason:  # no card, one that is no YAML, or no answer: the card is for people to complete
+        logger.warning("The card of %s cannot be read (%s).", encoder.name, type(reason).__name__)
+        return {}
+    return made
+
+
+def _uploaded(encoder: LayerEncoder, repository: str, folder: Path, options: dict[str, Any]) -> str:
+    """Return the address of the commit that holds a folder, or raise with what the hub answered."""
+    try:
+        return str(encoder.push_to_hub(repository, local_model_path=str(folder), **options))
+    except Exception as error:
+        # Of a large file the client says that it failed, and why in what that came from.
+        reason = error.__cause__ if type(error) is RuntimeError and error.__cause__ is not None else error
+        raise _refusal(reason, repository) or error from reason
+
+
+def _refusal(reason: BaseException, repository: str) -> HubError | None:
+    """Return what the hub, or the way to it, refused; ``None`` where an error is none of theirs."""
+    if isinstance(reason, HfHubHTTPError):
+        status = getattr(reason.response, "status_code", None)
+        cure = {
+            401: " The token is not valid: run `hf auth login`.",
+            403: " The token has no right to write there: take one with the role of writing, or another owner.",
+            409: " It exists: pass overwrite=True to upload into it.",
+        }.get(status or 0, "")
+        told = " ".join((getattr(reason, "server_message", None) or str(reason)).split())[:300]
+        return HubError(f"The hub refused {repository} (status {status}: {told}).{cure}")
+    if isinstance(reason, OfflineModeIsEnabled):
+        return HubError("The hub is switched off here (HF_HUB_OFFLINE=1): unset that, and push again.")
+    # Which library the hub's client speaks HTTP with, httpx or httpx2, is its own business.
+    if isinstance(reason, OSError) or type(reason).__module__.startswith("httpx"):
+        return HubError(
+            f"The hub cannot be reached, or broke off ({type(reason).__name__}: {str(reason)[:200]}). Check the "
+            "network and HF_ENDPOINT, and push again, with overwrite=True where the repository was created before that."
+        )
+    return None

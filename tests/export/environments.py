@@ -1,0 +1,60 @@
+"""Environments of their own for other releases, made with pip, that share the torch of this one."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+_MINUTES = 15
+
+
+@lru_cache
+def _home() -> Path:
+    """Return where environments are kept: what the Makefile names, or a folder that goes with the session."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or tempfile.mkdtemp()) / "engines"
+
+
+def environment(name: str, *wanted: str, without: tuple[str, ...] = ()) -> str:
+    """Return the Python of an environment, made once; skip the test where pip cannot make it.
+
+    Args:
+        name: of its folder.
+        wanted: what pip is asked for.
+        without: what is removed afterwards.
+    """
+    home = _home() / name
+    done, python = home / "done.json", home / "bin" / "python"
+    asked = [*wanted, *(f"-{one}" for one in without), importlib.metadata.version("torch")]
+    if done.is_file() and json.loads(done.read_text()) == asked:
+        return str(python)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
+    _share_torch(home)
+    pip = [home / "bin" / "pip", "--quiet", "--disable-pip-version-check"]
+    made = subprocess.run(
+        [*pip, "install", *wanted], capture_output=True, text=True, timeout=60 * _MINUTES, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"pip cannot install {' '.join(wanted)} here: {made.stderr.strip()[-300:]}")
+    if without:
+        subprocess.run([*pip, "uninstall", "--yes", *without], check=True, capture_output=True)
+    done.write_text(json.dumps(asked))
+    return str(python)
+
+
+def _share_torch(home: Path) -> None:
+    """Let an environment see the installed torch, which is large, and nothing else of this one."""
+    shared = home / "shared"
+    shared.mkdir()
+    torch = importlib.metadata.distribution("torch")
+    for name in {file.parts[0] for file in torch.files or ()} - {"..", "__pycache__"}:
+        (shared / name).symlink_to(Path(str(torch.locate_file(name))))
+    (site,) = home.glob("lib/python*/site-packages")
+    (site / "torch.pth").write_text(f"{shared}\n")

@@ -1,0 +1,193 @@
+"""An encoder goes to a hub over HTTP, with a card that says where it comes from and how well it does."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from huggingface_hub import ModelCard, constants
+from sentence_transformers import SentenceTransformer
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.export import HubError, push_to_hub
+from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
+from midlayer_encoders.sweeping.result import Notes, SweepResult
+from tests.cli.calls import run
+from tests.export.hub_server import TOKEN, Hub, running_hub
+from tests.tiny_folders import TEXTS, save_tiny
+
+# The hub's own client, of its library for HTTP.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload raw bytes:DeprecationWarning")
+Folder = Callable[[str], str]
+
+CARD = "---\nlicense: apache-2.0\nlanguage: en\nbase_model: someone/whole\n---\n# The whole model\n"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with running_hub() as made:
+        monkeypatch.setattr(constants, "ENDPOINT", made.url)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    save_tiny("Llama", folder)
+    (folder / "README.md").write_text(CARD)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoder(source: Path) -> LayerEncoder:
+    return LayerEncoder(str(source), 2, device="cpu", recipe="one-word")
+
+
+def frame(encoder: LayerEncoder, **more: Any) -> pl.DataFrame:
+    of = NamedSubject(encoder.name, None, 4)
+    rows = tidy_rows({1: 0.1, 2: 0.5}, of, kind="score", dataset="STSBenchmark", name="cosine_spearman")
+    rows += tidy_rows({2: 0.51239}, of, kind="confirmed", dataset="STSBenchmark", name="cosine_spearman")
+    rows += tidy_rows({1: 0.3, 2: 0.25}, of, kind="score", dataset="mine-0a1b2c3d", name="accuracy")
+    rows += tidy_rows({2: 7.0}, of, kind="metric", dataset="texts", name="dime")
+    return tidy_frame(rows).with_columns(**{name: pl.lit(value) for name, value in more.items()})
+
+
+def test_the_folder_is_uploaded_and_its_card_holds_layer_recipe_scores_license_and_source(
+    hub: Hub, encoder: LayerEncoder, tmp_path: Path
+) -> None:
+    address = push_to_hub(encoder, "someone/cut", scores=frame(encoder, recipe="one-word"), private=True)
+    assert address.startswith(f"{hub.url}/someone/cut/commit/")
+    assert hub.private == {"someone/cut"}
+    for name, content in hub.repositories["someone/cut"]["main"].items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    np.testing.assert_array_equal(SentenceTransformer(str(tmp_path)).encode(TEXTS), encoder.encode(TEXTS))
+    card = ModelCard.load(tmp_path / "README.md")
+    assert (card.data.license, card.data.language, card.data.base_model) == ("apache-2.0", ["en"], "someone/whole")
+    assert card.data.model_name == "someone/cut"
+    results = {
+        one.dataset_name: (one.task_type, one.dataset_type, one.metric_type, one.metric_value)
+        for one in card.data.eval_results or ()
+    }
+    assert results == {
+        "MTEB STSBenchmark": ("STS", "mteb/stsbenchmark-sts", "cosine_spearman", 51.24),  # as mteb confirmed it
+        "mine": ("feature-extraction", "mine", "accuracy", 25.0),
+    }
+    assert "| layer | 2 of 4 (0 = embeddings) |" in card.text
+    assert '| template | `This sentence : "{text}" means in one word:"` |' in card.text
+    assert "| MTEB STSBenchmark | cosine_spearman | 51.24 |" in card.text
+    assert 'SentenceTransformer("someone/cut")' in card.text
+
+
+def test_a_license_that_is_named_and_a_branch(hub: Hub, tiny_folder: Folder) -> None:
+    plain = LayerEncoder(tiny_folder("Llama"), 1, device="cpu")
+    push_to_hub(plain, "someone/cut", license="mit", branch="layer-1")
+    text = hub.repositories["someone/cut"]["layer-1"]["README.md"].decode()
+    assert "license: mit\n" in text
+    assert 'SentenceTransformer("someone/cut", revision="layer-1")' in text
+    assert "model-index" not in text
+    assert plain.model_card_data.license is None  # the encoder is as before
+
+
+def test_what_is_wrong_is_said_before_anything_is_written(
+    encoder: LayerEncoder, monkeypatch: pytest.MonkeyPatch, hub: Hub
+) -> None:
+    with pytest.raises(OptionError, match="`repository` must name its owner too, as 'owner/cut'"):
+        push_to_hub(encoder, "cut")
+    with pytest.raises(OptionError, match="`repository` must be a name on the hub, but got 'a/b/c'"):
+        push_to_hub(encoder, "a/b/c")
+    with pytest.raises(OptionError, match=r"must hold scores of .* at layer 2, but has none"):
+        push_to_hub(encoder, "someone/cut", scores=frame(encoder, recipe="plain"))
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere/token")
+    with pytest.raises(OptionError, match=r"no token of the hub.*hf auth login.*HF_TOKEN"):
+        push_to_hub(encoder, "someone/cut")
+    assert not hub.asked
+
+
+def test_what_the_hub_refuses_is_said_with_the_cure(
+    hub: Hub, encoder: LayerEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(HubError, match=r"refused someone/cut \(status 401: .*hf auth login"):
+        push_to_hub(encoder, "someone/cut", token="hf_of_another")
+    hub.fails = ("/commit/", 403)
+    with pytest.raises(HubError, match=r"status 403: .*the hub is full.*no right to write there"):
+        push_to_hub(encoder, "someone/cut")
+    assert hub.repositories["someone/cut"] == {"main": {}}
+    hub.fails = None
+    with pytest.raises(HubError, match=r"status 409: .*pass overwrite=True"):
+        push_to_hub(encoder, "someone/cut")
+    push_to_hub(encoder, "someone/cut", overwrite=True)
+    assert "modules.json" in hub.repositories["someone/cut"]["main"]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(HubError, match="HF_HUB_OFFLINE=1"):
+        push_to_hub(encoder, "someone/cut", overwrite=True)
+
+
+def test_a_hub_that_does_not_answer(encoder: LayerEncoder, monkeypatch: pytest.MonkeyPatch, hub: Hub) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
+    with pytest.raises(HubError, match=r"cannot be reached, or broke off .*Check the network and HF_ENDPOINT"):
+        push_to_hub(encoder, "someone/cut")
+
+
+def test_the_command_takes_the_scores_of_a_sweep_with_the_same_options(
+    hub: Hub, source: Path, encoder: LayerEncoder, tmp_path: Path
+) -> None:
+    SweepResult(frame(encoder), tmp_path, Notes("a sweep", str(source), {}, options={"recipe": "one-word"})).save()
+    line = ["export", str(source), "--layer", "2", "--push", "someone/cut", "--scores", str(tmp_path)]
+    with pytest.raises(OptionError, match=r"`--scores` must be a sweep with the options of this encoder .*'one-word'"):
+        run(*line)
+    assert not hub.asked
+    said = run(*line, "--recipe", "one-word", "--for", "vllm")
+    assert "vllm serve someone/cut --runner pooling" in said
+    files = hub.repositories["someone/cut"]["main"]
+    assert b"value: 51.24" in files["README.md"]
+    assert "midlayer.json" in files
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "`--out` must name a folder to write, unless --push"),
+        (["--out", "out", "--private"], "must be left out without --push"),
+        (["--push", "someone/cut", "--for", "onnx"], "`--push` must be left out with --for onnx"),
+        (["--push", "cut"], "`--push` must name its owner too"),
+    ],
+)
+def test_words_that_cannot_be_meant(hub: Hub, words: list[str], why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        run("export", "no/such-model", "--layer", "2", *words)
+
+
+@pytest.mark.slow
+def test_the_command_uploads_where_the_environment_says(source: Path, tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "midlayer_encoders.cli", "export", str(source), "--layer", "2", "--push"]
+    with running_hub() as hub:
+        environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": TOKEN}
+        environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
+        made = subprocess.run([*line, "someone/cut"], env=environment, capture_output=True, text=True, check=False)
+        assert made.returncode == 0, made.stderr
+        assert f"Uploaded: {hub.url}/someone/cut/commit/" in made.stdout
+        assert 'SentenceTransformer("someone/cut")' in made.stdout
+        files = hub.repositories["someone/cut"]["main"]
+        assert {"README.md", "model.safetensors", "modules.json", "1_Pooling/config.json"} <= set(files)
+        hub.fails = ("/api/repos/create", 503)
+        made = subprocess.run([*line, "someone/other"], env=environment, capture_output=True, text=True, check=False)
+    assert made.returncode != 0
+    assert re.search(r"hub (refused|cannot be reached)", " ".join(made.stderr.split()))
+    assert "Traceback" not in made.stderr

