@@ -68,6 +68,7 @@ CHANGED = {"field": "title", "limit": 11, "layers": "0,0.5,-1", "norm": "final",
 CHANGED |= {"dtype": "float64", "views": 3, "seed": 3}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_every_option_of_compare_reaches_it(steps: Path, texts: Path, tmp_path: Path) -> None:
     pair = [str(steps / name) for name in ("step1", "step16")]
@@ -94,6 +95,7 @@ def test_every_option_of_compare_reaches_it(steps: Path, texts: Path, tmp_path: 
     check_every_option(command, call, options, plain=plain, each=False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_every_option_of_progression_reaches_it(steps: Path, texts: Path, tmp_path: Path) -> None:
     def command(words: list[str]) -> dict[str, pl.DataFrame]:

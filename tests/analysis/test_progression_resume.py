@@ -15,6 +15,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.analysis.progression import ProgressionResult, progression
 from midlayer_encoders.measuring import measure
 from tests.families import DEPTH
+from tests.thinned import thinned
 from tests.tiny_folders import TEXTS as MORE
 from tests.tiny_folders import save_tiny
 
@@ -84,9 +85,7 @@ def by_hand(run: Path, **options: Any) -> pl.DataFrame:
     return pl.concat(frames)
 
 
-@pytest.mark.parametrize(
-    "changed", [pytest.param(name, marks=[pytest.mark.slow] if place % 2 else []) for place, name in enumerate(CHANGES)]
-)
+@pytest.mark.parametrize("changed", thinned(CHANGES, 4))
 def test_what_was_kept_is_not_mixed_with_what_is_measured_another_way(
     changed: str, run: Path, out: Path, before: pl.DataFrame, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from tests.callbacks.oracles import TEXTS, TrainerWeights
 from tests.callbacks.test_run_files import by_hand
 from tests.callbacks.test_trainer import trainer
 from tests.callbacks.training import ADVICE
+from tests.thinned import thinned
 
 pytestmark = ADVICE
 
@@ -28,7 +29,7 @@ BEST: dict[str, tuple[dict[int, float], int, list[int]]] = {
 }
 
 
-@pytest.mark.parametrize("name", BEST)
+@pytest.mark.parametrize("name", thinned(BEST, 2))
 def test_each_measurement_bears_the_step_of_its_weights(name: str, tmp_path: Path) -> None:
     scores, loaded, steps = BEST[name]
     seen = LayerMetricsTrainerCallback(TEXTS, metrics="curvature", every_n_steps=[0], figures=False, strict=True)

@@ -207,6 +207,7 @@ def test_options_of_the_model_reach_it(
 KINDS = ["animal", "money", "help"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("each", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_every_option_of_select_reaches_the_choice(each: bool, tiny_folder: Folder, tmp_path: Path) -> None:
     lines = [f"{text} {number}, said {number % 3} times over" for number in range(4) for text in TEXTS[:5]]

@@ -58,11 +58,11 @@ def read(model: torch.nn.Module, output: str | tuple[str, int], name: str) -> Te
     return value.reshape(2, -1, value.shape[-1])
 
 
-# Each norm has one family of three here and the others in `make test-slow`; the census has some of each kind.
+# Each norm has one family of six here and the others in `make test-slow`; the census has some of each kind.
 @pytest.mark.parametrize(
     ("name", "norm"),
     [
-        pytest.param(name, norm, marks=[pytest.mark.slow] if place % 3 != (norm == "final") else [])
+        pytest.param(name, norm, marks=[pytest.mark.slow] if place % 6 != 3 * (norm == "final") else [])
         for place, name in enumerate(FAMILIES)
         for norm in NORMS
     ],

@@ -26,6 +26,7 @@ from midlayer_encoders.paper.setting import Setting
 from midlayer_encoders.paper.subblocks import subblocks
 from tests.selection.made import frame
 from tests.sweeping.test_sweep import sentence
+from tests.thinned import thinned
 from tests.tiny_folders import save_tiny
 
 Folder = Callable[[str], str]
@@ -142,7 +143,7 @@ def said(setting: Setting) -> tuple[str, str]:
     return outcome.status, outcome.words[0]
 
 
-@pytest.mark.parametrize("changed", CHANGES)
+@pytest.mark.parametrize("changed", thinned(CHANGES, 4))
 def test_an_experiment_is_not_kept_after_a_setting_changed(changed: str, setting: Setting, counted: list[int]) -> None:
     assert [said(setting), said(setting)] == [("done", "run 1"), ("kept", "run 1")]
     other = replace(setting, **{changed: CHANGES[changed]})

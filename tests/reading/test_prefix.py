@@ -19,6 +19,7 @@ from midlayer_encoders.reading.capture import STREAM, capture
 from midlayer_encoders.reading.prefix import pays, shared_ids, shared_prefix
 from midlayer_encoders.reading.reader import LayerReader, layer_reader
 from tests.families import DEPTH, VOCAB, WIDTH, tiny
+from tests.thinned import thinned
 from tests.tiny_folders import TEXTS
 
 Folder = Callable[[str], str]
@@ -116,7 +117,7 @@ def seen_by(reader: LayerReader, texts: list[str], monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean", "weightedmean", "cls", "max"])
-@pytest.mark.parametrize("options", [{}, {"skip_first": 2}, {"template_tokens": False}])
+@pytest.mark.parametrize("options", thinned([{"skip_first": 2}, {"template_tokens": False}, {}], 3))
 def test_vectors_are_the_same_whatever_is_pooled(
     pooling: Any, options: dict[str, Any], tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

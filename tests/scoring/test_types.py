@@ -13,6 +13,7 @@ from midlayer_encoders.scoring import together as scoring_together
 from midlayer_encoders.scoring.support import scores_together
 from tests.others_warnings import MTEB
 from tests.scoring.made import by_mteb, classification, clustering, pairs, retrieval, sts, together
+from tests.thinned import thinned
 
 pytestmark = [*MTEB, pytest.mark.filterwarnings("ignore:.*(ill-defined|distinct clusters|copy construct)")]
 
@@ -44,7 +45,7 @@ def test_what_needs_no_training_is_equal(make: Callable[[], AbsTask]) -> None:
     assert len({round(value, 4) for value in expected}) > 1  # layers are told apart
 
 
-@pytest.mark.parametrize("similarity", ["dot", "euclidean", pytest.param("manhattan", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("similarity", thinned(["dot", "euclidean", "manhattan"], 3))
 def test_the_encoder_s_own_similarity_is_taken(similarity: str) -> None:
     for task in (sts(main_score="spearman"), pairs("similarity_ap"), retrieval(), retrieval(ranked=True)):
         assert together(task, similarity) == pytest.approx(by_mteb(task, similarity), abs=1e-6), task.metadata
@@ -55,8 +56,8 @@ def test_the_encoder_s_own_similarity_is_taken(similarity: str) -> None:
     "make",
     [
         classification,
-        lambda: classification("f1"),
-        lambda: classification(classes=2),
+        pytest.param(lambda: classification("f1"), marks=pytest.mark.slow),
+        pytest.param(lambda: classification(classes=2), marks=pytest.mark.slow),
         lambda: classification("ap", classes=2),
         lambda: classification(is_cross_validation=True, train_split="test", n_splits=3),
     ],
@@ -80,6 +81,7 @@ def test_clustering_is_equal_on_levels_splits_and_samples() -> None:
     assert together(shallow) != pytest.approx(together(task), abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_small_budget_scores_layer_by_layer_and_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
     for make in (sts, pairs, retrieval, classification, clustering):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -19,6 +20,13 @@ from midlayer_encoders.tasks import (
 )
 from midlayer_encoders.tasks.builtin import builtin_data
 from midlayer_encoders.tasks.docstrings import SHELVES, _root, entries, versions
+
+MARKUP = re.compile(r":\w+:`|`|\*\*|::|^\.\. |>>>|\[\d+\]_|</?\w+>|\]\(")
+GIVEAWAYS = re.compile(
+    r"\b(numpy|scipy|sklearn|scikit|torch|pytorch|transformers|hugging ?face|python|ndarray|tensors?|estimators?|cuda"
+    r"|asyncio|urllib|trainer|user guide|deprecated)\b|\w_\w|(?-i:[a-z][A-Z])",
+    re.IGNORECASE,
+)
 
 
 def test_one_task_of_each_type_over_one_pool_of_short_texts() -> None:
@@ -109,3 +117,24 @@ def test_missing_sources_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         builtin._pool.__wrapped__()
     with pytest.raises(MidlayerError, match="docstrings of no_such_library, which is not installed"):
         _root("no_such_library")
+
+
+@pytest.mark.slow
+def test_entries_are_plain_and_give_no_library_away() -> None:
+    texts = [text for entry in entries() for text in (entry.summary, entry.description)]
+    assert [text for text in texts if MARKUP.search(text)] == []
+    assert [text for text in texts if GIVEAWAYS.search(text)] == []
+
+
+def test_entries_are_distinct() -> None:
+    texts = [re.sub(r"\W", "", text).lower() for entry in entries() for text in (entry.summary, entry.description)]
+    assert len(set(texts)) == len(texts)
+    assert len({(entry.library, entry.module, entry.name) for entry in entries()}) == len(entries())
+
+
+def test_every_shelf_has_enough() -> None:
+    counts = {(library, shelf): 0 for library in SHELVES for shelf in SHELVES[library]}
+    for entry in entries():
+        counts[entry.library, entry.shelf] += 1
+    assert min(counts.values()) >= 15
+    assert set(versions()) == {*SHELVES, "python"} - {"stdlib"}

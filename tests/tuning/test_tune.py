@@ -121,6 +121,7 @@ def test_a_killed_process_loses_no_more_than_the_steps_since_its_checkpoint(
     np.testing.assert_allclose(resumed.encoder.encode(TEXTS), through.encoder.encode(TEXTS), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_seed_is_a_run_whatever_was_drawn_before(tiny_folder: Folder, tmp_path: Path) -> None:
     found = []
     for number, seed in enumerate((0, 0, 1)):
@@ -184,6 +185,7 @@ def test_a_folder_of_something_else_or_of_another_run_is_refused(tiny_folder: Fo
         tuned(tiny_folder("Llama"), tmp_path / "out", max_steps=2, held_out=0, seed=1)
 
 
+@pytest.mark.slow
 def test_each_kind_of_rows_and_a_query_prompt_can_be_tuned_on(tiny_folder: Folder, tmp_path: Path) -> None:
     labels = [{"text": f"{text} {n}", "label": text[0]} for n in range(6) for text in TEXTS]
     scored = [{"sentence1": row["anchor"], "sentence2": row["positive"], "score": n % 4} for n, row in enumerate(PAIRS)]

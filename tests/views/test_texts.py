@@ -57,6 +57,7 @@ def test_views_do_not_depend_on_the_workers(two_views: list[list[str]], no_worke
     assert augment(TEXTS, views=2, seed=3, workers=3) == two_views
 
 
+@pytest.mark.slow
 def test_workers_serve_a_script_without_a_guard(tmp_path: Path, two_views: list[list[str]]) -> None:
     script = tmp_path / "script.py"  # no `if __name__ == "__main__"`, which multiprocessing would need
     script.write_text(
