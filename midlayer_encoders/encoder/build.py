@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.encoder.transformer_module import transformer_module
 from midlayer_encoders.errors import CutError, MidlayerError, OptionError, check_choice, shown
 from midlayer_encoders.models.anatomy import Anatomy
+from midlayer_encoders.models.compat import gguf_read_once
 from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
 from midlayer_encoders.models.hub import BUILT_IN, built_in_model
 from midlayer_encoders.models.load import NoPlanError, load_cut
@@ -101,13 +103,14 @@ def build_from_files(
     refused: MidlayerError | None = None
     for plan in range(MOST_PLANS):  # ways to have the layer, until the states of one are the layer's
         try:
-            loaded, cut = load_cut(
-                folder, layer, norm=options.norm, tower=options.tower, dtype=dtype, adapters=options.adapters,
-                device_map=options.device_map, plan=plan, spare=True, **source,
-            )  # fmt: skip
-            first = transformer_module(
-                folder, loaded, cut, source, max_length=options.max_length, chat_template=options.chat_template
-            )
+            with nullcontext() if gguf_file is None else gguf_read_once():
+                loaded, cut = load_cut(
+                    folder, layer, norm=options.norm, tower=options.tower, dtype=dtype, adapters=options.adapters,
+                    device_map=options.device_map, plan=plan, spare=True, **source,
+                )  # fmt: skip
+                first = transformer_module(
+                    folder, loaded, cut, source, max_length=options.max_length, chat_template=options.chat_template
+                )
             first.to(options.device or get_device_name()) if options.device_map is None else None
             anatomy = check_states(first, cut, *probes(first)) if isinstance(cut, Cut) else None
             mix = layer_mix(several, options, cut) if several and isinstance(cut, Cut) else None

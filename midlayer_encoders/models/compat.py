@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ __all__ = [
     "drop_recording_hooks",
     "empty_cache",
     "encoder_part",
+    "gguf_read_once",
     "has_mask_of_states",
     "is_pretrained",
     "lacks_folder",
@@ -306,3 +308,24 @@ def register_recordable_outputs(model: Any) -> None:
     """
     with torch.device("meta"):
         type(model)(model.config)
+
+
+@contextmanager
+def gguf_read_once() -> Iterator[None]:
+    """Have a GGUF file parsed once while an encoder is made of it.
+
+    transformers asks for its fields four times, for config, tokenizer and weights, and each time the reader makes an
+    array of every token and merge: ten seconds of a core for 49,000 tokens.
+    """
+    try:
+        gguf: Any = importlib.import_module("gguf")
+    except ImportError:  # who loads the model says so
+        yield
+        return
+    with LOADING:
+        reader = gguf.GGUFReader
+        gguf.GGUFReader = lru_cache(maxsize=1)(reader)
+        try:
+            yield
+        finally:
+            gguf.GGUFReader = reader

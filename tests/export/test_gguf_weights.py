@@ -52,6 +52,23 @@ def test_another_reader_finds_the_layer(
     assert kinds[0]["blk.1.attn_norm.weight"][0] == reading.GGMLQuantizationType.F32
 
 
+def test_a_file_is_parsed_once_while_an_encoder_is_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = export_for(LayerEncoder(save_bpe(tmp_path / "model"), 2, device="cpu"), "gguf", tmp_path / "out")
+    read: list[str] = []
+
+    class Counted(reading.GGUFReader):  # type: ignore[name-defined,misc]
+        def __init__(self, path: str) -> None:
+            read.append(path)
+            super().__init__(path)
+
+    monkeypatch.setattr(reading, "GGUFReader", Counted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        LayerEncoder(str(made.folder), 2, gguf_file="model.gguf", device="cpu")
+    assert len(read) == 1
+    assert reading.GGUFReader is Counted
+
+
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize(("around", "starts", "ends"), [("$A", False, False), ("<s> $A </s>", True, True)])
 def test_the_tokenizer_is_described(tmp_path: Path, split: str, around: str, starts: bool, ends: bool) -> None:
