@@ -17,7 +17,14 @@ from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 from midlayer_encoders._types import Stage
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
 from midlayer_encoders.errors import OptionError, check_count, check_flag, check_number, check_seed
-from midlayer_encoders.tuning.compat import WEIGHTS, WeightsTrainer, add_lora, merge_lora, without_autocast
+from midlayer_encoders.tuning.compat import (
+    WEIGHTS,
+    WeightsTrainer,
+    add_lora,
+    merge_lora,
+    since_best,
+    without_autocast,
+)
 from midlayer_encoders.tuning.losses import batch_sampler, make_loss
 from midlayer_encoders.tuning.pairs import Pairs
 
@@ -133,12 +140,16 @@ def train(encoder: LayerEncoder, pairs: Pairs, training: Training, folder: Path,
         train_dataset=_dataset(data),
         eval_dataset=_dataset(held_out.trained_on(training.seed)) if held_out else None,
         loss=_loss(encoder, pairs, training),
-        callbacks=[_Steps(stage), *([EarlyStoppingCallback(training.patience)] if held_out else [])],
+        callbacks=[_Steps(stage), *([_Patience(training.patience)] if held_out else [])],
     )  # fmt: skip
     callback.attach(trainer)
     trainer.remove_callback(PrinterCallback)
     trainable = sum(one.numel() for one in encoder.parameters() if one.requires_grad)
-    done = trainer.train(resume_from_checkpoint=last)
+    seconds = 0.0
+    if last is not None and trainer.had_ended(last, steps, training.patience if held_out else None):
+        trainer.end_again(last, callback)  # it would train a step more
+    else:
+        seconds = float(trainer.train(resume_from_checkpoint=last).metrics["train_runtime"])
     without_autocast(encoder)
     if rank:
         merge_lora(encoder)
@@ -154,7 +165,6 @@ def train(encoder: LayerEncoder, pairs: Pairs, training: Training, folder: Path,
         "Steps": f"{state.global_step} of at most {steps}",
         "Seed": str(training.seed),
     }
-    seconds = float(done.metrics["train_runtime"])
     return Trained(_losses(state), callback.frame, state.global_step, int(best or state.global_step), seconds, words)
 
 
@@ -228,6 +238,14 @@ def _losses(state: Any) -> pl.DataFrame:
             if key in entry:
                 by_step.setdefault(entry["step"], {})[name] = float(entry[key])
     return pl.DataFrame([{"step": step, **values} for step, values in sorted(by_step.items())], schema=_LOSSES)
+
+
+class _Patience(EarlyStoppingCallback):  # type: ignore[misc]
+    """Counts on, in a resumed run, from the evaluations that came before."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        super().on_train_begin(args, state, control, **given)
+        self.early_stopping_patience_counter = since_best(state)
 
 
 class _Steps(TrainerCallback):  # type: ignore[misc]
