@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformerTrainer
 from torch import nn
 from transformers import TrainerCallback, TrainerState
 
-from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.files import beside
 
 if TYPE_CHECKING:
@@ -51,15 +51,17 @@ class WeightsTrainer(SentenceTransformerTrainer):
         state = _state(checkpoint)
         return state.global_step >= steps or (patience is not None and since_best(state) >= patience)
 
-    def end_again(self, checkpoint: str, callback: TrainerCallback) -> None:
+    def end_again(self, checkpoint: str, callback: TrainerCallback | None) -> None:
         """Do, for a callback, what the run of such a checkpoint does after its last step, without another one."""
         self.state = _state(checkpoint)
         given = {"model": self.model, "processing_class": self.processing_class}
         self._load_from_checkpoint(checkpoint)
-        callback.on_train_begin(self.args, self.state, self.control, **given)
+        if callback is not None:
+            callback.on_train_begin(self.args, self.state, self.control, **given)
         if self.state.best_model_checkpoint is not None:
             self._load_best_model()
-        callback.on_train_end(self.args, self.state, self.control, **given)
+        if callback is not None:
+            callback.on_train_end(self.args, self.state, self.control, **given)
 
 
 def _state(checkpoint: str) -> TrainerState:
@@ -90,7 +92,10 @@ def add_lora(encoder: LayerEncoder, rank: int) -> None:
     # The model itself stays in place, without PEFT's wrapper around it: callbacks and exports know it as it is.
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.05, target_modules="all-linear")
     encoder.requires_grad_(False)
-    peft.inject_adapter_in_model(config, encoder.transformer)
+    try:
+        peft.inject_adapter_in_model(config, encoder.transformer)
+    except ValueError as error:  # as of state-space models, whose layers it has no adapters for
+        raise OptionError(f"`lora` must be False for {encoder.name}, which PEFT refuses: {error}") from error
 
 
 def merge_lora(encoder: LayerEncoder) -> None:

@@ -16,7 +16,10 @@ from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 
 from midlayer_encoders._types import Stage
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
-from midlayer_encoders.errors import OptionError, check_count, check_flag, check_number, check_seed
+from midlayer_encoders.callbacks._inputs import SHORTEST
+from midlayer_encoders.errors import NotFiniteError, OptionError, check_count, check_flag, check_number, check_seed
+from midlayer_encoders.frame import tidy_frame
+from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.tuning.compat import (
     WEIGHTS,
     WeightsTrainer,
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["METRICS", "Trained", "Training", "check_training", "read_trained", "train"]
 
 _MEASURED = 64  # texts that the callback reads
+_COUNTED = 4096  # texts of which these are the first that are long enough
 METRICS = "metrics.parquet"
 _LOSSES = {"step": pl.Int64, "loss": pl.Float64, "held_out": pl.Float64}
 _RATES = {False: 5e-5, True: 5e-4}  # by whether adapters are trained
@@ -127,11 +131,7 @@ def train(encoder: LayerEncoder, pairs: Pairs, training: Training, folder: Path,
         add_lora(encoder, rank)
     last = _last_checkpoint(folder / "checkpoints")
     steps = training.max_steps or math.ceil(math.ceil(len(data) / training.batch_size) * training.epochs)
-    callback = LayerMetricsTrainerCallback(
-        (held_out or kept).texts[:_MEASURED], encoder.tokenizer, figures=False, dirpath=folder, pooling=encoder.pooling,
-        metrics=["prompt_entropy", "dataset_entropy", "effective_rank", "curvature"], seed=training.seed,
-        max_length=min(encoder.max_seq_length or 64, 64),
-    )  # fmt: skip
+    callback = _callback(encoder, [*(held_out.texts if held_out else ()), *kept.texts], training, folder)
     arguments = _arguments(encoder, data, training, folder / "checkpoints", steps)
     arguments.eval_on_start = held_out is not None and last is None
     trainer = WeightsTrainer(
@@ -142,7 +142,8 @@ def train(encoder: LayerEncoder, pairs: Pairs, training: Training, folder: Path,
         loss=_loss(encoder, pairs, training),
         callbacks=[_Steps(stage), *([_Patience(training.patience)] if held_out else [])],
     )  # fmt: skip
-    callback.attach(trainer)
+    if callback is not None:
+        callback.attach(trainer)
     trainer.remove_callback(PrinterCallback)
     trainable = sum(one.numel() for one in encoder.parameters() if one.requires_grad)
     seconds = 0.0
@@ -154,6 +155,11 @@ def train(encoder: LayerEncoder, pairs: Pairs, training: Training, folder: Path,
     if rank:
         merge_lora(encoder)
     encoder.eval()
+    if not all(bool(one.isfinite().all()) for one in encoder.parameters()):
+        raise NotFiniteError(
+            f"The weights of {encoder.name} became NaN or infinity in training with learning_rate="
+            f"{training.learning_rate:g}. Pass a lower one, and another folder."
+        )
     state = trainer.state
     best = Path(state.best_model_checkpoint).name.rpartition("-")[2] if state.best_model_checkpoint else ""
     words = {
@@ -165,7 +171,8 @@ def train(encoder: LayerEncoder, pairs: Pairs, training: Training, folder: Path,
         "Steps": f"{state.global_step} of at most {steps}",
         "Seed": str(training.seed),
     }
-    return Trained(_losses(state), callback.frame, state.global_step, int(best or state.global_step), seconds, words)
+    metrics = tidy_frame([]) if callback is None else callback.frame
+    return Trained(_losses(state), metrics, state.global_step, int(best or state.global_step), seconds, words)
 
 
 def check_training(encoder: LayerEncoder, pairs: Pairs, training: Training) -> None:
@@ -176,6 +183,21 @@ def check_training(encoder: LayerEncoder, pairs: Pairs, training: Training) -> N
             "it has none."
         )
     _loss(encoder, pairs, training)
+
+
+def _callback(
+    encoder: LayerEncoder, texts: list[str], training: Training, folder: Path
+) -> LayerMetricsTrainerCallback | None:
+    """Return what measures every layer while it learns; ``None`` where the texts are too short for that."""
+    some = texts[:_COUNTED]
+    measured = [text for text, count in zip(some, count_tokens(encoder, some), strict=True) if count >= SHORTEST]
+    if len(measured) < 2:
+        return None
+    return LayerMetricsTrainerCallback(
+        measured[:_MEASURED], encoder.tokenizer, figures=False, dirpath=folder, pooling=encoder.pooling,
+        metrics=["prompt_entropy", "dataset_entropy", "effective_rank", "curvature"], seed=training.seed,
+        max_length=min(encoder.max_seq_length or 64, 64),
+    )  # fmt: skip
 
 
 def _loss(encoder: LayerEncoder, pairs: Pairs, training: Training) -> nn.Module:
