@@ -127,6 +127,7 @@ def train(encoder: LayerEncoder, pairs: Pairs, training: Training, folder: Path,
     data = kept.trained_on(training.seed)
     rank = 16 if training.lora is True else int(training.lora)
     set_seed(training.seed)  # before adapters are drawn
+    encoder.requires_grad_(True)  # what PEFT merged adapters into it left frozen
     if rank:
         add_lora(encoder, rank)
     last = _last_checkpoint(folder / "checkpoints")

@@ -16,6 +16,7 @@ import polars as pl
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from transformers import AutoModel
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError
@@ -180,6 +181,14 @@ def test_what_training_cannot_do_is_said(tiny_folder: Folder, tmp_path: Path) ->
         tuned(tiny_folder("Llama"), tmp_path / "far", learning_rate=1e10, max_steps=20, held_out=0)
     with pytest.raises(OptionError, match=r"`lora` must be False for .*Mamba.*, which PEFT refuses"):
         tuned(tiny_folder("Mamba"), tmp_path / "lora", lora=4)
+
+
+def test_a_model_with_merged_adapters_is_trained_whole(tiny_folder: Folder, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = AutoModel.from_pretrained(tiny_folder("Llama"))
+    peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+    made = tuned(tiny_folder("Llama"), tmp_path / "out", max_steps=1, held_out=0, adapters=[str(tmp_path / "adapter")])
+    assert made.how["Trained parameters"] == f"{sum(one.numel() for one in made.encoder.parameters()):,}"
 
 
 def test_texts_too_short_to_be_measured_are_tuned_on(tiny_folder: Folder, tmp_path: Path) -> None:
