@@ -21,7 +21,7 @@ from midlayer_encoders.views.texts import augment
 __all__ = ["Batch", "label_numbers", "make_batches"]
 
 _NOT_INPUTS = {"labels", "label", "decoder_input_ids", "return_dict", "output_hidden_states"}
-_SHORTEST = 4  # tokens: two steps have an angle between them, two halves two tokens each
+SHORTEST = 4  # tokens: two steps have an angle between them, two halves two tokens each
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,10 @@ def _check_vocabulary(tokenizer: Any, model: nn.Module) -> None:
 
 
 def _check_lengths(lengths: Sequence[int]) -> None:
-    enough = sum(length >= _SHORTEST for length in lengths)
+    enough = sum(length >= SHORTEST for length in lengths)
     if enough < 2:
         raise OptionError(
-            f"`texts` must hold at least 2 texts of {_SHORTEST} tokens or more, but {enough} of {len(lengths)} are. "
+            f"`texts` must hold at least 2 texts of {SHORTEST} tokens or more, but {enough} of {len(lengths)} are. "
             "Give more, or longer, texts."
         )
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.errors import MidlayerError
     from midlayer_encoders.measuring import measure
+    from midlayer_encoders.media.texts import read_texts
     from midlayer_encoders.recipes import Recipe
     from midlayer_encoders.selection import Selection
     from midlayer_encoders.sweeping import SweepResult, embed, sweep
@@ -36,6 +37,7 @@ __all__ = [
     "paper_tasks",
     "probe",
     "progression",
+    "read_texts",
     "select_layer",
     "sweep",
     "tune",
@@ -60,6 +62,7 @@ if not TYPE_CHECKING:
         "paper_tasks": "tasks",
         "probe": "analysis.probing",
         "progression": "analysis.progression",
+        "read_texts": "media.texts",
         "select_layer": "encoder.choosing",
         "sweep": "sweeping",
         "tune": "tuning",

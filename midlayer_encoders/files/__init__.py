@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from midlayer_encoders.files.kept import (
+    LOCK,
     beside,
     check_links,
     clear_left,
@@ -28,6 +29,7 @@ from midlayer_encoders.files.lines import (
 )
 
 __all__ = [
+    "LOCK",
     "at_home",
     "beside",
     "check_links",

@@ -24,6 +24,7 @@ from uuid import uuid4
 from midlayer_encoders.errors import DiskFullError, FolderError, OptionError
 
 __all__ = [
+    "LOCK",
     "beside",
     "check_links",
     "clear_left",
@@ -40,6 +41,9 @@ __all__ = [
 ]
 
 Read = TypeVar("Read")
+
+LOCK = "midlayer.lock"
+"""Of a folder that one run at a time writes to."""
 
 _STALE = 3600.0  # seconds without a change after which what is left beside a file is that of a killed process
 _LEFT = re.compile(r"\.?[0-9a-f]{32}\.tmp")
@@ -257,7 +261,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
         FolderError: another run writes there.
     """
     make_folder(folder)
-    path = folder / "midlayer.lock"
+    path = folder / LOCK
     with lock(path) as held:
         if not held:
             holder = path.read_text(encoding="utf8", errors="replace").strip() or "another process"

@@ -272,5 +272,6 @@ def export_lines(notes: Notes, layer: int) -> dict[str, str]:
     python, shell = python_line(notes.model, layer, options), shell_line(notes.model, layer, options, out=out)
     if center:
         python = f"{python.removesuffix(')')}, center=read_texts({center!r}))"
-        shell = shell.replace(" --out ", f" --center {shlex.quote(center)} --out ")
+        shell, _, name = shell.rpartition(" --out ")  # the last: a template may hold such words
+        shell = f"{shell} --center {shlex.quote(center)} --out {name}"
     return {"Python": f'{python}.save_pretrained("{out}")', "shell": shell}

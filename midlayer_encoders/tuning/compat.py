@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 from sentence_transformers import SentenceTransformerTrainer
 from torch import nn
+from transformers import TrainerCallback, TrainerState
 
-from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.files import beside
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["WEIGHTS", "WeightsTrainer", "add_lora", "check_packages", "merge_lora", "without_autocast"]
+__all__ = ["WEIGHTS", "WeightsTrainer", "add_lora", "check_packages", "merge_lora", "since_best", "without_autocast"]
 
 WEIGHTS = "trained.safetensors"
 
@@ -45,6 +46,33 @@ class WeightsTrainer(SentenceTransformerTrainer):
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(str(self.state.best_model_checkpoint))
 
+    def had_ended(self, checkpoint: str, steps: int, patience: int | None) -> bool:
+        """Return whether a checkpoint is the end of its run: all steps are done, or its patience is spent."""
+        state = _state(checkpoint)
+        return state.global_step >= steps or (patience is not None and since_best(state) >= patience)
+
+    def end_again(self, checkpoint: str, callback: TrainerCallback | None) -> None:
+        """Do, for a callback, what the run of such a checkpoint does after its last step, without another one."""
+        self.state = _state(checkpoint)
+        given = {"model": self.model, "processing_class": self.processing_class}
+        self._load_from_checkpoint(checkpoint)
+        if callback is not None:
+            callback.on_train_begin(self.args, self.state, self.control, **given)
+        if self.state.best_model_checkpoint is not None:
+            self._load_best_model()
+        if callback is not None:
+            callback.on_train_end(self.args, self.state, self.control, **given)
+
+
+def _state(checkpoint: str) -> TrainerState:
+    return TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))
+
+
+def since_best(state: TrainerState) -> int:
+    """Return how many evaluations of a run came after its best one."""
+    best = state.best_global_step
+    return sum(best is not None and "eval_loss" in entry and entry["step"] > best for entry in state.log_history)
+
 
 def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, one) for name, one in model.named_parameters() if one.requires_grad]
@@ -64,7 +92,10 @@ def add_lora(encoder: LayerEncoder, rank: int) -> None:
     # The model itself stays in place, without PEFT's wrapper around it: callbacks and exports know it as it is.
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.05, target_modules="all-linear")
     encoder.requires_grad_(False)
-    peft.inject_adapter_in_model(config, encoder.transformer)
+    try:
+        peft.inject_adapter_in_model(config, encoder.transformer)
+    except ValueError as error:  # as of state-space models, whose layers it has no adapters for
+        raise OptionError(f"`lora` must be False for {encoder.name}, which PEFT refuses: {error}") from error
 
 
 def merge_lora(encoder: LayerEncoder) -> None:

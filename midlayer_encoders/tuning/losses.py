@@ -76,11 +76,11 @@ def make_loss(
         loss = LabelRankingLoss(encoder)
     else:
         loss = (losses.CoSENTLoss if kind == "scored" else losses.MultipleNegativesRankingLoss)(encoder)
-    if adaptive:
-        _check_adaptive(encoder)
-        loss = losses.AdaptiveLayerLoss(encoder, loss)
     if matryoshka is not None:
         loss = losses.MatryoshkaLoss(encoder, loss, _dimensions(matryoshka, encoder))
+    if adaptive:  # around the other, as in Matryoshka2dLoss: it counts layers as the model runs, which the other keeps
+        _check_adaptive(encoder)
+        loss = losses.AdaptiveLayerLoss(encoder, loss)
     return loss
 
 

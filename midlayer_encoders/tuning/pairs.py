@@ -89,7 +89,7 @@ def read_pairs(pairs: Path | str | Sequence[Mapping[str, Any]]) -> Pairs:
     if isinstance(pairs, Path | str):
         table = read_table(Path(pairs))
     else:
-        rows = [dict(row) for row in check_list("pairs", pairs, "rows")]
+        rows = [_row(row) for row in check_list("pairs", pairs, "rows")]
         table = Table(Path("`pairs`"), "row", list(range(1, len(rows) + 1)), rows)
     kind, rows = _rows(table)
     distinct = tuple(json.loads(row) for row in dict.fromkeys(json.dumps(row) for row in rows))
@@ -101,6 +101,12 @@ def read_pairs(pairs: Path | str | Sequence[Mapping[str, Any]]) -> Pairs:
         )
     _check(kind, distinct, table.path)
     return Pairs(kind, distinct, table.path.name)
+
+
+def _row(row: object) -> Row:
+    if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
+        raise OptionError(f"`pairs` must hold dicts, as {{'anchor': …, 'positive': …}}, but got {shown(row)}.")
+    return dict(row)
 
 
 def _rows(table: Table) -> tuple[Kind, list[Row]]:

@@ -17,7 +17,7 @@ from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, check_path, check_progress
-from midlayer_encoders.files import folder_lock, json_object, read_kept, read_whole, write_file
+from midlayer_encoders.files import LOCK, at_home, folder_lock, json_object, read_kept, read_whole, write_file
 from midlayer_encoders.frame import tidy_frame
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.results import write_frame
@@ -152,8 +152,9 @@ def _checked_folder(out: Path | str) -> Path:
     check_path("out", out)
     if out is None:
         raise OptionError("`out` must be a folder, but got None.")
-    folder = Path(out)
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / _RUN).is_file():
+    folder = at_home(out)
+    held = {one.name for one in folder.iterdir()} if folder.is_dir() else set()
+    if held - {LOCK} and _RUN not in held:  # a run that was killed at once left its lock alone
         raise OptionError(f"`out` must be a new or empty folder, or that of a run before, but {folder} holds others.")
     return folder
 
@@ -178,14 +179,14 @@ def _trained(encoder: LayerEncoder, folder: Path, run: Callable[[], Trained]) ->
     done = read_kept(folder / _DONE, read_trained) if home.is_dir() else None
     if done is not None:
         encoder.load_state_dict(SentenceTransformer(str(home), device="cpu").state_dict())
-        return done
-    with isolated_random():
-        made = run()
-    encoder.save_pretrained(str(home))
-    write_frame(made.metrics, folder / METRICS)
-    write_file(folder / _DONE, json.dumps(made.to_json()).encode())
+    else:
+        with isolated_random():
+            done = run()
+        encoder.save_pretrained(str(home))
+        write_frame(done.metrics, folder / METRICS)
+        write_file(folder / _DONE, json.dumps(done.to_json()).encode())
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # three times the weights each
-    return made
+    return done
 
 
 def _cost(encoder: LayerEncoder) -> dict[str, str]:

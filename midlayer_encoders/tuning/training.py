@@ -16,8 +16,18 @@ from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 
 from midlayer_encoders._types import Stage
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
-from midlayer_encoders.errors import OptionError, check_count, check_flag, check_number, check_seed
-from midlayer_encoders.tuning.compat import WEIGHTS, WeightsTrainer, add_lora, merge_lora, without_autocast
+from midlayer_encoders.callbacks._inputs import SHORTEST
+from midlayer_encoders.errors import NotFiniteError, OptionError, check_count, check_flag, check_number, check_seed
+from midlayer_encoders.frame import tidy_frame
+from midlayer_encoders.reading.batches import count_tokens
+from midlayer_encoders.tuning.compat import (
+    WEIGHTS,
+    WeightsTrainer,
+    add_lora,
+    merge_lora,
+    since_best,
+    without_autocast,
+)
 from midlayer_encoders.tuning.losses import batch_sampler, make_loss
 from midlayer_encoders.tuning.pairs import Pairs
 
@@ -27,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["METRICS", "Trained", "Training", "check_training", "read_trained", "train"]
 
 _MEASURED = 64  # texts that the callback reads
+_COUNTED = 4096  # texts of which these are the first that are long enough
 METRICS = "metrics.parquet"
 _LOSSES = {"step": pl.Int64, "loss": pl.Float64, "held_out": pl.Float64}
 _RATES = {False: 5e-5, True: 5e-4}  # by whether adapters are trained
@@ -116,15 +127,12 @@ def train(encoder: LayerEncoder, pairs: Pairs, training: Training, folder: Path,
     data = kept.trained_on(training.seed)
     rank = 16 if training.lora is True else int(training.lora)
     set_seed(training.seed)  # before adapters are drawn
+    encoder.requires_grad_(True)  # what PEFT merged adapters into it left frozen
     if rank:
         add_lora(encoder, rank)
     last = _last_checkpoint(folder / "checkpoints")
     steps = training.max_steps or math.ceil(math.ceil(len(data) / training.batch_size) * training.epochs)
-    callback = LayerMetricsTrainerCallback(
-        (held_out or kept).texts[:_MEASURED], encoder.tokenizer, figures=False, dirpath=folder, pooling=encoder.pooling,
-        metrics=["prompt_entropy", "dataset_entropy", "effective_rank", "curvature"], seed=training.seed,
-        max_length=min(encoder.max_seq_length or 64, 64),
-    )  # fmt: skip
+    callback = _callback(encoder, [*(held_out.texts if held_out else ()), *kept.texts], training, folder)
     arguments = _arguments(encoder, data, training, folder / "checkpoints", steps)
     arguments.eval_on_start = held_out is not None and last is None
     trainer = WeightsTrainer(
@@ -133,16 +141,26 @@ def train(encoder: LayerEncoder, pairs: Pairs, training: Training, folder: Path,
         train_dataset=_dataset(data),
         eval_dataset=_dataset(held_out.trained_on(training.seed)) if held_out else None,
         loss=_loss(encoder, pairs, training),
-        callbacks=[_Steps(stage), *([EarlyStoppingCallback(training.patience)] if held_out else [])],
+        callbacks=[_Steps(stage), *([_Patience(training.patience)] if held_out else [])],
     )  # fmt: skip
-    callback.attach(trainer)
+    if callback is not None:
+        callback.attach(trainer)
     trainer.remove_callback(PrinterCallback)
     trainable = sum(one.numel() for one in encoder.parameters() if one.requires_grad)
-    done = trainer.train(resume_from_checkpoint=last)
+    seconds = 0.0
+    if last is not None and trainer.had_ended(last, steps, training.patience if held_out else None):
+        trainer.end_again(last, callback)  # it would train a step more
+    else:
+        seconds = float(trainer.train(resume_from_checkpoint=last).metrics["train_runtime"])
     without_autocast(encoder)
     if rank:
         merge_lora(encoder)
     encoder.eval()
+    if not all(bool(one.isfinite().all()) for one in encoder.parameters()):
+        raise NotFiniteError(
+            f"The weights of {encoder.name} became NaN or infinity in training with learning_rate="
+            f"{training.learning_rate:g}. Pass a lower one, and another folder."
+        )
     state = trainer.state
     best = Path(state.best_model_checkpoint).name.rpartition("-")[2] if state.best_model_checkpoint else ""
     words = {
@@ -154,8 +172,8 @@ def train(encoder: LayerEncoder, pairs: Pairs, training: Training, folder: Path,
         "Steps": f"{state.global_step} of at most {steps}",
         "Seed": str(training.seed),
     }
-    seconds = float(done.metrics["train_runtime"])
-    return Trained(_losses(state), callback.frame, state.global_step, int(best or state.global_step), seconds, words)
+    metrics = tidy_frame([]) if callback is None else callback.frame
+    return Trained(_losses(state), metrics, state.global_step, int(best or state.global_step), seconds, words)
 
 
 def check_training(encoder: LayerEncoder, pairs: Pairs, training: Training) -> None:
@@ -166,6 +184,21 @@ def check_training(encoder: LayerEncoder, pairs: Pairs, training: Training) -> N
             "it has none."
         )
     _loss(encoder, pairs, training)
+
+
+def _callback(
+    encoder: LayerEncoder, texts: list[str], training: Training, folder: Path
+) -> LayerMetricsTrainerCallback | None:
+    """Return what measures every layer while it learns; ``None`` where the texts are too short for that."""
+    some = texts[:_COUNTED]
+    measured = [text for text, count in zip(some, count_tokens(encoder, some), strict=True) if count >= SHORTEST]
+    if len(measured) < 2:
+        return None
+    return LayerMetricsTrainerCallback(
+        measured[:_MEASURED], encoder.tokenizer, figures=False, dirpath=folder, pooling=encoder.pooling,
+        metrics=["prompt_entropy", "dataset_entropy", "effective_rank", "curvature"], seed=training.seed,
+        max_length=min(encoder.max_seq_length or 64, 64),
+    )  # fmt: skip
 
 
 def _loss(encoder: LayerEncoder, pairs: Pairs, training: Training) -> nn.Module:
@@ -228,6 +261,14 @@ def _losses(state: Any) -> pl.DataFrame:
             if key in entry:
                 by_step.setdefault(entry["step"], {})[name] = float(entry[key])
     return pl.DataFrame([{"step": step, **values} for step, values in sorted(by_step.items())], schema=_LOSSES)
+
+
+class _Patience(EarlyStoppingCallback):  # type: ignore[misc]
+    """Counts on, in a resumed run, from the evaluations that came before."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        super().on_train_begin(args, state, control, **given)
+        self.early_stopping_patience_counter = since_best(state)
 
 
 class _Steps(TrainerCallback):  # type: ignore[misc]

@@ -100,7 +100,7 @@ def test_a_centered_winner_is_exported_by_its_line(
     result = sweep(tiny_folder("Llama"), task, recipes=["one-word+center"], layers=[2], out="out", **QUICK)
     lines = export_lines(result.notes, 2)
     assert lines["shell"].endswith("--layer 2 --recipe one-word --center out/center.txt --out layer-2")
-    eval(lines["Python"], {"LayerEncoder": LayerEncoder, "read_texts": read_texts})
+    exec("from midlayer_encoders import *\n" + lines["Python"], {})  # every name in it is there for whoever copies it
     plain = SentenceTransformer("layer-2", device="cpu")
     ours = LayerEncoder(tiny_folder("Llama"), 2, recipe="one-word", center=read_texts("out/center.txt"), device="cpu")
     np.testing.assert_allclose(plain.encode(["a text"]), ours.encode(["a text"]), atol=1e-5)

@@ -106,3 +106,11 @@ def test_the_earlier_layers_of_the_adaptive_loss_are_those_of_a_cut(tiny_folder:
         cut = LayerEncoder(tiny_folder("Llama"), layer, norm="none", device="cpu")
         expected = cut.encode(["a text", "another"], convert_to_tensor=True)
         torch.testing.assert_close(found.detach(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_leading_dimensions_of_earlier_layers_are_trained_together(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
+    loss = make_loss(encoder, "pairs", matryoshka=[8], adaptive=True)
+    features = [encoder.preprocess(["a text", "another"]), encoder.preprocess(["one text", "others"])]
+    with torch.no_grad():
+        assert loss(features, torch.zeros(2)) > make_loss(encoder, "pairs")(features, torch.zeros(2)) > 0

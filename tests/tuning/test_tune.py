@@ -16,9 +16,10 @@ import polars as pl
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from transformers import AutoModel
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.errors import LayerIndexError, OptionError
+from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError
 from midlayer_encoders.report.tuning_page import tuning_words
 from tests.others_warnings import MTEB
 from tests.tiny_folders import TEXTS
@@ -158,6 +159,8 @@ def test_it_stops_early_where_nothing_is_learned_and_leaves_the_generators_alone
         ({"adaptive": True}, OptionError, "`adaptive` must be False .* with norm='final'"),
         ({"matryoshka": [4096]}, OptionError, "`matryoshka` must be at most"),
         ({"out": None}, OptionError, "`out` must be a folder, but got None"),
+        ({"pairs": ["a", "b"]}, OptionError, "`pairs` must hold dicts, as .* but got 'a'"),
+        ({"pairs": [{1: "a"}]}, OptionError, "`pairs` must hold dicts, as .* but got {1: 'a'}"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
@@ -169,10 +172,47 @@ def test_what_cannot_be_meant_is_refused(
     with pytest.raises(error, match=words):
         tune(
             tiny_folder("Llama"),
-            pairs=PAIRS,
             device="cpu",
-            **{"layer": 2, "out": tmp_path / "out", **scored, **options},
+            **{"layer": 2, "pairs": PAIRS, "out": tmp_path / "out", **scored, **options},
         )
+
+
+def test_what_training_cannot_do_is_said(tiny_folder: Folder, tmp_path: Path) -> None:
+    with pytest.raises(NotFiniteError, match=r"became NaN or infinity in training with learning_rate=1e\+10\. Pass a"):
+        tuned(tiny_folder("Llama"), tmp_path / "far", learning_rate=1e10, max_steps=20, held_out=0)
+    with pytest.raises(OptionError, match=r"`lora` must be False for .*Mamba.*, which PEFT refuses"):
+        tuned(tiny_folder("Mamba"), tmp_path / "lora", lora=4)
+
+
+def test_a_model_with_merged_adapters_is_trained_whole(tiny_folder: Folder, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = AutoModel.from_pretrained(tiny_folder("Llama"))
+    peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+    made = tuned(tiny_folder("Llama"), tmp_path / "out", max_steps=1, held_out=0, adapters=[str(tmp_path / "adapter")])
+    assert made.how["Trained parameters"] == f"{sum(one.numel() for one in made.encoder.parameters()):,}"
+
+
+def test_texts_too_short_to_be_measured_are_tuned_on(tiny_folder: Folder, tmp_path: Path) -> None:
+    rows = [{"anchor": f"{n}", "positive": f"a{n}"} for n in range(20)]
+    made = tuned(tiny_folder("Llama"), tmp_path / "short", rows, max_steps=2, checkpoints=1)
+    assert made.trained.metrics.is_empty()
+    assert (made.model_folder / "modules.json").exists()
+    again = tuned(tiny_folder("Llama"), tmp_path / "short", rows, max_steps=2, checkpoints=1)
+    assert again.trained.metrics.is_empty()
+    longer = [*rows, *({"anchor": row["anchor"], "positive": f"{row['positive']} is long"} for row in rows)]
+    made = tuned(tiny_folder("Llama"), tmp_path / "some", longer, max_steps=2, checkpoints=1, held_out=0.05)
+    assert not made.trained.metrics.is_empty()
+
+
+def test_a_folder_at_home_or_with_a_lock_alone_is_taken(
+    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "midlayer.lock").touch()  # of a run that was killed before it wrote anything
+    made = tuned(tiny_folder("Llama"), "~/out", max_steps=1, held_out=0)  # type: ignore[arg-type]
+    assert made.folder == tmp_path / "out"
+    assert (tmp_path / "out" / "model" / "modules.json").exists()
 
 
 def test_a_folder_of_something_else_or_of_another_run_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:

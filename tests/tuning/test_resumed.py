@@ -1,0 +1,64 @@
+"""A run that was stopped anywhere is, when it is called again, the run that was not stopped."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.tuning import run
+from tests.tiny_folders import TEXTS
+from tests.tuning.rows import tuned
+
+Folder = Callable[[str], str]
+IDLE = {"epochs": 6, "learning_rate": 0.0, "patience": 2, "checkpoints": 12}  # stops early, after 9 steps
+WITHIN = {"max_steps": 4, "checkpoints": 2, "held_out": 0}  # ends within an epoch
+
+
+def stop(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("stopped", "options"),
+    [
+        ("in training", IDLE),
+        ("before it is saved", IDLE),
+        ("before it is saved", WITHIN),
+        ("after it is saved", WITHIN),
+        ("at its end", WITHIN),
+    ],
+)
+def test_the_run_ends_where_it_would_have(
+    stopped: str, options: dict[str, Any], tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, remove = tiny_folder("Llama"), shutil.rmtree
+    through = tuned(folder, tmp_path / "through", **options)
+
+    def killed(path: Any, **how: Any) -> None:
+        (stop if Path(path).name == "checkpoints" else remove)(path, **how)
+
+    def report(_: str, done: int, __: int) -> None:
+        if done == through.trained.steps - 1 and stopped == "in training":
+            stop()
+
+    with monkeypatch.context() as patch:
+        if stopped == "before it is saved":
+            patch.setattr(LayerEncoder, "save_pretrained", stop)
+        elif stopped == "after it is saved":
+            patch.setattr(run, "write_frame", stop)
+        elif stopped == "at its end":
+            patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            tuned(folder, tmp_path / "out", progress=report, **options)
+    resumed = tuned(folder, tmp_path / "out", **options)
+    assert not (resumed.folder / "checkpoints").exists()
+    assert (resumed.trained.steps, resumed.trained.best_step) == (through.trained.steps, through.trained.best_step)
+    assert resumed.trained.losses.equals(through.trained.losses)
+    assert resumed.trained.metrics.equals(through.trained.metrics)
+    np.testing.assert_array_equal(resumed.encoder.encode(TEXTS), through.encoder.encode(TEXTS))
