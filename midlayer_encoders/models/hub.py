@@ -99,6 +99,11 @@ def load_config(model: str, revision: str | None = None, *, local: bool, **optio
     try:
         return AutoConfig.from_pretrained(model, revision=revision, local_files_only=local, **options)
     except (OSError, ValueError) as reason:
+        if (Path(model) / "adapter_config.json").is_file():
+            raise ModelNotFoundError(
+                f"`model` must be a whole model, but {model!r} holds a PEFT adapter alone: name the model that it is "
+                f"for, and pass adapters=[{model!r}] (--adapter)."
+            ) from reason
         raise ModelNotFoundError(
             f"`model` must hold a config that this transformers can read, but {model!r} does not: {reason}"
         ) from reason

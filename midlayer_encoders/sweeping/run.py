@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from midlayer_encoders._types import Layer, Progress, ReadSite
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import check_effect
+from midlayer_encoders.errors import OptionError, check_effect
 from midlayer_encoders.files import folder_lock
 from midlayer_encoders.reading.batches import TokenBudget
-from midlayer_encoders.recipes import Recipe, recipes_of
+from midlayer_encoders.recipes import SMALLEST_SAMPLE, Recipe, recipes_of
 from midlayer_encoders.store import StoreDtype
 from midlayer_encoders.sweeping.group import Group, launch
-from midlayer_encoders.sweeping.one_sweep import OneSweep
+from midlayer_encoders.sweeping.one_sweep import OneSweep, sample_of_lines
 from midlayer_encoders.sweeping.result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.settings import Scoring, Settings
 from midlayer_encoders.tasks import TaskSource, task_sources
@@ -117,6 +117,8 @@ def _sweep_recipes(
 ) -> SweepResult:
     """Return what a sweep under each recipe found; they share the store, and baselines are scored once."""
     asked = [encoder.with_recipe(recipe) for recipe in recipes]  # what cannot be asked is refused before a task is run
+    if centered := [recipe.name for recipe in recipes if recipe.center]:
+        _check_sample(sample_of_lines(sources), centered[0])
     folder = settings.folder(encoder)
     progress = _Summed(settings.progress)
     parts: dict[str, SweepResult] = {}
@@ -148,6 +150,15 @@ def _folder_name(name: str) -> str:
         return name
     digest = hashlib.blake2b(name.encode(), digest_size=4).hexdigest()  # some disks do not tell A from a
     return f"{re.sub(r'[^a-zA-Z0-9+-]+', '_', name)[:64]}-{digest}"
+
+
+def _check_sample(texts: Sequence[str], recipe: str) -> None:
+    """Raise where the tasks have too few texts to center on, before any of them is run."""
+    if len(texts) < SMALLEST_SAMPLE:
+        raise OptionError(
+            f"`recipes` must not hold {recipe!r} for these tasks: it centers on at least {SMALLEST_SAMPLE} of their "
+            f"texts, and they have {len(texts)} of one line."
+        )
 
 
 class _Summed:

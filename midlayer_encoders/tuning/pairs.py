@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,6 +21,7 @@ Kind: TypeAlias = Literal["pairs", "scored", "labels"]
 Row: TypeAlias = dict[str, Any]
 
 _TEXTS = ("text", "sentences")
+_NEGATIVE = re.compile(r"negatives?(_?\d+)?")  # not `negative_score`, which mined data has
 _FIRST, _SECOND = ("anchor", "query", "sentence1"), ("positive", "sentence2")
 _LABELS = ("label", "labels")
 _LEAST = 2  # rows: of one pair nothing can be told apart
@@ -128,7 +130,7 @@ def _rows(table: Table) -> tuple[Kind, list[Row]]:
         rule = _SCORE if score is not None else _ZERO_ONE
         cells = [_cells(table, first, _TEXT), _cells(table, second, _TEXT), _cells(table, score or str(label), rule)]
         return "scored", [{"sentence1": a, "sentence2": b, "score": float(of)} for a, b, of in zip(*cells, strict=True)]
-    negatives = [name for name in table.columns if name.startswith("negative")]
+    negatives = [name for name in table.columns if _NEGATIVE.fullmatch(name)]
     columns = [_cells(table, name, _SOME_TEXT) for name in (first, second, *negatives)]
     names = ("anchor", "positive", *negatives)
     return "pairs", [dict(zip(names, row, strict=True)) for cells in zip(*columns, strict=True) for row in _each(cells)]

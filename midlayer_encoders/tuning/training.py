@@ -183,6 +183,11 @@ def check_training(encoder: LayerEncoder, pairs: Pairs, training: Training) -> N
             f"`lora` must be False for layer 0 of {encoder.name}: adapters change the linear layers of blocks, and "
             "it has none."
         )
+    if encoder.truncate_dim is not None and encoder.truncate_dim not in (training.matryoshka or ()):
+        raise OptionError(
+            f"`truncate_dim` must be left out, or be in `matryoshka` too: the loss is of whole vectors, and "
+            f"{encoder.truncate_dim} of their dimensions would be used. Pass matryoshka=[{encoder.truncate_dim}]."
+        )
     _loss(encoder, pairs, training)
 
 

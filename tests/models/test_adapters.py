@@ -68,6 +68,12 @@ def test_an_adapter_of_a_model_with_a_head_is_merged(kind: str, base: Path, tmp_
         np.testing.assert_allclose(encoder.encode(TEXTS[:1], show_progress_bar=False)[0], wanted, atol=2e-5)
 
 
+def test_an_adapter_in_the_place_of_the_model_is_told_apart(base: Path, tmp_path: Path) -> None:
+    trained(base, KINDS["LoRA"](), tmp_path)
+    with pytest.raises(ModelNotFoundError, match=r"holds a PEFT adapter alone: .* pass adapters=\["):
+        LayerEncoder(str(tmp_path), 2)
+
+
 def test_two_adapters_are_merged_in_order_whatever_they_were_made_on(base: Path, tmp_path: Path) -> None:
     trained(base, KINDS["LoRA"](), tmp_path / "one")
     trained(base, KINDS["LoRA"](), tmp_path / "two", tf.AutoModel)

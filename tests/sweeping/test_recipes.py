@@ -90,6 +90,16 @@ def test_recipes_of_like_or_odd_names_lie_apart_and_load_from_wherever_they_are_
         assert SweepResult.load(folder).frame.equals(result.frame)
 
 
+def test_too_few_texts_to_center_on_are_refused_before_a_recipe_is_scored(tiny_folder: Folder, tmp_path: Path) -> None:
+    rows = [{"sentence1": a, "sentence2": b, "score": n} for n, (a, b) in enumerate(["ab", "cd", "ef"])]
+    task = write(tmp_path / "few.jsonl", rows)
+    with pytest.raises(
+        OptionError, match=r"must not hold 'plain\+center' .* at least 16 of their texts, and they have 6"
+    ):
+        sweep(tiny_folder("Llama"), task, recipes=["plain", "plain+center"], out=tmp_path / "out", **QUICK)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_centered_winner_is_exported_by_its_line(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,7 +41,7 @@ def test_every_format_holds_the_same_rows(suffix: str, tmp_path: Path) -> None:
         ([{"query": "a", "positive": "b"}, {"query": "c", "positive": "d"}], "pairs", {"anchor": "a", "positive": "b"}),
         ([{"sentence1": "a", "sentence2": "b"}, {"sentence1": "c", "sentence2": "d"}], "pairs", {"anchor": "a", "positive": "b"}),
         (
-            [{"anchor": n, "positive": "b", "negative": "x", "negative_2": "y"} for n in "ab"],
+            [{"anchor": n, "positive": "b", "negative": "x", "negative_2": "y", "negative_score": 1.0} for n in "ab"],
             "pairs", {"anchor": "a", "positive": "b", "negative": "x", "negative_2": "y"},
         ),
         (
