@@ -165,7 +165,8 @@ def test_a_stored_layer_reads_audio_by_its_samples(tiny_folder: Folder, tmp_path
     assert len(store) == 6
 
 
-@pytest.mark.parametrize(("name", "least"), [pytest.param("ViT", 8, marks=pytest.mark.slow), ("CLIP", 15)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "least"), [("ViT", 8), ("CLIP", 15)])
 def test_mteb_mock_suite_of_image_tasks_passes(name: str, least: int, tiny_folder: Folder, tmp_path: Path) -> None:
     import mteb
     from mteb.mocks import mock_run

@@ -71,6 +71,7 @@ def test_every_option_of_a_comparison_reaches_every_model(models: list[str]) -> 
     assert found["model"].unique(maintain_order=True).to_list() == ["local/first", "local/second"]
 
 
+@pytest.mark.slow
 def test_differences_are_from_the_first_model_and_their_intervals_from_the_same_halves(models: list[str]) -> None:
     """Thirteen texts, so that a half is six and the rest seven; each half is measured as if it were all."""
     result = compare(*models, **OPTIONS, **HOW, confidence=0.8)

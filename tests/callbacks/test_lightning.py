@@ -134,6 +134,7 @@ class Killed(pl.Callback):
             raise RuntimeError("killed")
 
 
+@pytest.mark.slow
 def test_a_run_killed_and_resumed_has_the_history_of_one_that_was_not(tmp_path: Path) -> None:
     def train(folder: str, callbacks: list[Any], **options: Any) -> None:
         # Lightning does not restore what shuffling and dropout draw from; 8 steps are an epoch.

@@ -106,6 +106,7 @@ def test_a_processor_that_returns_no_tensor_is_refused(made: Any) -> None:
         LayerEncoder.from_module(tiny("ViT"), 1, processor=lambda _: made, device="cpu")
 
 
+@pytest.mark.slow
 def test_a_compiled_module_is_read_as_the_module_itself() -> None:
     model = tiny("ViT")
     ours, theirs = (

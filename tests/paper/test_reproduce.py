@@ -143,6 +143,7 @@ def test_wrong_names_are_refused() -> None:
         resolve_experiments("fig6,theorem")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [(["fig7"], 0), (["fig6,fig7", "--model", "MODEL", "--texts", "TEXTS", "--max-length", "24", "--limit", "2"], 0)],

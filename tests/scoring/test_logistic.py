@@ -60,6 +60,7 @@ def test_rows_that_are_alike_or_zero_or_repeated_are_no_trouble() -> None:
         torch.testing.assert_close((weights[problem], bias[problem]), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_experiments_of_other_sizes_and_classes_are_each_scored_as_alone() -> None:
     rows, labels = examples(1, 60, 16, 4)
     vectors, labels = torch.cat([rows, rows.sin()]).float(), labels[0]

@@ -117,6 +117,7 @@ def test_each_step_changes_three_tenths_of_the_words() -> None:
     assert characters == 6 * math.ceil(0.3 * 8)  # three of the eight characters of each
 
 
+@pytest.mark.slow
 def test_the_sequence_changes_as_much_as_nlpaug_does() -> None:
     import nlpaug.augmenter.char as nac
     import nlpaug.augmenter.word as naw
