@@ -14,6 +14,7 @@ from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.selection import select
 from tests.progress import counted
 from tests.test_measured_by_hand import TEXTS
+from tests.thinned import thinned
 
 Folder = Callable[[str], str]
 POOLED = ["dataset_entropy", "cka", "anisotropy", "infonce", "dime"]
