@@ -53,6 +53,7 @@ def done(base: str, tuned: str) -> CompareResult:
     return compare(base, tuned, metrics="all", **OPTIONS)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_metrics_are_those_of_each_model_by_itself(base: str, tuned: str, done: CompareResult) -> None:
     assert done.frame["name"].unique(maintain_order=True).to_list() == list(COMPARABLE)
     for folder in (base, tuned):

@@ -171,6 +171,7 @@ def test_the_file_that_a_resumed_trainer_begins_anew_is_kept_beside_it(runs: Any
     assert set(kept["name"]) == NAMES
 
 
+@pytest.mark.slow
 def test_a_file_or_checkpoint_without_settings_is_not_resumed(tmp_path: Path) -> None:
     options: dict[str, Any] = {"metrics": ["curvature"], "every_n_steps": 1, "figures": False, "strict": True}
     saving = {"save_strategy": "steps", "save_steps": 2}

@@ -166,6 +166,7 @@ def filed(encoder: LayerEncoder) -> tuple[str, str]:
     return str(encoder.model_card_data.model_name), str(encoder.model_card_data.base_model_revision)
 
 
+@pytest.mark.slow
 def test_an_option_makes_another_encoder_exactly_when_it_makes_other_vectors(folder: str) -> None:
     base = make(folder)
     vectors, seen = base.encode(TEXTS), [base.spec.digest]

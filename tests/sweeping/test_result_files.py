@@ -217,6 +217,7 @@ def test_a_folder_in_the_place_of_a_file_is_named_and_moved_away_by_hand(
     assert sweep(encoder, task, out=out, **HERE).frame.equals(first.frame)
 
 
+@pytest.mark.slow
 def test_joblib_works_as_before_after_workers_ran() -> None:
     assert list(jobs.Workers(2, 2).run([])) == []
     begun = jobs.Workers(2, 2)._pool().submit(abs, -1)

@@ -22,6 +22,7 @@ pytestmark = MTEB
 LAYERS = [0, 1, DEPTH]
 
 
+@pytest.mark.slow
 def test_each_option_scores_as_the_cut_encoder_with_it_in_one_folder(tiny_folder: Folder, tmp_path: Path) -> None:
     model, task = tiny_folder("Llama"), near(tmp_path)
     seen: dict[str, dict[int, float]] = {}

@@ -37,7 +37,7 @@ def sts(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("lora", [False, 4])
+@pytest.mark.parametrize("lora", [pytest.param(False, marks=pytest.mark.slow), 4])
 def test_the_held_out_loss_falls_and_the_plain_folder_gives_the_same_vectors(
     lora: Any, tiny_folder: Folder, tmp_path: Path
 ) -> None:
