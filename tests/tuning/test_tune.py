@@ -178,6 +178,18 @@ def test_what_cannot_be_meant_is_refused(
         )
 
 
+def test_the_trainers_autocast_is_off_when_it_has_ended(
+    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sentence_transformers
+
+    made = sentence_transformers.SentenceTransformerTrainingArguments
+    half = lambda **given: made(**{**given, "bf16": True})  # noqa: E731  (as on a GPU)
+    monkeypatch.setattr(sentence_transformers, "SentenceTransformerTrainingArguments", half)
+    encoder = tuned(tiny_folder("Llama"), tmp_path / "out", max_steps=1, held_out=0, checkpoints=0).encoder
+    assert "forward" not in vars(encoder)
+
+
 def test_what_training_cannot_do_is_said(tiny_folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(NotFiniteError, match=r"became NaN or infinity in training with learning_rate=1e\+10\. Pass a"):
         tuned(tiny_folder("Llama"), tmp_path / "far", learning_rate=1e10, max_steps=20, held_out=0)
