@@ -115,7 +115,7 @@ class History:
 
     def write(self, path: Path) -> None:
         """Write the frame at once or not at all: a killed run leaves the one before."""
-        from midlayer_encoders.results import write_frame
+        from midlayer_encoders.report.results import write_frame
 
         write_frame(self.frame(), path, metadata={_KEY: json.dumps(self._notes())})
 

@@ -33,9 +33,9 @@ from midlayer_encoders.frame import layer_changes, settled
 from midlayer_encoders.measuring import measure, num_passes
 from midlayer_encoders.metrics import TooFewTextsError
 from midlayer_encoders.report import plot_steps_change, plot_steps_curves, plot_steps_heat
+from midlayer_encoders.report.results import Result, kept_frame
 from midlayer_encoders.report.steps_page import steps_html, steps_words
 from midlayer_encoders.report.versions import versions
-from midlayer_encoders.results import Result, kept_frame
 from midlayer_encoders.views.texts import augment
 
 if TYPE_CHECKING:

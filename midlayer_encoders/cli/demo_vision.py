@@ -67,7 +67,7 @@ def _write(out: Path, frame: pl.DataFrame, results: list[ProbeResult], epochs: i
     """Write frame, figures and page, and return where the page lies."""
     from midlayer_encoders.report import write_figure, write_metrics_figure, write_report
     from midlayer_encoders.report.probes import plot_probes
-    from midlayer_encoders.results import write_frame
+    from midlayer_encoders.report.results import write_frame
 
     write_frame(frame, out / "frame.parquet")
     tables = {f"{result.kind} probe": result.table for result in results}

@@ -64,7 +64,7 @@ def metrics(
     from midlayer_encoders.measuring import measure, num_passes
     from midlayer_encoders.media.texts import wikitext_paragraphs
     from midlayer_encoders.report import write_metrics_figure
-    from midlayer_encoders.results import write_frame
+    from midlayer_encoders.report.results import write_frame
 
     check_choice("--site", site, READ_SITES)
     first_of([], limit)

@@ -141,7 +141,7 @@ def _print(found: Selection) -> None:
 def _write(found: Selection, out: Path) -> None:
     from midlayer_encoders.files import write_file
     from midlayer_encoders.report import write_figure
-    from midlayer_encoders.results import write_frame
+    from midlayer_encoders.report.results import write_frame
     from midlayer_encoders.selection import RecipeSelection
 
     write_frame(found.to_frame(), out / "selection.csv")

@@ -12,8 +12,8 @@ from midlayer_encoders.frame import curves, tidy_frame, tidy_rows
 from midlayer_encoders.paper.reference import reference_metrics
 from midlayer_encoders.paper.setting import REFERENCE, MissingInputError, Setting
 from midlayer_encoders.report.experiments import score_panels
+from midlayer_encoders.report.results import kept_frame
 from midlayer_encoders.report.ticks import number, signed
-from midlayer_encoders.results import kept_frame
 from midlayer_encoders.selection import CannotChooseError, choose
 
 __all__ = [

@@ -18,8 +18,8 @@ from midlayer_encoders.paper.setting import MissingInputError, Setting
 from midlayer_encoders.report import write_figure
 from midlayer_encoders.report.experiments_page import Finding, experiments_html
 from midlayer_encoders.report.page import write_page
+from midlayer_encoders.report.results import write_frame
 from midlayer_encoders.report.versions import versions
-from midlayer_encoders.results import write_frame
 
 __all__ = ["Outcome", "Status", "reproduce", "resolve_experiments", "write_experiments"]
 

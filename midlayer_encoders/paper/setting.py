@@ -19,7 +19,7 @@ from midlayer_encoders.files import read_kept
 from midlayer_encoders.frame import tidy_frame
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.paper.reference import reference_metrics, reference_scores
-from midlayer_encoders.results import kept_frame
+from midlayer_encoders.report.results import kept_frame
 from midlayer_encoders.tasks.docstrings import versions
 
 if TYPE_CHECKING:

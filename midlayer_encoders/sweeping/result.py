@@ -20,7 +20,7 @@ from midlayer_encoders.files import json_object, read_kept, read_whole, write_fi
 from midlayer_encoders.frame import Baselines, Summary, read_frame, summary
 from midlayer_encoders.report import plot_recipes, plot_scores, report_html
 from midlayer_encoders.report.recipes import best_recipe
-from midlayer_encoders.results import Result
+from midlayer_encoders.report.results import Result
 from midlayer_encoders.tasks import task_label
 
 if TYPE_CHECKING:

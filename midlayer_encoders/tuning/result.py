@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 import polars as pl
 
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.report.results import Result
 from midlayer_encoders.report.tuning_page import plot_tuning, tuning_html, tuning_words
-from midlayer_encoders.results import Result
 from midlayer_encoders.tuning.training import Trained
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, check_path, check_progress
 from midlayer_encoders.files import LOCK, at_home, folder_lock, json_object, read_kept, read_whole, write_file
 from midlayer_encoders.frame import tidy_frame
+from midlayer_encoders.report.results import write_frame
 from midlayer_encoders.report.versions import versions
-from midlayer_encoders.results import write_frame
 from midlayer_encoders.sweeping import sweep
 from midlayer_encoders.sweeping.result import task_labels
 from midlayer_encoders.tasks import task_sources

@@ -30,8 +30,8 @@ from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.report import plot_metrics
 from midlayer_encoders.report.comparisons import plot_differences, plot_similarity
 from midlayer_encoders.report.comparisons_page import comparisons_html, comparisons_words
+from midlayer_encoders.report.results import Result
 from midlayer_encoders.report.versions import versions
-from midlayer_encoders.results import Result
 from midlayer_encoders.views.texts import augment
 
 if TYPE_CHECKING:

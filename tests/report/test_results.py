@@ -11,7 +11,7 @@ import pytest
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import beside
-from midlayer_encoders.results import Result, kept_frame, write_frame
+from midlayer_encoders.report.results import Result, kept_frame, write_frame
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

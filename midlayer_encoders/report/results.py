@@ -13,7 +13,7 @@ import polars as pl
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_kept, write_file
-from midlayer_encoders.report import write_figure
+from midlayer_encoders.report.matplotlib_figures import write_figure
 from midlayer_encoders.report.page import write_page
 
 if TYPE_CHECKING:
