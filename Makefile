@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-vision test test-slow test-triton test-clients test-engines check format bench clean
+.PHONY: demo demo-vision test test-docs test-browser test-slow test-triton test-clients test-engines check format bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/midlayer demo --out runs/demo
@@ -30,7 +30,16 @@ demo-vision: $(VENV)/installed
 # One thread in each process: two that share two cores with two threads each wait for one another. The tests of a file
 # stay together: what they share is made once.
 test: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not triton and not clients and not engines"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not docs and not browser and not triton and not clients and not engines"
+
+# What the pages print, run as printed.
+test-docs: $(VENV)/installed
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m docs
+
+# Pages in Chromium (Debian: apt install chromium; elsewhere its path in CHROMIUM).
+test-browser: $(VENV)/installed
+	$(BIN)/pip install --quiet --editable ".[browser]" $(CONSTRAINTS)
+	$(BIN)/pytest -m browser tests
 
 test-slow: $(VENV)/installed
 	$(BIN)/pytest -m slow
