@@ -22,8 +22,8 @@ from torch import Tensor
 
 DATA = Path(os.environ.get("MIDLAYER_DATA", Path(__file__).parents[3] / "shared" / "data"))
 VOCAB = 8192
-SPECIAL = ("[PAD]", "[EOS]", "[MASK]")
-PAD, EOS, MASK = range(3)
+SPECIAL = ("[PAD]", "[EOS]", "[MASK]", "[BOS]")
+PAD, EOS, MASK, BOS = range(4)
 STRETCH = 25_600  # tokens; every hundredth stretch is held out, so that no author is only trained on or only held out
 
 
@@ -48,9 +48,9 @@ def wrapped(tokenizer: Any) -> Any:
     """Return a tokenizer as transformers has them."""
     from transformers import PreTrainedTokenizerFast
 
-    pad, eos, mask = SPECIAL
+    pad, eos, mask, bos = SPECIAL
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=pad, eos_token=eos, mask_token=mask, model_max_length=256
+        tokenizer_object=tokenizer, pad_token=pad, eos_token=eos, mask_token=mask, bos_token=bos, model_max_length=256
     )
 
 
@@ -92,6 +92,7 @@ class Windows:
         batch: windows in a batch.
         length: ids that a model reads; the window has one more, the last one's target.
         seed: of the order. Each epoch starts its windows at another offset.
+        start: batches that a run which goes on has seen; they count, and are not given again.
     """
 
     tokens: Tensor
@@ -99,6 +100,7 @@ class Windows:
     batch: int = 256
     length: int = 256
     seed: int = 0
+    start: int = 0
 
     def __len__(self) -> int:
         return self.steps
@@ -107,10 +109,12 @@ class Windows:
         within = torch.arange(self.length + 1, device=self.tokens.device)
         starts = torch.empty(0, dtype=torch.long)
         generator = torch.Generator().manual_seed(self.seed)
-        for _ in range(self.steps):
+        for step in range(self.steps):
             while len(starts) < self.batch:
                 starts = torch.cat([starts, self._epoch(generator)])
             now, starts = starts[: self.batch], starts[self.batch :]
+            if step < self.start:
+                continue
             yield self.tokens[now.to(self.tokens.device)[:, None] + within].long()
 
     def _epoch(self, generator: torch.Generator) -> Tensor:
@@ -135,10 +139,15 @@ def read_tokens(path: Path) -> np.ndarray[Any, Any]:
     return np.frombuffer(lzma.decompress(path.read_bytes()), dtype=">u2").astype(np.int32)
 
 
-def read_tokenizer(folder: Path) -> Any:
+def read_tokenizer(folder: Path, *, bos: bool = False) -> Any:
+    """Return the tokenizer, which puts ``[BOS]`` before every text or adds nothing."""
     from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
 
-    return wrapped(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    made = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if bos:
+        made.post_processor = TemplateProcessing(single="[BOS] $A", special_tokens=[("[BOS]", BOS)])
+    return wrapped(made)
 
 
 def main() -> None:

@@ -1,7 +1,6 @@
-"""Three language models of one depth, width and vocabulary that differ in their objective, and what they are trained on.
+"""Language models of one depth, width and vocabulary that differ in one thing, and what they are trained on.
 
-``causal`` and ``masked`` are the very same GPTNeoX blocks, from the very same first weights; the masked one sees both sides.
-``ssm`` is a causal Mamba2 whose mixers are as large as a GPTNeoX block. Every model has an output layer of its own weights.
+A ``mamba2`` has mixers as large as a Llama block. The same seed gives models of the same blocks the same first weights.
 """
 
 from __future__ import annotations
@@ -13,17 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.pretraining.corpus import EOS, MASK, PAD, VOCAB
+from benchmarks.pretraining import attention
+from benchmarks.pretraining.corpus import BOS, EOS, MASK, PAD, VOCAB
 from benchmarks.pretraining.scan import use_matrix_products
+from benchmarks.pretraining.variants import Variant
 
-OBJECTIVES = ("causal", "masked", "ssm")
 MASKED = 0.3  # of the tokens; all of them are replaced by the mask
 IGNORED = -100  # the target that cross entropy skips
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large a model is: by default 38M parameters in its blocks and 8M outside them."""
+    """How large a model is: by default 38.5M parameters in Llama's blocks and 4.2M in the embeddings."""
 
     blocks: int = 12
     width: int = 512
@@ -34,15 +34,26 @@ class Size:
     def heads(self) -> int:
         return max(1, self.width // 64)
 
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What every config takes."""
+        return {
+            "vocab_size": self.vocab, "hidden_size": self.width, "num_hidden_layers": self.blocks, "use_cache": False,
+            "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS,
+        }  # fmt: skip
+
 
 class LanguageModel(nn.Module):
-    """A transformers model without a head, and a linear layer to the vocabulary."""
+    """A transformers model without a head, and a linear layer to the vocabulary: the embeddings, or one of its own."""
 
-    def __init__(self, backbone: nn.Module, size: Size) -> None:
+    def __init__(self, backbone: Any, size: Size, *, tied: bool = True) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = nn.Linear(size.width, size.vocab, bias=False)
-        nn.init.normal_(self.head.weight, std=0.02)
+        if tied:
+            self.head.weight = backbone.get_input_embeddings().weight
+        else:
+            nn.init.normal_(self.head.weight, std=0.02)
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross entropy, in nats, at the targets that are not ignored."""
@@ -66,54 +77,81 @@ def _when_training(plain: Callable[..., Any], compiled: Callable[..., Any]) -> C
     return lambda *args, **kwargs: (compiled if torch.is_grad_enabled() else plain)(*args, **kwargs)
 
 
-def language_model(objective: str, size: Size | None = None, *, dropout: float = 0.0, seed: int = 0) -> LanguageModel:
-    """Return a model of random weights; the same seed gives ``causal`` and ``masked`` the same ones."""
+def language_model(variant: Variant, size: Size | None = None, *, dropout: float = 0.0) -> LanguageModel:
+    """Return a model of random weights."""
     size = size or Size()
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return LanguageModel(_mamba2(size) if objective == "ssm" else _gpt_neox(size, objective, dropout), size)
+        torch.manual_seed(variant.seed)
+        backbone = _MAKERS[variant.blocks](size, dropout)
+        if not variant.sink:
+            attention.register()
+            backbone.set_attn_implementation(attention.SINK_FREE)
+        if variant.objective == "masked":
+            _see_both_sides(backbone)
+        return LanguageModel(backbone, size, tied=variant.tied)
 
 
-def _gpt_neox(size: Size, objective: str, dropout: float) -> nn.Module:
+def _see_both_sides(backbone: Any) -> None:
+    backbone.config.is_causal = False
+    for part in backbone.modules():
+        if getattr(part, "is_causal", None) is True:
+            part.is_causal = False
+
+
+def _llama(size: Size, dropout: float) -> Any:
+    from transformers import LlamaConfig, LlamaModel
+
+    config = LlamaConfig(
+        **size.shared, num_attention_heads=size.heads, num_key_value_heads=size.heads, attention_dropout=dropout,
+        intermediate_size=11 * size.width // 4, max_position_embeddings=size.length,
+    )  # fmt: skip
+    return LlamaModel(config)
+
+
+def _gpt_neox(size: Size, dropout: float) -> Any:
     from transformers import GPTNeoXConfig, GPTNeoXModel
 
     config = GPTNeoXConfig(
-        vocab_size=size.vocab, hidden_size=size.width, num_hidden_layers=size.blocks, num_attention_heads=size.heads,
-        intermediate_size=4 * size.width, max_position_embeddings=size.length, use_cache=False,
-        hidden_dropout=dropout, attention_dropout=dropout, pad_token_id=PAD, bos_token_id=EOS, eos_token_id=EOS,
+        **size.shared, num_attention_heads=size.heads, intermediate_size=4 * size.width,
+        max_position_embeddings=size.length, hidden_dropout=dropout, attention_dropout=dropout,
     )  # fmt: skip
-    config.is_causal = objective != "masked"
     return GPTNeoXModel(config)
 
 
-def _mamba2(size: Size, *, expand: int = 4, head: int = 128, state: int = 64) -> nn.Module:
-    """Return a Mamba2 whose blocks hold about the 12 width² parameters of a GPTNeoX block, by ``expand=4``."""
+def _mamba2(size: Size, _: float, *, expand: int = 4, head: int = 128, state: int = 64) -> Any:
+    """Return a Mamba2 whose blocks hold about the 12 width² parameters of a transformer's, by ``expand=4``."""
     from transformers import Mamba2Config, Mamba2Model
 
     head = min(head, size.width)
     config = Mamba2Config(
-        vocab_size=size.vocab, hidden_size=size.width, num_hidden_layers=size.blocks, expand=expand, head_dim=head,
-        num_heads=expand * size.width // head, n_groups=1, state_size=state, chunk_size=min(64, size.length),
-        use_cache=False, pad_token_id=PAD, bos_token_id=EOS, eos_token_id=EOS,
+        **size.shared, expand=expand, head_dim=head, num_heads=expand * size.width // head, n_groups=1,
+        state_size=state, chunk_size=min(64, size.length),
     )  # fmt: skip
     return use_matrix_products(Mamba2Model(config))
 
 
-def task_of(objective: str, windows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+_MAKERS: dict[str, Callable[[Size, float], Any]] = {"llama": _llama, "gpt_neox": _gpt_neox, "mamba2": _mamba2}
+
+
+def task_of(variant: Variant, windows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return the inputs and the targets of windows of ids: the next token, or the tokens under the mask.
 
     Args:
-        objective: ``"causal"``, ``"masked"`` or ``"ssm"``.
+        variant: its objective, and the share of windows that ``[BOS]`` is put before.
         windows: shape ``(B, T + 1)``.
-        generator: draws the masked places, on the windows' device.
+        generator: draws the windows that begin with ``[BOS]`` and the masked places, on the windows' device.
 
     Returns:
         Both of shape ``(B, T)``.
     """
-    inputs = windows[:, :-1]
-    if objective != "masked":
-        return inputs, windows[:, 1:]
+    plain, after = windows[:, :-1], windows[:, 1:]
+    begun = nn.functional.pad(windows[:, :-2], (1, 0), value=BOS)
+    draws = torch.rand(len(windows), 1, device=windows.device, generator=generator) < variant.bos
+    inputs, targets = torch.where(draws, begun, plain), torch.where(draws, plain, after)
+    if variant.objective != "masked":
+        return inputs, targets
     hidden = torch.rand(inputs.shape, device=inputs.device, generator=generator) < MASKED
+    hidden &= inputs != BOS
     return inputs.masked_fill(hidden, MASK), inputs.masked_fill(~hidden, IGNORED)
 
 
@@ -121,7 +159,7 @@ def task_of(objective: str, windows: Tensor, generator: torch.Generator) -> tupl
 def sees_ahead(backbone: Any, vocab: int, length: int = 16) -> bool:
     """Return whether the first token's state depends on the last token."""
     device = next(backbone.parameters()).device
-    ids = torch.arange(3, 3 + length, device=device)[None] % vocab
+    ids = torch.arange(4, 4 + length, device=device)[None] % vocab
     other = ids.clone()
     other[0, -1] = (other[0, -1] + 7) % vocab
     first, second = (backbone(input_ids=x, use_cache=False).last_hidden_state[0, 0] for x in (ids, other))

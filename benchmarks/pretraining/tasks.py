@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.pretraining.corpus import PAD
+from midlayer_encoders.recipes import PLAIN, RECIPES, Recipe
 from midlayer_encoders.tasks import isolated_random, task_sources
 
 TOKEN_BUDGET = 16_384
+ASKED = (PLAIN, "one-word")
 
 
 @dataclass(frozen=True)
@@ -62,48 +64,60 @@ def _numbered(texts: Sequence[str]) -> tuple[list[str], dict[str, int]]:
 
 
 class Evaluation:
-    """Scores every layer of a model on every task; texts are tokenized once.
+    """Scores every layer of a model on every task, plain and asked for one word; texts are tokenized once.
 
     Args:
         tasks: what to score.
         tokenizer: of the models to come.
-        longest: tokens of a text that are read.
+        longest: tokens that are read, those of a template included.
     """
 
     def __init__(self, tasks: Sequence[Task], tokenizer: Any, *, longest: int = 128) -> None:
         self.tasks = list(tasks)
         self.texts, self.places = _numbered([text for task in tasks for text in task.texts])
-        self.ids = [ids or [PAD] for ids in tokenizer(self.texts, truncation=True, max_length=longest)["input_ids"]]
+        self.ids = {name: _asked(self.texts, tokenizer, RECIPES[name], longest) for name in ASKED}
 
-    def __call__(self, backbone: Any) -> dict[str, tuple[str, list[float]]]:
-        """Return for each task the name of its score and the score of each layer."""
-        vectors = self.embed(backbone)
+    def __call__(self, backbone: Any) -> dict[tuple[str, str], tuple[str, list[float]]]:
+        """Return for each recipe and task the name of its score and the score of each layer."""
         made = {}
-        for task in self.tasks:
-            rows = torch.tensor([self.places[text] for text in task.texts], device=vectors.device)
-            made[task.name] = (task.score_name, task.score(vectors[:, rows]).tolist())
+        for recipe in ASKED:
+            vectors = self.embed(backbone, recipe)
+            for task in self.tasks:
+                rows = torch.tensor([self.places[text] for text in task.texts], device=vectors.device)
+                made[recipe, task.name] = (task.score_name, task.score(vectors[:, rows]).tolist())
         return made
 
-    def embed(self, backbone: Any) -> Tensor:
-        """Return the mean of each text's normed states at every layer, ``(L, N, D)``, on the model's device."""
+    def embed(self, backbone: Any, recipe: str = PLAIN) -> Tensor:
+        """Return each text's vector at every layer, normed and pooled as the recipe says, ``(L, N, D)``."""
         from midlayer_encoders.models.anatomy import find_anatomy
         from midlayer_encoders.reading.batches import plan_batches
         from midlayer_encoders.reading.reader import LayerReader
 
         device, modes = next(backbone.parameters()).device, {m: m.training for m in backbone.modules()}
-        anatomy = find_anatomy(backbone)
-        reader = LayerReader(backbone, lambda ids: padded(ids, device), anatomy, range(anatomy.num_layers + 1))
+        anatomy, ids = find_anatomy(backbone), self.ids[recipe]
+        reader = LayerReader(
+            backbone, lambda some: padded(some, device), anatomy, range(anatomy.num_layers + 1),
+            pooling=RECIPES[recipe].pooling or "mean",
+        )  # fmt: skip
         made = torch.empty(anatomy.num_layers + 1, 0)
         backbone.eval()
-        for positions, vectors in reader.embed(
-            self.ids, plan_batches(list(map(len, self.ids)), token_budget=TOKEN_BUDGET)
-        ):
+        for positions, vectors in reader.embed(ids, plan_batches(list(map(len, ids)), token_budget=TOKEN_BUDGET)):
             if not made.numel():
-                made = vectors.new_empty(len(vectors), len(self.ids), vectors.shape[2])
+                made = vectors.new_empty(len(vectors), len(ids), vectors.shape[2])
             made[:, positions] = vectors
         for module, mode in modes.items():
             module.training = mode
         return made.to(device)
+
+
+def _asked(texts: list[str], tokenizer: Any, recipe: Recipe, longest: int) -> list[list[int]]:
+    """Return the ids of each text inside the recipe's template, the text cut where all would be too long."""
+    before, after = str(recipe.template or "{text}").split("{text}")
+    front = tokenizer(before)["input_ids"]  # with [BOS] where the tokenizer has it
+    back = tokenizer(after, add_special_tokens=False)["input_ids"]
+    own = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    room = longest - len(front) - len(back)
+    return [(front + ids[:room] + back) or [PAD] for ids in own]
 
 
 def padded(ids: Sequence[list[int]], device: torch.device) -> dict[str, Tensor]:

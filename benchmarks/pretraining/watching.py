@@ -1,36 +1,46 @@
-"""What measures a model while it trains: the package's callback, timed, and the tasks with the held-out loss."""
+"""What measures a model while it trains: the package's callback, what it leaves aside, the tasks with the held-out loss."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from benchmarks.pretraining.module import pl
-from benchmarks.pretraining.tasks import Evaluation
+from benchmarks.pretraining.tasks import Evaluation, padded
 from midlayer_encoders.callbacks import LayerMetricsCallback
-from midlayer_encoders.metrics import PAPER_METRICS
+from midlayer_encoders.measuring import compute_metrics, make_for_views, token_receiver, update_views
+from midlayer_encoders.metrics import attention_sink_rates
+from midlayer_encoders.models.anatomy import find_anatomy
+from midlayer_encoders.reading.batches import plan_batches
+from midlayer_encoders.reading.norm import final_norm
+from midlayer_encoders.reading.reader import LayerReader
+from midlayer_encoders.recipes.counting import Counting
+from midlayer_encoders.recipes.recipe import PLAIN
 
-METRICS = (*PAPER_METRICS, "first_token_share", "anisotropy")
+BATCH_TOKENS = 65_536  # of a measurement
+STEP_TOKENS = 65_536  # of a step of training
 
 
-def looks(steps: int, every: int = 256) -> list[int]:
-    """Return the steps to measure at: spaced like Pythia's checkpoints, then at equal distances.
+def looks(steps: int) -> list[int]:
+    """Return the steps to measure at: doubling, four in each doubling from 8M tokens to 100M, then every 256.
 
     Example:
-        >>> looks(10, every=5)
-        [0, 1, 2, 4, 5, 8, 10]
+        >>> looks(200)
+        [0, 1, 2, 4, 8, 16, 32, 64, 128, 152, 181, 200]
     """
-    doubling = {0} | {2**k for k in range(steps.bit_length())}
-    return sorted(step for step in doubling | set(range(0, steps, every)) | {steps} if step <= steps)
+    few = {0} | {2**k for k in range(8)}
+    dense = {round(128 * 2 ** (k / 4)) for k in range(15)}
+    later = range(1536, min(steps, 2048), 256), range(2048, steps, 512)
+    return sorted(step for step in few | dense | set(later[0]) | set(later[1]) | {steps} if step <= steps)
 
 
 def stages(steps: int) -> list[int]:
-    """Return when to run the tasks: at the start, at doubling steps from an eighth of the run back, and at its quarters."""
-    return sorted({0, steps // 32, steps // 8, steps // 4, steps // 2, 3 * steps // 4, steps})
+    """Return when to run the tasks, eight times in a run of 131M tokens: all of them steps to measure at."""
+    return sorted(step for step in {0, 128, 256, 512, 724, 1024, 1448, steps, *range(4096, steps, 2048)} if step <= steps)
 
 
 class TimedLook(LayerMetricsCallback):
@@ -46,20 +56,16 @@ class TimedLook(LayerMetricsCallback):
         self.seconds += time.perf_counter() - start
 
 
-class Stages(pl.Callback):
-    """Runs the tasks and the held-out loss at some steps.
+class _AtSteps(pl.Callback):
+    """Does something at some steps, once each, and keeps the rows it gave in the checkpoint."""
 
-    Args:
-        steps: at which.
-        evaluation: of every layer.
-        held: windows that were not trained on, ``None`` where there is no held-out loss.
-    """
-
-    def __init__(self, steps: Sequence[int], evaluation: Evaluation, held: Tensor | None = None) -> None:
-        self.steps, self.evaluation, self.held = set(steps), evaluation, held
-        self.scores: dict[int, dict[str, tuple[str, list[float]]]] = {}
-        self.held_out: dict[int, float] = {}
+    def __init__(self, steps: Sequence[int]) -> None:
+        self.steps = set(steps)
+        self.rows: dict[int, list[dict[str, Any]]] = {}
         self.seconds = 0.0
+
+    def look(self, trainer: Any, pl_module: Any) -> list[dict[str, Any]]:
+        raise NotImplementedError
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._visit(trainer, pl_module)
@@ -69,34 +75,164 @@ class Stages(pl.Callback):
 
     def _visit(self, trainer: Any, pl_module: Any) -> None:
         step = trainer.global_step
-        if step not in self.steps or step in self.scores:
+        if step not in self.steps or step in self.rows:
             return
         _wait(pl_module)
         start = time.perf_counter()
-        self.scores[step] = self.evaluation(pl_module.model.backbone)
-        if self.held is not None:
-            with trainer.precision_plugin.forward_context():
-                self.held_out[step] = pl_module.held_out_loss(self.held)
+        self.rows[step] = [{"revision": f"step{step}", **row} for row in self.look(trainer, pl_module)]
         _wait(pl_module)
         self.seconds += time.perf_counter() - start
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the scores as rows of the tidy frame."""
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows, "seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.rows, self.seconds = state_dict["rows"], state_dict["seconds"]
+
+
+class Aside(_AtSteps):
+    """Measures what the package's callback does not: without the first token, after the final norm, sinks, large states.
+
+    Args:
+        steps: at which.
+        texts: to measure, and their views.
+        tokenizer: of both.
+        sinks: how many texts the attention weights are read for; 0 where a model has none.
+    """
+
+    KINDS: ClassVar = {"probe-later": ("none", 1), "probe-normed": ("final", 0), "probe-normed-later": ("final", 1)}
+
+    def __init__(
+        self, steps: Sequence[int], texts: list[str], views: list[list[str]], tokenizer: Any, *, sinks: int = 32
+    ) -> None:
+        super().__init__(steps)
+        every = [*texts, *(text for view in views for text in view)]
+        self.ids = tokenizer(every, truncation=True, max_length=128)["input_ids"]
+        self.count, self.views, self.sinks = len(texts), len(views), sinks
+
+    @torch.no_grad()
+    def look(self, trainer: Any, pl_module: Any) -> list[dict[str, Any]]:
+        backbone = pl_module.model.backbone
+        modes = {module: module.training for module in backbone.modules()}
+        backbone.eval()
+        with trainer.precision_plugin.forward_context():
+            found = {dataset: self._metrics(backbone, *how) for dataset, how in self.KINDS.items()}
+        if self.sinks:
+            found["probe"] = {"attention_sink_rate": self._sink_rates(backbone)}
+        found.setdefault("probe", {}).update(self._largest(backbone))
+        for module, mode in modes.items():
+            module.training = mode
+        last = find_anatomy(backbone).num_layers
+        return [
+            {"layer": layer, "depth": layer / last, "kind": "metric", "dataset": dataset, "name": name, "value": value}
+            for dataset, metrics in found.items()
+            for name, values in metrics.items()
+            for layer, value in values.items()
+        ]
+
+    def _metrics(self, backbone: Any, norm: Any, skip: int) -> dict[str, dict[int, float]]:
+        anatomy, device = find_anatomy(backbone), next(backbone.parameters()).device
+        layers = range(anatomy.num_layers + 1)
+        metrics = make_for_views("all", layers, self.views)
+        metrics = {name: metric.to(device) for name, metric in metrics.items() if name != "first_token_share"}
+        reader = LayerReader(backbone, dict, anatomy, layers, norm, counting=Counting(skip_first=skip))
+        receive, normed = token_receiver(metrics, texts=self.count), final_norm(backbone, anatomy, norm)
+
+        def tokens(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
+            if receive is not None:
+                receive(layer, normed(states)[:, skip:], mask[:, skip:], positions)
+
+        for batch in plan_batches(list(map(len, self.ids)), token_budget=BATCH_TOKENS):
+            positions = sorted(batch)
+            inputs = padded([self.ids[position] for position in positions], device)
+            vectors = reader.read({**inputs, "use_cache": False}, positions, tokens=tokens)
+            update_views(metrics, layers, vectors, positions, self.count)
+        return compute_metrics(metrics, named=False)
+
+    def _sink_rates(self, backbone: Any) -> dict[int, float]:
+        device, usual = next(backbone.parameters()).device, backbone.config._attn_implementation
+        if usual == "sdpa":
+            backbone.set_attn_implementation("eager")
+        inputs = {**padded(self.ids[: self.sinks], device), "use_cache": False}
+        rates = attention_sink_rates(backbone, inputs)
+        backbone.set_attn_implementation(usual)
+        return rates
+
+    def _largest(self, backbone: Any) -> dict[str, dict[int, float]]:
+        """Return the largest absolute value of any raw state of a layer, and its token and dimension."""
+        anatomy, device = find_anatomy(backbone), next(backbone.parameters()).device
+        layers = range(anatomy.num_layers + 1)
+        found: dict[str, dict[int, float]] = {"largest_state": {}, "largest_token": {}, "largest_dimension": {}}
+
+        def tokens(layer: int, states: Tensor, mask: Tensor, _: list[int]) -> None:
+            size = states.float().abs() * mask[..., None]
+            place = int(size.argmax())
+            found["largest_state"][layer] = float(size.flatten()[place])
+            found["largest_token"][layer] = place // size.shape[2] % size.shape[1]
+            found["largest_dimension"][layer] = place % size.shape[2]
+
+        positions = list(range(min(64, self.count)))
+        inputs = {**padded([self.ids[position] for position in positions], device), "use_cache": False}
+        LayerReader(backbone, dict, anatomy, layers).read(inputs, positions, tokens=tokens)
+        return found
+
+
+class Stages(_AtSteps):
+    """Runs the tasks and the held-out loss at some steps.
+
+    Args:
+        steps: at which.
+        evaluation: of every layer.
+        held: windows that were not trained on, ``None`` where there is no held-out loss.
+    """
+
+    def __init__(self, steps: Sequence[int], evaluation: Evaluation, held: Tensor | None = None) -> None:
+        super().__init__(steps)
+        self.evaluation, self.held = evaluation, held
+        self.held_out: dict[int, float] = {}
+
+    def look(self, trainer: Any, pl_module: Any) -> list[dict[str, Any]]:
+        scores = self.evaluation(pl_module.model.backbone)
+        if self.held is not None:
+            with trainer.precision_plugin.forward_context():
+                self.held_out[trainer.global_step] = pl_module.held_out_loss(self.held)
         return [
             {
-                "model": "",
-                "revision": f"step{step}",
                 "layer": layer,
                 "depth": layer / (len(values) - 1),
                 "kind": "score",
-                "dataset": task,
+                "dataset": task if recipe == PLAIN else f"{task} {recipe}",
                 "name": name,
                 "value": value,
             }
-            for step in sorted(self.scores)
-            for task, (name, values) in self.scores[step].items()
+            for (recipe, task), (name, values) in scores.items()
             for layer, value in enumerate(values)
         ]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "held_out": self.held_out}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.held_out = state_dict["held_out"]
+
+
+class Pause(pl.Callback):
+    """Stops a run after some seconds and keeps it, so that the next command goes on where it was.
+
+    Args:
+        seconds: after which.
+        path: of the checkpoint.
+    """
+
+    def __init__(self, seconds: float, path: Any) -> None:
+        self.end, self.path = time.perf_counter() + seconds, path
+        self.paused = False
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if not self.paused and time.perf_counter() > self.end and trainer.global_step < trainer.max_steps:
+            trainer.save_checkpoint(self.path)
+            self.paused = trainer.should_stop = True
 
 
 def _wait(module: Any) -> None:
