@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.pretraining.module import pl
 from benchmarks.pretraining.tasks import Evaluation, padded
+from midlayer_encoders._types import Norm
 from midlayer_encoders.callbacks import LayerMetricsCallback
 from midlayer_encoders.measuring import compute_metrics, make_for_views, token_receiver, update_views
-from midlayer_encoders.metrics import attention_sink_rates
+from midlayer_encoders.metrics import LayerMetric, PromptEntropy, attention_sink_rates
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.norm import final_norm
+from midlayer_encoders.reading.pooling import pool
 from midlayer_encoders.reading.reader import LayerReader
-from midlayer_encoders.recipes.counting import Counting
 from midlayer_encoders.recipes.recipe import PLAIN
 
 BATCH_TOKENS = 65_536  # of a measurement
-STEP_TOKENS = 65_536  # of a step of training
+KINDS: dict[str, tuple[Norm, int]] = {
+    "probe": ("none", 0), "probe-later": ("none", 1), "probe-normed": ("final", 0), "probe-normed-later": ("final", 1)
+}  # fmt: skip
+"""What the frame calls the texts read with a norm, and without so many tokens at their beginning."""
 
 
 def looks(steps: int) -> list[int]:
@@ -100,8 +104,6 @@ class Aside(_AtSteps):
         sinks: how many texts the attention weights are read for; 0 where a model has none.
     """
 
-    KINDS: ClassVar = {"probe-later": ("none", 1), "probe-normed": ("final", 0), "probe-normed-later": ("final", 1)}
-
     def __init__(
         self, steps: Sequence[int], texts: list[str], views: list[list[str]], tokenizer: Any, *, sinks: int = 32
     ) -> None:
@@ -109,6 +111,7 @@ class Aside(_AtSteps):
         every = [*texts, *(text for view in views for text in view)]
         self.ids = tokenizer(every, truncation=True, max_length=128)["input_ids"]
         self.count, self.views, self.sinks = len(texts), len(views), sinks
+        self._made: dict[str, dict[str, LayerMetric]] = {}
 
     @torch.no_grad()
     def look(self, trainer: Any, pl_module: Any) -> list[dict[str, Any]]:
@@ -116,10 +119,10 @@ class Aside(_AtSteps):
         modes = {module: module.training for module in backbone.modules()}
         backbone.eval()
         with trainer.precision_plugin.forward_context():
-            found = {dataset: self._metrics(backbone, *how) for dataset, how in self.KINDS.items()}
+            found = self._metrics(backbone)
         if self.sinks:
-            found["probe"] = {"attention_sink_rate": self._sink_rates(backbone)}
-        found.setdefault("probe", {}).update(self._largest(backbone))
+            found["probe"]["attention_sink_rate"] = self._sink_rates(backbone)
+        found["probe"].update(self._largest(backbone))
         for module, mode in modes.items():
             module.training = mode
         last = find_anatomy(backbone).num_layers
@@ -130,24 +133,42 @@ class Aside(_AtSteps):
             for layer, value in values.items()
         ]
 
-    def _metrics(self, backbone: Any, norm: Any, skip: int) -> dict[str, dict[int, float]]:
+    def _metrics(self, backbone: Any) -> dict[str, dict[str, dict[int, float]]]:
+        """Return by kind each metric's values over the layers, all from one pass over texts and views."""
         anatomy, device = find_anatomy(backbone), next(backbone.parameters()).device
         layers = range(anatomy.num_layers + 1)
-        metrics = make_for_views("all", layers, self.views)
-        metrics = {name: metric.to(device) for name, metric in metrics.items() if name != "first_token_share"}
-        reader = LayerReader(backbone, dict, anatomy, layers, norm, counting=Counting(skip_first=skip))
-        receive, normed = token_receiver(metrics, texts=self.count), final_norm(backbone, anatomy, norm)
+        if not self._made:
+            self._made = {kind: self._make(kind, layers, device) for kind in KINDS}
+        normed = final_norm(backbone, anatomy, "final")
+        vectors: dict[str, list[Tensor]] = {}
 
         def tokens(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
-            if receive is not None:
-                receive(layer, normed(states)[:, skip:], mask[:, skip:], positions)
+            both = {"none": states, "final": normed(states)}
+            for kind, (norm, skip) in KINDS.items():
+                some, real = both[norm][:, skip:], mask[:, skip:]
+                vectors.setdefault(kind, []).append(pool(some, real))
+                if (receive := token_receiver(self._made[kind], texts=self.count)) is not None:
+                    receive(layer, some, real, positions)
 
+        reader = LayerReader(backbone, dict, anatomy, layers)
         for batch in plan_batches(list(map(len, self.ids)), token_budget=BATCH_TOKENS):
             positions = sorted(batch)
+            vectors.clear()
             inputs = padded([self.ids[position] for position in positions], device)
-            vectors = reader.read({**inputs, "use_cache": False}, positions, tokens=tokens)
-            update_views(metrics, layers, vectors, positions, self.count)
-        return compute_metrics(metrics, named=False)
+            reader.read({**inputs, "use_cache": False}, positions, tokens=tokens)
+            for kind, metrics in self._made.items():
+                update_views(metrics, layers, vectors[kind], positions, self.count)
+        found = {kind: compute_metrics(metrics, named=False) for kind, metrics in self._made.items()}
+        for metrics in self._made.values():
+            for metric in metrics.values():
+                metric.reset()
+        return found
+
+    def _make(self, kind: str, layers: range, device: torch.device) -> dict[str, LayerMetric]:
+        # The callback has the paper's way of everything; here is the rest, and an entropy that long states weigh in.
+        wanted = {} if kind == "probe" else make_for_views("all", layers, self.views)
+        wanted["prompt_entropy_raw"] = PromptEntropy(layers, center=False, unit=False)
+        return {name: metric.to(device) for name, metric in wanted.items() if name != "first_token_share" or kind == "probe-normed"}
 
     def _sink_rates(self, backbone: Any) -> dict[int, float]:
         device, usual = next(backbone.parameters()).device, backbone.config._attn_implementation
