@@ -29,7 +29,7 @@ from benchmarks.pretraining.models import Size, block_parameters, language_model
 from benchmarks.pretraining.module import Pretraining, pl
 from benchmarks.pretraining.tasks import Evaluation, read_tasks
 from benchmarks.pretraining.variants import VARIANTS
-from benchmarks.pretraining.watching import Aside, Pause, Stages, TimedLook, looks, stages
+from benchmarks.pretraining.watching import MEASURED, Aside, Pause, Stages, TimedLook, looks, stages
 
 HELD = 512  # windows of the held-out loss
 
@@ -52,7 +52,7 @@ def train(given: argparse.Namespace) -> bool:
     probes = json.loads((given.data / "probes.json").read_text())
     texts, views = probes["texts"][: given.probes], [view[: given.probes] for view in probes["views"]]
     look = TimedLook(
-        texts, tokenizer, metrics="all", every_n_steps=looks(steps), views=views, module="model.backbone",
+        texts, tokenizer, metrics=MEASURED, every_n_steps=looks(steps), views=views, module="model.backbone",
         max_length=128, figures=False, dirpath=given.out / "history" / given.variant, strict=True,
     )  # fmt: skip
     aside = Aside(looks(steps), texts, views, tokenizer, sinks=0 if variant.blocks == "mamba2" else 32)
