@@ -273,7 +273,9 @@ def _halves(columns: Mapping[str, list[Any]], path: Path) -> dict[str, dict[str,
 
     counts = Counter(label for value in columns["label"] for label in _several(value))
     # A row of several labels goes by the rarest of them, so that the two rows of a rare label do not go the same way.
-    kinds = [min(_several(value), key=lambda label: (counts[label], str(label)), default=None) for value in columns["label"]]
+    kinds = [
+        min(_several(value), key=lambda label: (counts[label], str(label)), default=None) for value in columns["label"]
+    ]
     rare = [label for label, count in counts.items() if count < 2]
     if rare:
         raise TaskFileError(
