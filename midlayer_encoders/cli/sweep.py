@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 # Those of the paper's metrics that compare no views of a text.
 _ONE_PASS = "prompt_entropy,dataset_entropy,effective_rank,curvature"
 STAGES = {
+    "reading": "tasks read",
     "planning": "tasks planned",
     "embedding": "texts embedded",
     "scoring": "layers scored",

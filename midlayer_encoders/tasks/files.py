@@ -268,7 +268,7 @@ def _several(value: Any) -> list[Any]:
 
 
 def _halves(columns: Mapping[str, list[Any]], path: Path) -> dict[str, dict[str, list[Any]]]:
-    """A train and a test half with the same share of every label, drawn by a seed; of several labels, about the same."""
+    """A train and a test half with the same share of every label, or about the same of several, drawn by a seed."""
     from sklearn.model_selection import train_test_split
 
     counts = Counter(label for value in columns["label"] for label in _several(value))

@@ -24,7 +24,10 @@ _MAYBE: Rule = (
     "a string",
     lambda value: value is None or (isinstance(value, str) and half_character(value) is None),
 )
-_RELEVANCE: Rule = ("a whole number, 1 or more for what is relevant", lambda value: is_score(value) and value == int(value))  # type: ignore[operator, call-overload]  # fmt: skip
+_RELEVANCE: Rule = (
+    "a whole number, 1 or more for what is relevant",
+    lambda value: is_score(value) and value == int(value),  # type: ignore[call-overload]
+)
 
 
 def beir_files(path: Path, *, asked: bool) -> dict[str, Path] | None:
@@ -39,12 +42,12 @@ def beir_files(path: Path, *, asked: bool) -> dict[str, Path] | None:
     found = [name for name in ("corpus", "queries") if name in top] + (["qrels"] if qrels.is_dir() else [])
     if "test" in top or len(found) < (1 if asked else 2):
         return None
-    layout = "corpus.jsonl, queries.jsonl and qrels/test.tsv, as BEIR has them"
+    layout = "corpus.jsonl, queries.jsonl and qrels/test.tsv, as BEIR does"
     for name in ("corpus", "queries", "qrels"):
         if name not in found:
             raise TaskFileError(
-                f"{path} must hold {layout}, to be a Retrieval, but there is no {name}{'/' if name == 'qrels' else '.*'}."
-                " Add it, or put the rows in a test.jsonl of query and positive."
+                f"{path} must hold {layout}, to be a Retrieval, but has no {'qrels/' if name == 'qrels' else f'{name}.*'}"
+                ". Add it, or put the rows in a test.jsonl of query and positive."
             )
     judged = _by_stem(qrels)
     if "test" not in judged:
@@ -139,9 +142,7 @@ def _ids(table: Table, name: str) -> list[str]:
     if again:
         value = values[again[0]]
         place = f"{table.unit} {table.numbers[first[value]]}"
-        raise TaskFileError(
-            table.complaint(again, f"`{name}` must not be there twice, but {value!r} is in {place} too")
-        )
+        raise TaskFileError(table.complaint(again, f"`{name}` must not repeat, but {value!r} is in {place} too"))
     return values
 
 

@@ -40,6 +40,9 @@ _MAIN_SCORES: dict[TaskType, str] = {
 }
 
 
+_OF_CLASSES: tuple[TaskType, ...] = ("Classification", "Clustering", "MultilabelClassification")
+
+
 def local_task(data: TaskData) -> AbsTask:
     """Return a fresh mteb task over ``data``."""
     return _SHAPES[data.type](data)

@@ -52,7 +52,7 @@ def test_halves_of_rows_with_several_labels_have_every_label(tmp_path: Path) -> 
 
 
 def test_translations_are_found_by_the_nearest_sentence(tmp_path: Path) -> None:
-    rows = [{"sentence1": text, "sentence2": " ".join(text.split()[:-4] + ["more", "words"])} for text in SENTENCES]
+    rows = [{"sentence1": text, "sentence2": " ".join([*text.split()[:-4], "more", "words"])} for text in SENTENCES]
     (task,) = resolve_tasks(write(tmp_path / "mine.jsonl", rows))
     encoder = TfidfEncoder(task_texts(task))
     one, other = (encoder.vectors([row[side] for row in rows]) for side in ("sentence1", "sentence2"))
@@ -88,7 +88,7 @@ def test_labels_that_cannot_be_used_are_named(tmp_path: Path, rows: Any, message
 def test_texts_without_labels_are_no_task_and_say_what_they_are_for(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.csv", [{"text": text} for text in (*SENTENCES, SENTENCES[0])])
     (source,) = task_sources(path)
-    with pytest.raises(TaskFileError, match="holds texts without labels.*midlayer select MODEL --texts .*mine.csv"):
+    with pytest.raises(TaskFileError, match=r"holds texts without labels.*midlayer select MODEL --texts .*mine.csv"):
         source.make()
     assert own_texts(path) == SENTENCES
 

@@ -131,7 +131,7 @@ def replaced(rows: list[dict[str, Any]], number: int, **values: Any) -> list[dic
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"corpus": replaced(CORPUS, 2, _id="d0")}, r"corpus.jsonl, line 3: `_id` must not be there twice, but 'd0' is in line 1 too\. Correct or remove it"),
+        ({"corpus": replaced(CORPUS, 2, _id="d0")}, r"corpus.jsonl, line 3: `_id` must not repeat, but 'd0' is in line 1 too\. Correct or remove it"),
         ({"queries": replaced(QUERIES, 1, _id=None)}, "queries.jsonl, line 2: `_id` must be an id, .* but got None"),
         ({"queries": replaced(QUERIES, 1, text=" ")}, "queries.jsonl, line 2: `text` must be a string that is not empty"),
         ({"corpus": replaced(CORPUS, 3, text="", title="")}, "corpus.jsonl, line 4: `text` must be a string that is not empty, unless `title` is"),
@@ -157,8 +157,8 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, parts: Mapping[str, Any], 
     [
         (lambda f: (f / "qrels/test.tsv").rename(f / "qrels/dev.tsv"), r"qrels must hold test.tsv, .* but holds dev.tsv\. Rename the one to score on to test"),
         (lambda f: (f / "qrels/test.tsv").unlink(), r"qrels must hold test.tsv, .* but holds no such file\. Add it"),
-        (lambda f: (f / "queries.jsonl").unlink(), r"must hold corpus.jsonl, queries.jsonl and qrels/test.tsv, .* but there is no queries\.\*"),
-        (lambda f: [(f / "qrels/test.tsv").unlink(), (f / "qrels").rmdir()], "but there is no qrels/"),
+        (lambda f: (f / "queries.jsonl").unlink(), r"must hold corpus.jsonl, queries.jsonl and qrels/test.tsv, .* but has no queries\.\*"),
+        (lambda f: [(f / "qrels/test.tsv").unlink(), (f / "qrels").rmdir()], "but has no qrels/"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, change: Callable[[Path], Any], message: str) -> None:
