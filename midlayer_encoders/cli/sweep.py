@@ -148,13 +148,14 @@ def _print_scores(result: SweepResult) -> None:
     """Print a row for each layer, a column for each task, and what the best layer gains over the last."""
     import polars as pl
 
+    from midlayer_encoders.frame import average_baseline
     from midlayer_encoders.report.words import confirmed_words
     from midlayer_encoders.sweeping import RecipesResult
     from midlayer_encoders.tasks import task_label
 
     if result.frame.filter(pl.col("kind") == "score").is_empty():
         return
-    title, baselines = result.notes.title, result.notes.baselines
+    title, baselines, missing = result.notes.title, result.notes.baselines, result.notes.missing
     if isinstance(result, RecipesResult):
         _print_recipes(result)
         title += f" under {result.recipe}"
@@ -171,9 +172,13 @@ def _print_scores(result: SweepResult) -> None:
         table.add_row(str(layer), *row, style="bold green" if best else None)
     table.add_section()
     for name, known in baselines.items():
-        shown = [100 * known.get(curve.name, float("nan")) for curve in found.tasks]
-        table.add_row(name, *(f"{value:.1f}" for value in shown), f"{sum(shown) / len(shown):.1f}")
+        shown = [known.get(curve.name) for curve in found.tasks]  # BM25 ranks, and does nothing else
+        mean = average_baseline(found, known)
+        cells = ["" if value is None else f"{100 * value:.1f}" for value in shown]
+        table.add_row(name, *cells, "" if mean is None else f"{mean:.1f}")
     console().print(table)
+    for words in missing:
+        console().print(words, highlight=False, markup=False)
     if found.average is not None:
         average = found.average
         last = "the last layer" if average.last_layer == found.num_layers else f"layer {average.last_layer}"

@@ -45,9 +45,10 @@ def beir_files(path: Path, *, asked: bool) -> dict[str, Path] | None:
     layout = "corpus.jsonl, queries.jsonl and qrels/test.tsv, as BEIR does"
     for name in ("corpus", "queries", "qrels"):
         if name not in found:
+            lacking = "qrels/" if name == "qrels" else f"{name}.*"
             raise TaskFileError(
-                f"{path} must hold {layout}, to be a Retrieval, but has no {'qrels/' if name == 'qrels' else f'{name}.*'}"
-                ". Add it, or put the rows in a test.jsonl of query and positive."
+                f"{path} must hold {layout}, to be a Retrieval, but has no {lacking}. Add it, or put the rows in a "
+                "test.jsonl of query and positive."
             )
     judged = _by_stem(qrels)
     if "test" not in judged:

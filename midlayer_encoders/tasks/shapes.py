@@ -58,9 +58,7 @@ class _LocalTask(AbsTask):
             description=data.description,
             type=data.type,
             dataset={"path": f"local/{data.label}", "revision": data.revision},
-            category="t2c"
-            if data.type.endswith(("Classification", "Clustering")) and "Pair" not in data.type
-            else "t2t",
+            category="t2c" if data.type in _OF_CLASSES else "t2t",
             eval_splits=["test"],
             eval_langs=["eng-Latn"],
             main_score=_MAIN_SCORES[data.type],

