@@ -7,7 +7,8 @@ from midlayer_encoders._random import isolated_random
 from midlayer_encoders.tasks.bm25 import BM25_PACKAGES, Bm25Search, has_bm25
 from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, STS_GRADES
 from midlayer_encoders.tasks.data import TASK_TYPES, TaskType, task_label
-from midlayer_encoders.tasks.reading import TaskFileError
+from midlayer_encoders.tasks.overview import TaskOverview, task_overview
+from midlayer_encoders.tasks.reading import SUFFIXES, ColumnsError, TaskFileError
 from midlayer_encoders.tasks.sources import (
     PAPER_TASKS,
     TaskSource,
@@ -32,9 +33,12 @@ __all__ = [
     "BUILTIN_TASKS",
     "PAPER_TASKS",
     "STS_GRADES",
+    "SUFFIXES",
     "TASK_TYPES",
     "Bm25Search",
+    "ColumnsError",
     "TaskFileError",
+    "TaskOverview",
     "TaskSource",
     "TaskType",
     "TextEncoder",
@@ -49,6 +53,7 @@ __all__ = [
     "resolve_tasks",
     "source_texts",
     "task_label",
+    "task_overview",
     "task_sources",
     "task_texts",
     "tfidf_scores",

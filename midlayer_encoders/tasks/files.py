@@ -15,6 +15,7 @@ from midlayer_encoders.files import check_ordinary, json_object, read_whole
 from midlayer_encoders.tasks.data import TASK_TYPES, TaskData, TaskType
 from midlayer_encoders.tasks.reading import (
     SUFFIXES,
+    ColumnsError,
     Rule,
     Table,
     TaskFileError,
@@ -211,7 +212,7 @@ def _type(table: Table) -> tuple[TaskType, str]:
         missing = ", ".join(name for name in needed if name not in columns)
         fits.setdefault(task_type, f"{task_type} needs {', '.join(needed)} (missing: {missing})")
     alone_words = " Without labels, text must stand alone." if "text" in columns else ""
-    raise TaskFileError(
+    raise ColumnsError(
         f"{table.path} must have the columns of a task, but has {', '.join(table.columns)}. "
         f"{'; '.join(fits.values())}.{alone_words}"
     )

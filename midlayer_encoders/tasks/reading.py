@@ -15,7 +15,17 @@ from typing import Any, TypeAlias
 from midlayer_encoders.errors import MidlayerError, half_character, shown
 from midlayer_encoders.files import check_ordinary, json_rows, read_whole
 
-__all__ = ["SUFFIXES", "Rule", "Table", "TaskFileError", "is_label", "is_score", "is_text", "read_table"]
+__all__ = [
+    "ColumnsError",
+    "SUFFIXES",
+    "Rule",
+    "Table",
+    "TaskFileError",
+    "is_label",
+    "is_score",
+    "is_text",
+    "read_table",
+]
 
 Rule: TypeAlias = tuple[str, Callable[[object], bool]]
 """What a cell must be, in words and as a test."""
@@ -26,6 +36,10 @@ _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as a whole number is written; 0
 
 class TaskFileError(MidlayerError, ValueError):
     """A file that cannot be a task as it is."""
+
+
+class ColumnsError(TaskFileError):
+    """A file whose columns are those of no task."""
 
 
 @dataclass(frozen=True)

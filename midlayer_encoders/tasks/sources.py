@@ -18,7 +18,7 @@ from midlayer_encoders.files import at_home, exists
 from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, builtin_data
 from midlayer_encoders.tasks.data import TaskData
 from midlayer_encoders.tasks.files import files_data
-from midlayer_encoders.tasks.reading import SUFFIXES, TaskFileError
+from midlayer_encoders.tasks.reading import SUFFIXES, TaskFileError, is_text, read_table
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
@@ -151,10 +151,11 @@ class FilesSource:
 
 @dataclass(frozen=True)
 class TextsSource:
-    """Texts without labels, and the name that they had, with its digest, when they were resolved."""
+    """Texts without labels, the name that they had, with its digest, when they were resolved, and what showed it."""
 
     path: Path
     name: str
+    why: str
 
     def make(self) -> AbsTask:
         """Raise: nothing can be scored on them."""
@@ -165,7 +166,7 @@ class TextsSource:
         )
 
     def texts(self) -> list[str]:
-        """Return the distinct texts, in their order."""
+        """Return the texts in their order."""
         return own_texts(self.path)
 
 
@@ -253,7 +254,7 @@ def _sources(name: str | Path | AbsTask) -> Sequence[TaskSource]:
         data = _files_data(path, _stamps(path))
         if data.note:
             _log.warning("%s: %s", path, data.note)
-        return [(TextsSource if data.type == "Unlabeled" else FilesSource)(path, data.name)]
+        return [TextsSource(path, data.name, data.why) if data.type == "Unlabeled" else FilesSource(path, data.name)]
     if isinstance(name, str):
         if name == "builtin":
             return [BuiltinSource(label) for label in BUILTIN_TASKS]
@@ -263,15 +264,26 @@ def _sources(name: str | Path | AbsTask) -> Sequence[TaskSource]:
     return [ObjectSource(name)]
 
 
-def own_texts(path: Path) -> list[str]:
-    """Return the distinct texts of your own data, labeled or not, in the order in which they stand there.
+def own_texts(path: Path, *, column: str | None = None) -> list[str]:
+    """Return the texts of your own data, labeled or not, in the order in which they stand there.
+
+    Texts without labels are all of the rows; of a task each distinct text is returned once.
+
+    Args:
+        path: a file or folder as :func:`task_sources` takes it.
+        column: of a file that is no task: the one that holds texts.
 
     Raises:
         TaskFileError: for data that cannot be a task, or texts.
     """
     path = path.absolute()
+    if column is not None:
+        return list(read_table(path).cells(column, ("a string that is not empty", is_text)))
+    data = _files_data(path, _stamps(path))
+    if data.type == "Unlabeled":
+        return list(data.splits["test"]["text"])
     found: dict[str, None] = {}
-    for rows in _files_data(path, _stamps(path)).splits.values():
+    for rows in data.splits.values():
         for name in _TEXT_COLUMNS:
             for cell in rows.get(name, ()):
                 found |= dict.fromkeys([cell] if isinstance(cell, str) else cell)

@@ -123,7 +123,7 @@ def task_texts(task: AbsTask) -> list[str]:
 
 def source_texts(source: TaskSource) -> list[str]:
     """Return the distinct texts of a task that is not made yet, or those without labels."""
-    return source.texts() if isinstance(source, TextsSource) else task_texts(source.make())
+    return list(dict.fromkeys(source.texts())) if isinstance(source, TextsSource) else task_texts(source.make())
 
 
 def _strings(data: Any, columns: set[str]) -> Iterator[str]:

@@ -11,7 +11,15 @@ import pytest
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import MultiLabelBinarizer
 
-from midlayer_encoders.tasks import TaskFileError, TfidfEncoder, own_texts, resolve_tasks, task_sources, task_texts
+from midlayer_encoders.tasks import (
+    TaskFileError,
+    TfidfEncoder,
+    own_texts,
+    resolve_tasks,
+    source_texts,
+    task_sources,
+    task_texts,
+)
 from midlayer_encoders.tasks.files import files_data
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
@@ -90,7 +98,8 @@ def test_texts_without_labels_are_no_task_and_say_what_they_are_for(tmp_path: Pa
     (source,) = task_sources(path)
     with pytest.raises(TaskFileError, match=r"holds texts without labels.*midlayer select MODEL --texts .*mine.csv"):
         source.make()
-    assert own_texts(path) == SENTENCES
+    assert own_texts(path) == source.texts() == [*SENTENCES, SENTENCES[0]]  # a line of labels for each fits
+    assert source_texts(source) == SENTENCES
 
 
 @pytest.mark.parametrize("task_type", ROWS)
