@@ -25,7 +25,7 @@ from midlayer_encoders.cli._app import (
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import first_process, long_running, shown, silence, waiting
+from midlayer_encoders.cli._progress import first_process, json_asked, long_running, shown, silence, waiting
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
@@ -72,6 +72,10 @@ def sweep(
     devices: Annotated[int, typer.Option(help="Processes on each machine that share the sweep.")] = 1,
     num_nodes: Annotated[int, typer.Option(help="Machines that share it (torchrun or SLURM start them).")] = 1,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the blocks: pays for many texts only.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Say what each task is taken for and how long it all takes, and write nothing."),
+    ] = False,
     options: EncoderOptions,
 ) -> None:
     """Score every layer of a model on mteb tasks from one forward pass over each text."""
@@ -86,6 +90,13 @@ def sweep(
     first = _first(devices, num_nodes)
     if not first:
         silence()
+    if dry_run:
+        asked, options = asked_recipes(recipes, options)
+        _preview(
+            model, tasks.split(","), layers=parse_layers(layers), site=site, metrics=parse_names(names),
+            store_dtype="float16" if half else "float32", recipes=asked, **options.changed(),
+        )  # fmt: skip
+        return
     with waiting("Reading the tasks"):
         task_sources(tasks.split(","))  # likewise
     asked, options = asked_recipes(recipes, options)
@@ -100,6 +111,18 @@ def sweep(
         store=store, store_dtype="float16" if half else "float32", scoring=scoring, workers=workers, devices=devices,
         num_nodes=num_nodes, compile=compiled, recipes=asked,
     )  # fmt: skip
+
+
+def _preview(model: str, tasks: list[str], **options: Any) -> None:
+    """Print what a sweep would do; exit with 1 where it would refuse something."""
+    from midlayer_encoders.cli._dry_run import print_preview
+    from midlayer_encoders.sweeping import preview
+
+    with shown({"looking": "tasks looked at", "timing": "batches and tasks timed"}) as progress:
+        found = preview(model, tasks, progress=progress, **options)
+    print_preview(found, as_json=json_asked())
+    if found.error is not None or any(task.error is not None for task in found.tasks):
+        raise typer.Exit(1)
 
 
 def _first(devices: int, num_nodes: int) -> bool:
@@ -136,7 +159,12 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
         console().print(f"{task} failed, {error}", style="bold red", highlight=False, markup=False)
     if not result.frame.is_empty():  # where every task failed there is nothing to report
         print_report(result.to_html())
-    if (site := options.get("site", "block")) != "block":
+    if result.frame.filter(kind="score").is_empty() and not result.failures:
+        console().print(
+            "Nothing was scored: there are no labels. A layer chosen without them: "
+            f"midlayer select {result.notes.model} --texts {tasks[0]}", soft_wrap=True, highlight=False, markup=False,
+        )  # fmt: skip
+    elif (site := options.get("site", "block")) != "block":
         console().print(f"The {site} of a layer is read here only: no encoder of it can be exported.")
     elif result.frame.filter(kind="score").height and result.summary().average is not None:
         print_made(result)

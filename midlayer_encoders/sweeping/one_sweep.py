@@ -154,7 +154,7 @@ def _jobs(
 ) -> list[Job]:
     """Return a task's jobs, one for each layer."""
     encoder = embedder.encoder
-    prompts = Prompts(tuple((name, text or "") for name, text in encoder.prompts.items()), encoder.default_prompt_name)
+    prompts = Prompts.of(encoder)
     taken = tuple(encoder.media)
     specs = [replace(spec, layer=layer) for layer in layers]
     return [

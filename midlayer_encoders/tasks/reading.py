@@ -16,8 +16,8 @@ from midlayer_encoders.errors import MidlayerError, half_character, shown
 from midlayer_encoders.files import check_ordinary, json_rows, read_whole
 
 __all__ = [
-    "ColumnsError",
     "SUFFIXES",
+    "ColumnsError",
     "Rule",
     "Table",
     "TaskFileError",
