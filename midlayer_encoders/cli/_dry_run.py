@@ -51,7 +51,8 @@ def _task_lines(task: TaskPreview, max_tokens: int | None) -> Iterator[tuple[str
     if task.tokens:
         words = "median {median:,}, 95 % up to {95 %:,}, longest {longest:,}".format(**task.tokens)
         if max_tokens is not None:
-            words += f"; {task.truncated:.1%} of the texts are truncated at {max_tokens:,}"
+            share = f"{task.truncated:.1%} of the texts are" if task.truncated else "none is"
+            words += f"; {share} truncated at {max_tokens:,}"
         yield "tokens", words
     if task.texts:
         yield "to embed", f"{task.texts:,} distinct texts"
@@ -68,10 +69,8 @@ def _data_lines(data: TaskOverview) -> Iterator[tuple[str, str]]:
     known = data.balance
     if "labels" in known:
         rarest, commonest = known["rarest, share of rows"], known["commonest, share of rows"]
-        yield (
-            "labels",
-            f"{known['labels']:,.0f}: the rarest has {rarest:.1%} of the rows, the commonest {commonest:.1%}",
-        )
+        words = f"{known['labels']:,.0f}, the rarest in {rarest:.1%} of the rows, the commonest in {commonest:.1%}"
+        yield "labels", words
     elif "lowest score" in known:
         yield "scores", f"{known['lowest score']:g} to {known['highest score']:g}"
     elif known:
