@@ -202,8 +202,8 @@ def _print_scores(result: SweepResult) -> None:
     for name, known in baselines.items():
         shown = [known.get(curve.name) for curve in found.tasks]  # BM25 ranks, and does nothing else
         mean = average_baseline(found, known)
-        cells = ["" if value is None else f"{100 * value:.1f}" for value in shown]
-        table.add_row(name, *cells, "" if mean is None else f"{mean:.1f}")
+        points = ["" if value is None else f"{100 * value:.1f}" for value in shown]
+        table.add_row(name, *points, "" if mean is None else f"{mean:.1f}")
     console().print(table)
     for words in missing:
         console().print(words, highlight=False, markup=False)

@@ -104,16 +104,18 @@ class Timing:
         reader = layer_reader(self.encoder, layers=self.layers, prompt=prompt, site=self.site)
         rates: dict[int, float] = {}
         order = [plan[-1], *(plan[place] for place in chosen)]
-        with closing(reader.embed(texts, order)) as batches:
-            next(batches)
+        with closing(reader.passes(texts, order)) as started:
+            next(started).vectors()
             begun = start = time.perf_counter()
-            for place, _ in zip(chosen, batches, strict=False):
+            for place, passed_on in zip(chosen, started, strict=False):
+                passed_on.vectors()
                 now = time.perf_counter()
                 rates[padded[place][0]] = (now - start) / padded[place][1]
                 start = now
                 self.timed += 1
                 self.stage.step()
                 if now - begun > _PATIENCE:
+                    self.stage.expect(len(rates) - len(chosen))
                     break
         return rates
 

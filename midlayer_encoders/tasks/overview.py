@@ -60,7 +60,7 @@ def task_overview(source: TaskSource, task: AbsTask | None) -> TaskOverview:
     if not task.data_loaded:
         task.load_data()
     data = getattr(task, "data", None)  # of a local task
-    known = {
+    known: dict[str, Any] = {
         "name": task_label(source.name),
         "type": str(task.metadata.type),
         "why": getattr(data, "why", "") or ("built in" if data is not None else "a task of mteb"),

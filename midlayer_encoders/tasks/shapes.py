@@ -56,7 +56,7 @@ class _LocalTask(AbsTask):
         self.metadata = TaskMetadata(
             name=data.name,
             description=data.description,
-            type=data.type,
+            type=data.type,  # type: ignore[arg-type]  # of texts without labels no task is made
             dataset={"path": f"local/{data.label}", "revision": data.revision},
             category="t2c" if data.type in _OF_CLASSES else "t2t",
             eval_splits=["test"],
