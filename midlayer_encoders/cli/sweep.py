@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -159,11 +160,10 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
         console().print(f"{task} failed, {error}", style="bold red", highlight=False, markup=False)
     if not result.frame.is_empty():  # where every task failed there is nothing to report
         print_report(result.to_html())
-    if result.frame.filter(kind="score").is_empty() and not result.failures:
-        console().print(
-            "Nothing was scored: there are no labels. A layer chosen without them: "
-            f"midlayer select {result.notes.model} --texts {tasks[0]}", soft_wrap=True, highlight=False, markup=False,
-        )  # fmt: skip
+    if set(result.frame["kind"]) == {"metric"} and not result.failures:
+        line = shlex.join(["midlayer", "select", result.notes.model, "--texts", tasks[0]])
+        words = f"Nothing was scored: there are no labels. A layer chosen without them: {line}"
+        console().print(words, soft_wrap=True, highlight=False, markup=False)
     elif (site := options.get("site", "block")) != "block":
         console().print(f"The {site} of a layer is read here only: no encoder of it can be exported.")
     elif result.frame.filter(kind="score").height and result.summary().average is not None:
