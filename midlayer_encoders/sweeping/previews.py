@@ -133,45 +133,46 @@ def preview(
         options: likewise.
     """
     encoder, error = _loaded(model, options)
+    passes = num_passes(metrics) if metrics else 0
+    about: dict[str, Any] = {"model": str(model), "error": error}
+    if encoder is not None:  # what is wrong in other arguments is raised before the tasks are read
+        wanted = site_layers(layers, encoder.layer, site, name=encoder.name)
+        made = (
+            [encoder.with_recipe(one) for one in recipes_of("recipes", recipes)] if recipes is not None else [encoder]
+        )
+        about |= {
+            "model": encoder.name, "layers": len(wanted), "dim": num_dims(encoder, encoder.norm),
+            "max_tokens": encoder.max_seq_length, "device": str(encoder.device),
+        }  # fmt: skip
     several = tasks if isinstance(tasks, Sequence) and not isinstance(tasks, str) else [tasks]
     looking = Stage(progress, "looking", len(several))
     looks: list[_Look] = []
     for name in several:
         looks += _looks(name, encoder)
         looking.step()
-    known: dict[str, Any] = {
-        "tasks": [look.found for look in looks],
-        "model": encoder.name if encoder is not None else str(model),
-        "error": error,
-        "missing": lacks_bm25(look.task for look in looks if look.task is not None),
-    }
-    if encoder is None or not any(look.asked for look in looks):
-        return Preview(**known)
-    wanted = site_layers(layers, encoder.layer, site, name=encoder.name)
+    about["tasks"] = [look.found for look in looks]
+    about["missing"] = lacks_bm25(look.task for look in looks if look.task is not None)
     asked = list(dict.fromkeys(pair for look in looks for pair in look.asked))
-    made = [encoder.with_recipe(one) for one in recipes_of("recipes", recipes)] if recipes is not None else [encoder]
+    if encoder is None or not asked:
+        return Preview(**about)
     stores = {store_key(one.spec): one for one in made}
     timing = Timing(encoder, wanted, site, token_budget, Stage(progress, "timing"))
-    passed = timing.embedding(asked)
+    one_pass = timing.embedding(asked)
     one_layer, not_timed = timing.scoring({look.found.name: look.recorded for look in looks if look.task is not None})
-    measured = num_passes(metrics) * min(_METRIC_TEXTS, len(asked)) / len(asked) if metrics else 0
+    measured = passes * min(_METRIC_TEXTS, len(asked)) / len(asked)
     seconds = {
-        "embedding": passed * sum(times_longer(encoder, one, asked) for one in stores.values()),
+        "embedding": one_pass * sum(times_longer(encoder, one, asked) for one in stores.values()),
         "scoring": one_layer * (len(wanted) + MOST_CONFIRMED) * len(made),
-        "other": passed * (measured * len(made) + minilm_share(encoder)),
+        "other": one_pass * (measured * len(made) + minilm_share(encoder)),
     }
-    dim = num_dims(encoder, encoder.norm)
+    numbers = len(asked) * len(wanted) * about["dim"] * len(stores)
     return Preview(
-        **known,
-        layers=len(wanted),
-        dim=dim,
-        max_tokens=encoder.max_seq_length,
+        **about,
         texts=len(asked),
-        device=str(encoder.device),
         seconds=seconds | {"whole": sum(seconds.values())},
         timed=timing.timed,
         not_timed=not_timed,
-        store_bytes=len(asked) * len(wanted) * dim * (2 if store_dtype == "float16" else 4) * len(stores),
+        store_bytes=numbers * (2 if store_dtype == "float16" else 4),
     )
 
 

@@ -55,6 +55,7 @@ def test_without_a_model_the_tasks_are_still_reported(tmp_path: Path) -> None:
     assert "error" in result.stdout
 
 
+@pytest.mark.slow
 def test_your_own_data_are_texts_too(tiny_folder: Folder, tmp_path: Path) -> None:
     folder = write(tmp_path / "mine/test.csv", [{"text": text} for text in SENTENCES]).parent
     assert read_own(folder, field=None) == SENTENCES

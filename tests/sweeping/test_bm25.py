@@ -47,6 +47,7 @@ def test_bm25_scores_what_mteb_s_own_does_and_is_kept(tiny_folder: Folder, tmp_p
 
 
 @installed
+@pytest.mark.slow
 def test_every_candidate_is_ranked_however_large_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
         {"query": "granite", "positive": [f"a stone {n}"], "negative": [f"granite lies here {n}", f"no word {n}"]}
@@ -61,6 +62,7 @@ def test_every_candidate_is_ranked_however_large_the_corpus(tmp_path: Path, monk
 
 
 @installed
+@pytest.mark.slow
 def test_documents_without_a_word_leave_it_out(tiny_folder: Folder, tmp_path: Path) -> None:
     rows = [{"query": "?", "positive": ["!"]}, {"query": "??", "positive": ["!!"]}]
     result = sweep(tiny_folder("Llama"), write(tmp_path / "signs.jsonl", rows), out=tmp_path / "out", **HOW)

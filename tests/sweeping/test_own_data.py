@@ -52,6 +52,7 @@ def test_a_folder_of_beir_s_is_scored_together_with_prompts_of_queries_and_docum
 
 
 @pytest.mark.parametrize("task_type", ["MultilabelClassification", "BitextMining"])
+@pytest.mark.slow
 def test_what_is_left_to_mteb_is_scored_at_every_layer(task_type: str, tiny_folder: Folder, tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", ROWS[task_type])
     result = sweep(tiny_folder("Llama"), path, layers=[1, 3], out=tmp_path / "out", **QUICK)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import LayerIndexError
 from midlayer_encoders.store import list_stores
 from midlayer_encoders.sweeping import preview, sweep
 from tests.families import DEPTH
@@ -23,6 +24,7 @@ Folder = Callable[[str], str]
 pytestmark = MTEB
 
 
+@pytest.mark.slow
 def test_it_says_how_many_texts_a_sweep_embeds_and_what_the_store_takes(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +65,9 @@ def test_it_says_how_many_texts_a_sweep_embeds_and_what_the_store_takes(
 def test_lengths_are_counted_before_texts_are_truncated(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu", max_length=12)
     path = write(tmp_path / "texts.jsonl", [{"text": text} for text in SENTENCES])
-    (task,) = preview(encoder, path).tasks
+    found = preview(encoder, path)
+    assert (found.layers, found.max_tokens, found.seconds) == (DEPTH + 1, 12, {})  # nothing is embedded to be scored
+    (task,) = found.tasks
     counts = sorted(len(encoder.tokenizer(text)["input_ids"]) for text in SENTENCES)
     assert task.tokens == {"median": counts[24], "95 %": counts[45], "longest": counts[-1]}
     assert counts[-1] > 12
@@ -92,6 +96,8 @@ def test_what_a_sweep_would_refuse_is_said_and_the_rest_is_looked_at(tiny_folder
     assert third.error is not None
     assert "there is no" in third.error
     assert not found.seconds
+    with pytest.raises(LayerIndexError):
+        preview(tiny_folder("Llama"), bad, layers=[99], device="cpu")
     images = preview(tiny_folder("ViT"), good, device="cpu")
     assert images.error is not None
     assert "takes image: only texts are counted here" in images.error
