@@ -78,7 +78,8 @@ def beir_tables(files: Mapping[str, Path]) -> Tables:
     names = _ids(queries, _column(queries, _IDS))
     asked = dict(zip(names, queries.cells(_column(queries, ("text",)), _TEXT), strict=True))
     judged = _judged(qrels, queries=(queries.path, asked), corpus=(corpus.path, set(documents)))
-    kept = [name for name in names if name in set(judged["query-id"])]
+    answered = set(judged["query-id"])
+    kept = [name for name in names if name in answered]
     return {
         "corpus": {"id": documents, "title": titles, "text": texts},
         "queries": {"id": kept, "text": [asked[name] for name in kept]},
