@@ -49,6 +49,7 @@ __all__ = [
     "print_lines",
     "print_report",
     "quieten",
+    "read_own",
     "read_source",
     "refuse_given",
     "whole_model",
@@ -66,7 +67,8 @@ LayerText = Annotated[
 ]
 LayersText = Annotated[str, typer.Option("--layers", help="all, or layers with commas: 0,6,0.5,-1.")]
 MetricNames = Annotated[str, typer.Option("--metrics", help="paper, all, or names with commas.")]
-TextsFile = Annotated[Path, typer.Option("--texts", help="A text a line, or JSONL with --field.")]
+_TEXTS_HELP = "A text a line; or your own data (JSONL, CSV, parquet, a folder), with --field for another column."
+TextsFile = Annotated[Path, typer.Option("--texts", help=_TEXTS_HELP)]
 FieldName = Annotated[str | None, typer.Option("--field", help="Field of each JSON line that holds the text.")]
 Limit = Annotated[int | None, typer.Option("--limit", help="Use the first LIMIT inputs only.")]
 RecipeNames = Annotated[
@@ -79,7 +81,7 @@ SiteName = Annotated[str, typer.Option("--site", help="block, or what attention 
 SkipBad = Annotated[bool, typer.Option(help="Leave out files that cannot be read, and name them.")]
 SomeAudio = Annotated[Path | None, typer.Option("--audio", help="Folder of audio files, for an audio model.")]
 SomeImages = Annotated[Path | None, typer.Option("--images", help="Folder of images, for an image model.")]
-SomeTexts = Annotated[Path | None, typer.Option("--texts", help="A text a line, or JSONL with --field.")]
+SomeTexts = Annotated[Path | None, typer.Option("--texts", help=_TEXTS_HELP)]
 Views = Annotated[int, typer.Option("--views", help="Augmented views of each text, for LiDAR.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of every random draw.")]
 
@@ -155,11 +157,32 @@ def one_source(context: typer.Context, given: dict[str, Path | None]) -> tuple[s
 def read_source(kind: str, source: Path, *, field: str | None, skip_bad: bool) -> list[Any]:
     """Return the texts of a file, or the paths of a folder's images or audio files."""
     from midlayer_encoders.media import media_files
-    from midlayer_encoders.media.texts import read_texts
 
     if kind == "texts":
-        return list(read_texts(source, field=field))
+        return read_own(source, field=field)
     return list(media_files(source, "image" if kind == "images" else "audio", bad="skip" if skip_bad else "refuse"))
+
+
+def read_own(path: Path, *, field: str | None) -> list[str]:
+    """Return the texts of a file of lines, or of your own data in whatever form a sweep takes it.
+
+    Args:
+        path: a text a line; or JSONL, CSV, TSV, parquet or a folder of them.
+        field: the column that holds the text, where the columns are not those of a task.
+    """
+    from midlayer_encoders.files import at_home
+    from midlayer_encoders.media.texts import read_texts
+    from midlayer_encoders.tasks import SUFFIXES, ColumnsError, own_texts
+
+    path, lines = at_home(path), (".jsonl", ".ndjson")
+    if not path.is_dir() and (path.suffix.lower() not in SUFFIXES or (field and path.suffix.lower() in lines)):
+        return read_texts(path, field=field)
+    try:
+        return own_texts(path, column=field)
+    except ColumnsError:
+        if path.suffix.lower() in lines:
+            return read_texts(path)  # which names the fields to choose from
+        raise
 
 
 def asked_recipes(words: str | None, options: EncoderOptions) -> tuple[list[Recipe] | None, EncoderOptions]:

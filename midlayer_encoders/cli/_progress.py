@@ -22,7 +22,7 @@ import typer
 
 from midlayer_encoders._types import Progress
 
-__all__ = ["first_process", "long_running", "shown", "silence", "waiting"]
+__all__ = ["duration", "first_process", "json_asked", "long_running", "shown", "silence", "waiting"]
 
 Kind = Literal["bars", "lines", "json", "quiet"]
 BEAT = 30.0  # seconds between two lines of one stage
@@ -70,6 +70,11 @@ def first_process() -> bool:
     """Return whether this is the first of the processes that torchrun, SLURM or Fabric started for one command."""
     known = next((name for name in ("RANK", "SLURM_PROCID") if name in os.environ), None)
     return all(os.environ.get(name, "0") == "0" for name in ([known] if known else ["NODE_RANK", "LOCAL_RANK"]))
+
+
+def json_asked() -> bool:
+    """Return whether the command that runs was given ``--json``."""
+    return _asked == "json"
 
 
 def silence() -> None:
@@ -218,14 +223,14 @@ class _Lines(_Display):
     def line(self, stage: _Seen) -> str:
         """Return where a stage stands."""
         if stage.total is None:
-            return f"{stage.title}: {_duration(stage.seconds)}" if stage.seconds >= 1 else f"{stage.title} …"
+            return f"{stage.title}: {duration(stage.seconds)}" if stage.seconds >= 1 else f"{stage.title} …"
         words = [f"{stage.title}: {stage.done:,} of {stage.total:,}"]
         if stage.seconds >= 1:
-            words.append(_duration(stage.seconds))
+            words.append(duration(stage.seconds))
         if stage.rate and stage.seconds >= 1:
             words.append(f"{_number(stage.rate)} a second")
         if stage.left and stage.seconds >= 1:
-            words.append(f"{_duration(stage.left)} left")
+            words.append(f"{duration(stage.left)} left")
         return ", ".join(words)
 
     def __enter__(self) -> typing.Self:
@@ -255,11 +260,11 @@ class _JsonLines(_Lines):
             self._write(self._now)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return a time in words.
 
     Example:
-        >>> _duration(7.4), _duration(200), _duration(7300)
+        >>> duration(7.4), duration(200), duration(7300)
         ('7 s', '3 min 20 s', '2 h 1 min')
     """
     whole = round(seconds)

@@ -24,6 +24,7 @@ from midlayer_encoders.cli._app import (
     print_by_layer,
     print_report,
     quieten,
+    read_own,
 )
 from midlayer_encoders.cli._options import model_options
 from midlayer_encoders.cli._progress import long_running, shown
@@ -57,10 +58,9 @@ def compare(
     quieten()
     from midlayer_encoders.analysis.comparing.per_text import comparable
     from midlayer_encoders.analysis.comparing.run import compare as run
-    from midlayer_encoders.media.texts import read_texts
 
     wanted = comparable(parse_names(names))
-    lines = first_of(read_texts(texts, field=field), limit)
+    lines = first_of(read_own(texts, field=field), limit)
     with shown() as progress:
         result = run(
             base, *tuned, texts=lines, metrics=wanted, layers=parse_layers(layers), views=views, seed=seed,

@@ -23,6 +23,7 @@ from midlayer_encoders.cli._app import (
     print_by_layer,
     print_report,
     quieten,
+    read_own,
 )
 from midlayer_encoders.cli._options import model_options
 from midlayer_encoders.cli._progress import long_running, shown
@@ -54,11 +55,10 @@ def progression(
     """Measure every layer at every step of a model's training: which layers settle first?"""
     quieten()
     from midlayer_encoders.analysis.progression import progression as run
-    from midlayer_encoders.media.texts import read_texts
 
     wanted = parse_names(names)
     asked = [name.strip() for name in revisions.split(",")] if revisions else None
-    lines = first_of(read_texts(texts, field=field), limit)
+    lines = first_of(read_own(texts, field=field), limit)
     with shown() as progress:
         result = run(
             model, asked, texts=lines, metrics=wanted, layers=parse_layers(layers), views=views, seed=seed,

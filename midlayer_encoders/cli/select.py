@@ -19,6 +19,7 @@ from midlayer_encoders.cli._app import (
     make_table,
     print_lines,
     quieten,
+    read_own,
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
@@ -57,7 +58,6 @@ def select_command(
 ) -> None:
     """Choose a layer of a model, and with --recipes how it is asked; show what every other rule would have chosen."""
     quieten()
-    from midlayer_encoders.media.texts import read_texts
     from midlayer_encoders.selection import RecipeSelection, select, selection_passes
 
     check_count("--max-texts", max_texts)
@@ -68,7 +68,7 @@ def select_command(
     asked, options = asked_recipes(recipes, options)
     if field is not None and out is None and any(recipe.center for recipe in asked or ()):
         raise OptionError("`--out` must be given with `--field` and a recipe that centers: it keeps the texts for it.")
-    lines = read_texts(texts, field=field)
+    lines = read_own(texts, field=field)
     known = _read_labels(labels, len(lines)) if labels is not None else None
     encoder = whole_model(model, options)
     with shown({"measuring": "texts measured", "labels": "labeled texts read"}) as progress:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +26,7 @@ from midlayer_encoders.cli._app import (
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import first_process, long_running, shown, silence, waiting
+from midlayer_encoders.cli._progress import first_process, json_asked, long_running, shown, silence, waiting
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 # Those of the paper's metrics that compare no views of a text.
 _ONE_PASS = "prompt_entropy,dataset_entropy,effective_rank,curvature"
 STAGES = {
+    "reading": "tasks read",
     "planning": "tasks planned",
     "embedding": "texts embedded",
     "scoring": "layers scored",
@@ -71,6 +73,10 @@ def sweep(
     devices: Annotated[int, typer.Option(help="Processes on each machine that share the sweep.")] = 1,
     num_nodes: Annotated[int, typer.Option(help="Machines that share it (torchrun or SLURM start them).")] = 1,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the blocks: pays for many texts only.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Say what each task is taken for and how long it all takes, and write nothing."),
+    ] = False,
     options: EncoderOptions,
 ) -> None:
     """Score every layer of a model on mteb tasks from one forward pass over each text."""
@@ -85,6 +91,13 @@ def sweep(
     first = _first(devices, num_nodes)
     if not first:
         silence()
+    if dry_run:
+        asked, options = asked_recipes(recipes, options)
+        _preview(
+            model, tasks.split(","), layers=parse_layers(layers), site=site, metrics=parse_names(names),
+            store_dtype="float16" if half else "float32", recipes=asked, **options.changed(),
+        )  # fmt: skip
+        return
     with waiting("Reading the tasks"):
         task_sources(tasks.split(","))  # likewise
     asked, options = asked_recipes(recipes, options)
@@ -99,6 +112,18 @@ def sweep(
         store=store, store_dtype="float16" if half else "float32", scoring=scoring, workers=workers, devices=devices,
         num_nodes=num_nodes, compile=compiled, recipes=asked,
     )  # fmt: skip
+
+
+def _preview(model: str, tasks: list[str], **options: Any) -> None:
+    """Print what a sweep would do; exit with 1 where it would refuse something."""
+    from midlayer_encoders.cli._dry_run import print_preview
+    from midlayer_encoders.sweeping import preview
+
+    with shown({"looking": "tasks looked at", "timing": "batches and tasks timed"}) as progress:
+        found = preview(model, tasks, progress=progress, **options)
+    print_preview(found, as_json=json_asked())
+    if found.error is not None or any(task.error is not None for task in found.tasks):
+        raise typer.Exit(1)
 
 
 def _first(devices: int, num_nodes: int) -> bool:
@@ -135,7 +160,11 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
         console().print(f"{task} failed, {error}", style="bold red", highlight=False, markup=False)
     if not result.frame.is_empty():  # where every task failed there is nothing to report
         print_report(result.to_html())
-    if (site := options.get("site", "block")) != "block":
+    if set(result.frame["kind"]) == {"metric"} and not result.failures:
+        line = shlex.join(["midlayer", "select", result.notes.model, "--texts", tasks[0]])
+        words = f"Nothing was scored: there are no labels. A layer chosen without them: {line}"
+        console().print(words, soft_wrap=True, highlight=False, markup=False)
+    elif (site := options.get("site", "block")) != "block":
         console().print(f"The {site} of a layer is read here only: no encoder of it can be exported.")
     elif result.frame.filter(kind="score").height and result.summary().average is not None:
         print_made(result)
@@ -147,13 +176,14 @@ def _print_scores(result: SweepResult) -> None:
     """Print a row for each layer, a column for each task, and what the best layer gains over the last."""
     import polars as pl
 
+    from midlayer_encoders.frame import average_baseline
     from midlayer_encoders.report.words import confirmed_words
     from midlayer_encoders.sweeping import RecipesResult
     from midlayer_encoders.tasks import task_label
 
     if result.frame.filter(pl.col("kind") == "score").is_empty():
         return
-    title, baselines = result.notes.title, result.notes.baselines
+    title, baselines, missing = result.notes.title, result.notes.baselines, result.notes.missing
     if isinstance(result, RecipesResult):
         _print_recipes(result)
         title += f" under {result.recipe}"
@@ -170,9 +200,13 @@ def _print_scores(result: SweepResult) -> None:
         table.add_row(str(layer), *row, style="bold green" if best else None)
     table.add_section()
     for name, known in baselines.items():
-        shown = [100 * known.get(curve.name, float("nan")) for curve in found.tasks]
-        table.add_row(name, *(f"{value:.1f}" for value in shown), f"{sum(shown) / len(shown):.1f}")
+        shown = [known.get(curve.name) for curve in found.tasks]  # BM25 ranks, and does nothing else
+        mean = average_baseline(found, known)
+        points = ["" if value is None else f"{100 * value:.1f}" for value in shown]
+        table.add_row(name, *points, "" if mean is None else f"{mean:.1f}")
     console().print(table)
+    for words in missing:
+        console().print(words, highlight=False, markup=False)
     if found.average is not None:
         average = found.average
         last = "the last layer" if average.last_layer == found.num_layers else f"layer {average.last_layer}"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["draw", "write_figure"]
 
 _BEST, _INK, _SOFT = LIGHT["best"], LIGHT["ink"], LIGHT["soft"]
-_LEVELS = ((5, 3), (1, 2))  # dashes of a level, and of a second one
+_LEVELS = ((5, 3), (1, 2), (7, 2, 1, 2))  # dashes of a level, of a second one and of a third
 _HEAD = 3.2  # inches that the wide panel at the top is high
 
 

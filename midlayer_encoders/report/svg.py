@@ -258,8 +258,8 @@ class _Canvas:
 
 
 def level_class(level: Level) -> str:
-    """Return the classes of a level's line: dashed, and dotted for every second one."""
-    return "level dotted" if level.style % 2 else "level"
+    """Return the classes of a level's line: dashed, dotted, or both in turn."""
+    return ("level", "level dotted", "level mixed")[level.style % 3]
 
 
 def _share(axis: Axis, value: float) -> float:

@@ -133,7 +133,7 @@ def _score_sections(found: Summary, baselines: Baselines) -> list[str]:
     average = wide_html(average_panel(found, baselines), _average_words(found)) if found.average else ""
     tasks = ""
     if len(found.tasks) > 1 or not average:
-        lines = zip(("dashed line", "dotted one"), baselines, strict=False)
+        lines = zip(("dashed line", "dotted one", "one of dashes and dots"), baselines, strict=False)
         dashed = "".join(f"; the {line} is {name}" for line, name in lines)
         tasks = soft(f"Each task by layer, in points, on its own scale. Disc: best layer; square: last layer{dashed}.")
         tasks += figure_html(tasks_chart(found, baselines))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from midlayer_encoders.sweeping.previews import Preview, TaskPreview, preview
 from midlayer_encoders.sweeping.result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.run import sweep
 from midlayer_encoders.sweeping.vectors import embed
 
-__all__ = ["RecipesResult", "SweepResult", "embed", "sweep"]
+__all__ = ["Preview", "RecipesResult", "SweepResult", "TaskPreview", "embed", "preview", "sweep"]

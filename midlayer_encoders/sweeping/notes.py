@@ -16,10 +16,10 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.models.cut import plan_cut
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.report.versions import versions
-from midlayer_encoders.sweeping.baselines import Baseline
+from midlayer_encoders.sweeping.baselines import Baseline, lacks_bm25
 from midlayer_encoders.sweeping.jobs import Score
 from midlayer_encoders.sweeping.result import Notes
-from midlayer_encoders.tasks import STS_GRADES, TaskSource, task_label
+from midlayer_encoders.tasks import STS_GRADES, TaskSource, TextsSource, task_label
 
 __all__ = ["TOGETHER", "Scored", "sweep_notes"]
 
@@ -52,28 +52,40 @@ def sweep_notes(
 ) -> Notes:
     """Return the notes of a sweep; ``baselines`` are scored on the tasks that did not fail, unless they were."""
     scores = found.scores
+    scored = [source for source in sources if not isinstance(source, TextsSource)]
     failed = {score.task: f"layer {score.layer}: {score.error}" for score in reversed(scores) if score.error}
+    compared = {
+        one.name: _compared(one, [source for source in scored if source.name not in failed], found.baselines)
+        for one in baselines
+    }
     return Notes(
         title=f"Every layer of {spec.model}" + ("" if spec.site == "block" else f": its {spec.site}"),
         model=encoder.source,
         how=_how(encoder, spec, sources, seconds, tokens) | _scoring(found.ways),
         parameters=_parameters(encoder, layers, spec.norm) if spec.site == "block" else {},
         seconds=_pass_seconds(encoder, layers, scores) if spec.site == "block" else {},
-        baselines={
-            one.name: {
-                source.name: known[one.name] if one.name in known else one.score(source.make())
-                for source in sources
-                if source.name not in failed
-                for known in (found.baselines.get(source.name, {}),)
-            }
-            for one in baselines
-        },
+        baselines={name: of for name, of in compared.items() if of},
+        missing=lacks_bm25(source.make() for source in scored) if baselines else [],
         remarks=[*_remarks(sources), *_undefined(scores), *_apart(found)],
         failures=failed,
         options=encoder.options.recreating(),
         scoring=dict(found.ways),
         site=spec.site,
     )
+
+
+def _compared(
+    baseline: Baseline, sources: Sequence[TaskSource], known: Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
+    """Return the score of a baseline on each task that it applies to, as it is known or computed now."""
+    found = {}
+    for source in sources:
+        score = known.get(source.name, {}).get(baseline.name)
+        if score is None and baseline.applies(task := source.make()):
+            score = baseline.score(task)
+        if score is not None and not (baseline.searches and math.isnan(score)):
+            found[source.name] = score
+    return found
 
 
 def _how(
@@ -140,7 +152,9 @@ def _apart(found: Scored) -> list[str]:
 def _remarks(sources: Sequence[TaskSource]) -> list[str]:
     nearness = next((task_label(source.name) for source in sources if "Nearness" in source.name), None)
     grades = "; ".join(f"{grade}: {words}" for grade, words in enumerate(STS_GRADES))
-    return [f"What the grades of {nearness} mean: {grades}."] if nearness else []
+    texts = [task_label(source.name) for source in sources if isinstance(source, TextsSource)]
+    alone = f"{', '.join(texts)}: texts without labels, which the metrics read and nothing is scored on."
+    return [f"What the grades of {nearness} mean: {grades}."] * bool(nearness) + [alone] * bool(texts)
 
 
 def _parameters(encoder: LayerEncoder, layers: Sequence[int], norm: Norm) -> dict[int, int]:

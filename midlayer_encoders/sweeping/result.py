@@ -39,6 +39,7 @@ class Notes:
     parameters: dict[int, int] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
@@ -104,7 +105,7 @@ class SweepResult(Result):
             parameters=notes.parameters or None,
             seconds=notes.seconds or None,
             export=export_lines(notes, self.best()) if scored and notes.site == "block" else None,
-            notes=[*notes.remarks, *(f"{task} failed: {error}" for task, error in notes.failures.items())],
+            notes=[*notes.missing, *notes.remarks, *_failed(self.failures)],
             baselines=_labeled(notes.baselines, labels),
         )
 
@@ -156,8 +157,9 @@ class RecipesResult(SweepResult):
         ).select(*next(iter(parts.values())).frame.columns, "recipe")
         scored = {name: part for name, part in parts.items() if _average(part) is not None}
         best = best_recipe({name: part.summary() for name, part in scored.items()}) if scored else next(iter(parts))
-        baselines = next(iter(parts.values())).notes.baselines
-        return cls(frame, folder, replace(parts[best].notes, baselines=baselines), parts)
+        first = next(iter(parts.values())).notes
+        notes = replace(parts[best].notes, baselines=first.baselines, missing=first.missing)
+        return cls(frame, folder, notes, parts)
 
     @property
     def recipe(self) -> str:
@@ -206,7 +208,6 @@ class RecipesResult(SweepResult):
             return frame.with_columns(pl.col("dataset").replace(labels))
 
         notes = winner.notes
-        failed = [f"{task} failed: {error}" for task, error in self.failures.items()]
         return report_html(
             labeled(winner.frame),
             title=notes.title,
@@ -214,7 +215,7 @@ class RecipesResult(SweepResult):
             parameters=notes.parameters or None,
             seconds=notes.seconds or None,
             export=export_lines(notes, winner.best()),
-            notes=[*notes.remarks, *failed],
+            notes=[*self.notes.missing, *notes.remarks, *_failed(self.failures)],
             baselines=_labeled(self.notes.baselines, labels),
             recipes={name: summary(labeled(self.parts[name].frame)) for name in found},
         )
@@ -232,6 +233,10 @@ def _average(part: SweepResult) -> float | None:
         return None
     average = part.summary().average
     return None if average is None or math.isnan(average.best) else average.best
+
+
+def _failed(failures: Mapping[str, str]) -> list[str]:
+    return [f"{task} failed: {error}" for task, error in failures.items()]
 
 
 def _labeled(baselines: Baselines, labels: Mapping[str, str]) -> dict[str, dict[str, float]]:
@@ -252,7 +257,7 @@ def read_notes(path: Path) -> Notes:
     if isinstance(baselines, dict) and any(isinstance(score, float | int) for score in baselines.values()):
         kept["baselines"] = {"TF-IDF": baselines}  # as it was written while there was one
     for one in fields(Notes):
-        kind = str if one.name in ("title", "model", "site") else list if one.name == "remarks" else dict
+        kind = str if one.name in ("title", "model", "site") else list if one.name in ("missing", "remarks") else dict
         if not isinstance(kept.get(one.name, kind()), kind):
             raise TypeError(f"{one.name} is not a {kind.__name__}")
     return Notes(**kept)
