@@ -57,7 +57,7 @@ def parse_amount(text: str) -> float:
         >>> parse_amount("100M"), parse_amount("1.5B"), parse_amount("22_000_000")
         (100000000.0, 1500000000.0, 22000000.0)
     """
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmbg]?)", text.strip().replace("_", "").lower())
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kmbg]?)", text.strip().replace("_", "").lower())
     if found is None:
         raise typer.BadParameter(f"must be a number such as 100M, 1.5B or 22000000, but got {text!r}")
     return float(found[1]) * _UNITS[found[2]]

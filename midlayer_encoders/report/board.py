@@ -9,9 +9,9 @@ from typing import TypeAlias
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import Baselines, Curve, Summary
 from midlayer_encoders.report.axes import Axis, amount_axis
-from midlayer_encoders.report.charts import Chart, Dots, Front, Line, Panel, Part, Rule, value_axis
+from midlayer_encoders.report.charts import Chart, Dots, Front, Line, Mark, Panel, Part, Rule, value_axis
 from midlayer_encoders.report.scores import average_levels
-from midlayer_encoders.report.ticks import Cost, amount, cost_words, number
+from midlayer_encoders.report.ticks import Cost, cost_words, number
 
 __all__ = ["COSTS", "Budget", "Point", "Run", "board_chart", "chosen", "front", "fronts_of"]
 
@@ -124,27 +124,43 @@ def chosen(points: Sequence[Point], budget: Budget) -> Point:
     within = [point for point in known if all(point.costs[cost] <= most for cost, most in budget.items())]
     if within:
         return max(within, key=lambda one: (one.score, -one.costs.get("parameters", 0.0), -one.layer))
-    asked = " and ".join(f"{amount(most)} {COSTS[cost]}" for cost, most in budget.items())
     if not known:
         what = " and ".join(COSTS[cost] for cost in budget)
         raise OptionError(
             f"The budget must be of what the runs have noted, but none has {what}: sweep them again with this version, "
             "which goes on from what is kept."
         )
-    nearest = min(known, key=lambda one: max(one.costs[cost] / most for cost, most in budget.items()))
+    nearest = min(known, key=lambda one: (max(one.costs[cost] / most for cost, most in budget.items()), -one.score))
     raise OptionError(
-        f"The budget must leave one encoder at least, but none is within {asked}: the nearest is {nearest.run} at "
-        f"layer {nearest.layer}, {number(nearest.score)} points, {cost_words(nearest.costs)}."
+        f"The budget must leave one encoder at least, but none is within {cost_words(budget)}: the nearest is "
+        f"{nearest.run} at layer {nearest.layer}, {number(nearest.score)} points, {cost_words(nearest.costs)}."
     )
 
 
-def board_chart(runs: Sequence[Run], baselines: Baselines | None = None, budget: Budget | None = None) -> Chart:
-    """Return the score of every layer of every run against each cost, the best layers marked, the front drawn."""
+def board_chart(
+    runs: Sequence[Run],
+    baselines: Baselines | None = None,
+    budget: Budget | None = None,
+    marked: Point | None = None,
+) -> Chart:
+    """Return the score of every layer of every run against each cost, the best layers marked, the front drawn.
+
+    Args:
+        runs: at least one.
+        baselines: drawn as levels.
+        budget: drawn as upright lines.
+        marked: the layer that was chosen within it.
+    """
     scores = [Line((), tuple(run.average.points.values())) for run in runs]
     y = value_axis([*scores, *average_levels(runs[0].summary, baselines or {})])
     known = [cost for cost in COSTS if any(cost in point.costs for run in runs for point in run.points)]
-    panels = tuple(_panel(runs, cost, y, baselines or {}, (budget or {}).get(cost)) for cost in known)
-    return Chart(panels, columns=1, size=(7.5, 3.2), head=True)
+    panels = []
+    for cost in known:
+        panel = _panel(runs, cost, y, baselines or {}, (budget or {}).get(cost))
+        if marked is not None and cost in marked.costs:
+            panel = replace(panel, parts=(*panel.parts, Mark("best", marked.costs[cost], marked.score, "")))
+        panels.append(panel)
+    return Chart(tuple(panels), columns=1, size=(7.5, 3.2), head=True)
 
 
 def _panel(runs: Sequence[Run], cost: Cost, y: Axis, baselines: Baselines, most: float | None) -> Panel:

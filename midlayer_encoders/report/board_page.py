@@ -42,20 +42,20 @@ def board_html(
     budget, known = budget or {}, baselines or {}
     tasks = runs[0].summary.tasks
     on = tasks[0].name if len(tasks) == 1 else f"average over {len(tasks)} tasks"
-    within = " and ".join(f"{amount(most)} {COSTS[cost]}" for cost, most in budget.items())
-    among = f"the most within {within}" if within else f"the most of {len(runs)} runs" if len(runs) > 1 else "one run"
-    verdict = f"{best.run} at layer {best.layer} scores {number(best.score)} on {on}: {among}."
+    among = f"within {cost_words(budget)}" if budget else f"of {len(runs)} runs" if len(runs) > 1 else "of its layers"
+    verdict = f"{best.run} at layer {best.layer} scores {number(best.score)} on {on}: the most {among}."
     words = (
         "Each curve is a run, each point a layer, the disc its best one. On the Pareto front is what no other layer of "
         "any run beats for the same cost or less. The axis of the score does not start at zero. Point at a layer, or "
         "walk there with the arrow keys; a name in the key switches its curve."
-    )
+    ) + (" The upright lines are the budget, the orange disc is the encoder within it." if budget else "")
+    chart = board_chart(runs, known, budget, best if budget else None)
     return document(
         f"Board of {len(runs)} run{'' if len(runs) == 1 else 's'}",
         large(verdict) + soft(cost_words(best.costs)),
         [
             section("Use this encoder", code_lines(lines)),
-            section("Score against cost", soft(words) + figure_html(board_chart(runs, known, budget))),
+            section("Score against cost", soft(words) + figure_html(chart) if chart.panels else ""),
             section("Runs", _filters(runs) + _table(runs, known)),
             section("What was compared", facts(how or {})),
         ],
@@ -85,7 +85,7 @@ def _table(runs: Sequence[Run], baselines: Baselines) -> str:
     shown = tasks if 1 < len(tasks) <= _MOST_TASKS else []
     heads = [_head("Run"), _head("Layer"), _head("Score", falling=True), _head("Over its last layer", falling=True)]
     heads += [_head(words) for words in _HEADS.values()]
-    heads += [_head("On the front of", falling=True), *(_head(name, falling=True) for name in shown)]
+    heads += [_head("Fronts", falling=True), *(_head(name, falling=True) for name in shown)]
     fronts = fronts_of(runs)
     rows = "".join(_row(run, fronts[run.name], shown) for run in runs)
     feet = "".join(_foot(name, scores, runs[0], shown) for name, scores in baselines.items())

@@ -373,9 +373,11 @@ def _summary(one: _Swept, shared: set[tuple[str, str]], labels: Mapping[str, str
 
 
 def _task_words(left: Mapping[str, Sequence[str]]) -> list[str]:
-    return [
-        f"Left out, since not every run has it: {task} (not in {', '.join(lacking)})." for task, lacking in left.items()
-    ]
+    """Return which tasks are left out, together where the same runs lack them."""
+    tasks: dict[tuple[str, ...], list[str]] = {}
+    for task, lacking in left.items():
+        tasks.setdefault(tuple(lacking), []).append(task)
+    return [f"Left out: {', '.join(some)}, not in {', '.join(lacking)}." for lacking, some in tasks.items()]
 
 
 def _cost_words(runs: Sequence[Run]) -> list[str]:
