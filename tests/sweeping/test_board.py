@@ -137,7 +137,7 @@ def test_older_runs_have_dashes_and_other_devices_a_warning(tmp_path: Path) -> N
     assert found.to_frame().filter(run="m2", layer=2)["milliseconds"].item() == pytest.approx(1.0)  # of 16 texts
     assert found.to_frame()["bytes"].to_list() == [32.0] * 3 + [None] * 3
     page = board(tmp_path, max_bytes=1).html()
-    assert "none is within 1 bytes per vector: the nearest is m1 at layer 0" in page
+    assert "none is within 1 bytes per vector: the nearest is m1 at layer 1" in page
     assert "the most of 2 runs" in page
 
 
