@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Board", "board"]
 
-_LEFT = ("together", "mteb", "recipes", "embeddings")  # what a sweep makes before it is done
+_MADE = ("together", "mteb", "recipes", "embeddings")  # what a sweep makes before it is done
 _DEEPEST = 4  # folders below the one that is named
 _BYTES = 4  # of a float32, as which vectors are returned
 
@@ -137,7 +138,8 @@ class Board:
         """Write the page, and those of sweeps that have none yet, and return where it lies."""
         for one in self._swept:
             if not (one.home / "report.html").exists():
-                SweepResult.load(one.home).to_html()
+                with suppress(OSError):  # of someone else's folder: the run has no link then
+                    SweepResult.load(one.home).to_html()
         return write_page(self.html(Path(path).parent), path)
 
     def to_dict(self) -> dict[str, Any]:
@@ -207,25 +209,25 @@ def board(
     budget = _budget({"parameters": max_parameters, "milliseconds": max_milliseconds, "bytes": max_bytes})
     named = [runs] if isinstance(runs, str | Path) else check_list("runs", runs, "folders")
     remarks: list[str] = []
-    homes = list(dict.fromkeys(home for one in named for home in _homes(one, remarks)))
-    swept = [one for home in homes for one in _parts(home)]
+    found = [swept for one in named for swept in _found(one, remarks)]
+    swept = list({(one.home, one.recipe): one for one in found}.values())  # a folder may be named twice
     _check_apart(swept)
     names = dict(zip(_names(swept), swept, strict=True))
     labels = task_labels(sorted({task for one in swept for task, _ in one.tasks}))
     shared = _shared(names, labels)
     made = [(_run(one, name, shared, labels), one) for name, one in names.items()]
     made.sort(key=lambda pair: -pair[0].best.score)
-    found = tuple(run for run, _ in made)
+    shown = tuple(run for run, _ in made)
     left = {
         labels[task[0]]: tuple(name for name, one in names.items() if task not in one.tasks)
         for task in sorted(set().union(*(one.tasks for one in swept)) - shared)
     }
     return Board(
-        found,
-        tuple(task.name for task in found[0].summary.tasks),
+        shown,
+        tuple(task.name for task in shown[0].summary.tasks),
         left,
         budget,
-        (*_task_words(left), *remarks, *_cost_words(found)),
+        (*_task_words(left), *remarks, *_cost_words(shown)),
         tuple(one for _, one in made),
     )
 
@@ -241,69 +243,71 @@ def _budget(asked: Mapping[Cost, float | None]) -> Budget:
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 
-def _homes(given: object, remarks: list[str]) -> Iterator[Path]:
-    """Yield the folders of sweeps at a path, or below it; of those below, one that cannot be shown is a remark."""
+def _found(given: object, remarks: list[str]) -> list[_Swept]:
+    """Return the sweeps at a path, or below it; of those below, one that cannot be shown becomes a remark."""
     check_path("runs", given)
     folder = at_home(Path(os.fspath(given)))  # type: ignore[call-overload]
     if not folder.is_dir():
         raise OptionError(
-            f"`runs` must be folders of sweeps, but {folder} is none. `midlayer sweep … --out {folder}` makes it."
+            f"`runs` must be folders of sweeps, but there is none at {folder}: name the --out of `midlayer sweep`."
         )
-    reason = _refused(folder)
-    if reason is None:
-        yield folder.resolve()
-        return
-    below = list(_below(folder))
-    found = {one: _refused(one) for one in below}
-    if not any(why is None for why in found.values()):
-        raise OptionError(
-            f"`runs` must be folders of sweeps, or hold some, but {folder} {next(iter(found.values()), None) or reason}"
-        )
-    for one, why in found.items():
-        if why is None:
-            yield one.resolve()
-        else:
-            remarks.append(f"Left out: {one.relative_to(folder)} {why}")
+    if _is_sweep(folder):
+        return _parts(folder)
+    found, reasons = [], []
+    for one in _below(folder):
+        try:
+            found += _parts(one)
+        except OptionError as error:
+            reasons.append(str(error))
+    if not found:
+        none = f"`runs` must be folders of sweeps, or hold some, but {folder} holds none: name the --out of a sweep."
+        raise OptionError(reasons[0] if reasons else none)
+    remarks += [f"Left out: {reason}" for reason in reasons]
+    return found
 
 
 def _below(folder: Path, depth: int = 1) -> Iterator[Path]:
     """Yield the folders below one that are sweeps, finished or not."""
     for inner in sorted(one for one in folder.iterdir() if one.is_dir() and not one.name.startswith(".")):
-        if (inner / "sweep.json").exists() or _unfinished(inner):
+        if _is_sweep(inner):
             yield inner
         elif depth < _DEEPEST:
             yield from _below(inner, depth + 1)
 
 
-def _refused(folder: Path) -> str | None:
-    """Return why the sweep of a folder cannot be on a board, as the end of a sentence; ``None`` where it can."""
+def _is_sweep(folder: Path) -> bool:
+    """Return whether a sweep was begun in a folder."""
+    begun = (folder / LOCK).exists() or sum((folder / name).is_dir() for name in _MADE) > 1
+    return begun or (folder / "sweep.json").exists()
+
+
+def _parts(folder: Path) -> list[_Swept]:
+    """Return the sweep of a folder under each of its recipes, or raise why it cannot be on a board."""
     if not (folder / "sweep.json").exists() or not (folder / "frame.parquet").exists():
-        if _unfinished(folder):
-            return "holds a sweep that is not finished: run the same command again, it goes on where it stopped."
-        return "holds no sweep (no sweep.json and frame.parquet): name the --out of `midlayer sweep`."
-    result = SweepResult.load(folder)
+        raise OptionError(
+            f"`runs` must be finished, but the sweep in {folder} is not: run the same command again, it goes on where "
+            "it stopped."
+        )
+    result, home = SweepResult.load(folder), folder.resolve()
     if result.notes.site != "block":
-        return f"is a sweep of what {result.notes.site} adds in each block, of which there is no encoder: leave it out."
-    if any(not part.tasks for part in _parts(folder)):
-        return "has no scores, only metrics or failed tasks: sweep it on tasks, `midlayer sweep … --tasks …`."
-    return None
-
-
-def _unfinished(folder: Path) -> bool:
-    done = (folder / "sweep.json").exists() and (folder / "frame.parquet").exists()
-    return not done and ((folder / LOCK).exists() or sum((folder / name).is_dir() for name in _LEFT) > 1)
-
-
-def _parts(home: Path) -> list[_Swept]:
-    """Return the sweep of a folder under each of its recipes."""
-    result = SweepResult.load(home)
-    if isinstance(result, RecipesResult):
-        return [_Swept(part, home, name) for name, part in result.parts.items()]
-    return [_Swept(result, home, str(result.notes.options.get("recipe") or PLAIN))]
+        raise OptionError(
+            f"`runs` must be of whole blocks, but {folder} is of what {result.notes.site} adds in each, of which there "
+            "is no encoder: leave it out."
+        )
+    recipe = str(result.notes.options.get("recipe") or PLAIN)
+    parts = result.parts if isinstance(result, RecipesResult) else {recipe: result}
+    swept = [_Swept(part, home, name) for name, part in parts.items()]
+    if not all(part.tasks for part in swept):
+        raise OptionError(
+            f"`runs` must have scores, but {folder} has none, only metrics or failed tasks: sweep it with --tasks."
+        )
+    return swept
 
 
 def _link(home: Path, folder: Path) -> str:
-    """Return the address of a sweep's page, seen from the folder of the board's; a name in it cannot be a scheme."""
+    """Return the address of a sweep's page, if it has one, from the board's folder; no name in it is a scheme."""
+    if not (home / "report.html").exists():
+        return ""
     try:
         path = os.path.relpath(home / "report.html", folder.resolve())
     except ValueError:  # on another drive of Windows

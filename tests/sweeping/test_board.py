@@ -41,8 +41,8 @@ def test_a_folder_that_holds_several_is_searched_and_says_what_it_left_out(tmp_p
     (tmp_path / "notes").mkdir()
     found = board(tmp_path)
     assert [run.name for run in found.runs] == ["m1", "m2"]
-    assert [remark.split(" ", 3)[2] for remark in found.remarks] == ["half", "mlp"]
-    assert "not finished" in found.remarks[0]
+    assert f"Left out: `runs` must be finished, but the sweep in {tmp_path / 'half'} is not: " in found.remarks[0]
+    assert f"{tmp_path / 'mlp'} is of what mlp adds in each, of which there is no encoder" in found.remarks[1]
     again = board([tmp_path, tmp_path / "b", tmp_path / "a" / ".." / "b"])  # the same folder by another name
     assert [run.name for run in again.runs] == ["m1", "m2"]
 
@@ -50,11 +50,12 @@ def test_a_folder_that_holds_several_is_searched_and_says_what_it_left_out(tmp_p
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("nothing", "`runs` must be folders of sweeps, but .*nothing is none"),
-        ("empty", "but .*empty holds no sweep .*name the --out"),
-        ("half", "but .*half holds a sweep that is not finished: run the same command again"),
+        ("nothing", "`runs` must be folders of sweeps, but there is none at .*nothing: name the --out"),
+        ("empty", "but .*empty holds none: name the --out of a sweep"),
+        ("half", "must be finished, but the sweep in .*half is not: run the same command again"),
         ("mlp", "of which there is no encoder: leave it out"),
-        ("unscored", "has no scores"),
+        ("unscored", "must have scores, but .*unscored has none"),
+        ("broken", "but .*broken holds no frame.parquet and sweep.json that can be read. Run the sweep again"),
     ],
 )
 def test_what_is_no_finished_sweep_of_scores_is_refused(what: str, message: str, tmp_path: Path) -> None:
@@ -63,6 +64,8 @@ def test_what_is_no_finished_sweep_of_scores_is_refused(what: str, message: str,
     (tmp_path / "half" / "midlayer.lock").touch()
     made_sweep(tmp_path / "mlp", ONE, site="mlp")
     made_sweep(tmp_path / "unscored", {"STS": [float("nan")]})
+    made_sweep(tmp_path / "broken", ONE)
+    (tmp_path / "broken/sweep.json").write_text("{")
     with pytest.raises(OptionError, match=message):
         board([tmp_path / what])
 
