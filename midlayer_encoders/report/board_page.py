@@ -105,7 +105,7 @@ def _head(words: str, *, falling: bool = False) -> str:
 def _row(run: Run, fronts: Sequence[Cost], tasks: Sequence[str]) -> str:
     best, average = run.best, run.average
     curves = {task.name: task.points for task in run.summary.tasks}
-    name, folder = f"<bdi>{escape(run.name)}</bdi>", f"<bdi>{escape(run.folder)}</bdi>"
+    name, folder = f"<bdi>{breakable(run.name)}</bdi>", f"<bdi>{breakable(run.folder)}</bdi>"
     name = f'<a href="{escape(run.page)}">{name}</a>' if run.page else name
     cells = [
         f'<th scope="row" data-value="{escape(run.name)}">{name}<br><small>{folder}</small></th>',
