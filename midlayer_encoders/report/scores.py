@@ -115,7 +115,7 @@ def _scored(frame: pl.DataFrame, what: str) -> Summary:
 
 def _levels(points: Mapping[str, float | None]) -> list[Level]:
     return [
-        Level(value, f"{name} {number(value)}", style=style)
+        Level(value, f"{name} {number(value)}", label=name, style=style)
         for style, (name, value) in enumerate(points.items())
         if value is not None
     ]

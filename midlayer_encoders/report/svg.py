@@ -220,7 +220,7 @@ class _Canvas:
         if not self.size.words:
             return shape
         x, y = self._clearest(level, 7.5 * len(level.text))
-        return f'{shape}<text class="word" x="{x:.1f}" y="{y:.1f}">{escape(level.text)}</text>'
+        return f'{shape}<text class="word"{switch} x="{x:.1f}" y="{y:.1f}">{escape(level.text)}</text>'
 
     def _clearest(self, level: Level, width: float) -> tuple[float, float]:
         """Return where, along a level and above or below it, a text is farthest from every curve and other level."""

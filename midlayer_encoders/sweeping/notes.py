@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,39 +187,30 @@ def _device_words(encoder: LayerEncoder) -> str:
 def _pass_seconds(encoder: LayerEncoder, layers: Sequence[int]) -> tuple[dict[int, float], int]:
     """Return the seconds after which a pass over a batch has reached each layer, and the tokens of a text in it.
 
-    Each is the least of some passes. On a GPU the times are those of its own clock.
+    Each is the least of some passes.
     """
     model: Any = encoder[0].model
     features = encoder.preprocess(_TIMED)
     names: tuple[str, ...] = ("input_ids", "attention_mask")
     inputs = {key: features[key].to(encoder.device) for key in names if key in features}
-    now = _clock(encoder.device)
+    devices = {parameter.device for parameter in model.parameters()}  # several where a device map spreads them
     best = dict.fromkeys(layers, float("inf"))
+    start = 0.0
+
+    def reached(layer: int, *_: object) -> None:
+        best[layer] = min(best[layer], _now(devices) - start)
+
     for _ in range(_ROUNDS):
-        seen: dict[int, Any] = {}
-        start = now()
-
-        def reached(layer: int, *_: object, seen: dict[int, Any] = seen) -> None:
-            seen[layer] = now()
-
+        start = _now(devices)
         capture(model, inputs, reached, anatomy=encoder.anatomy, layers=layers)
-        if encoder.device.type == "cuda":
-            torch.cuda.synchronize(encoder.device)
-        best = {layer: min(best[layer], _between(start, end)) for layer, end in seen.items()}
     return best, int(features["input_ids"].shape[1])
 
 
-def _clock(device: torch.device) -> Callable[[], Any]:
-    """Return what notes a moment: on a GPU an event among its kernels, since a call returns before they have run."""
-
-    def event() -> Any:
-        made = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        made.record(torch.cuda.current_stream(device))
-        return made
-
-    return event if device.type == "cuda" else time.perf_counter
-
-
-def _between(start: Any, end: Any) -> float:
-    """Return the seconds between two moments."""
-    return float(end - start if isinstance(start, float) else start.elapsed_time(end) / 1e3)
+def _now(devices: Iterable[torch.device]) -> float:
+    """Return the time when devices have done what they were given; their calls return before."""
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        elif device.type == "mps":
+            torch.mps.synchronize()
+    return time.perf_counter()

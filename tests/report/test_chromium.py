@@ -14,7 +14,7 @@ from midlayer_encoders import board
 from midlayer_encoders.report import report_html
 from midlayer_encoders.report.page import write_page
 from midlayer_encoders.sweeping import RecipesResult
-from tests.report.made_frames import full_frame
+from tests.report.made_frames import TASKS, full_frame
 from tests.report.made_runs import made_sweep
 
 pytestmark = pytest.mark.browser
@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     board(home / "runs").to_html(home / "board.html")
     layers = range(31)
     text = report_html(
-        full_frame(), title=HOSTILE, how={HOSTILE: LONG}, notes=[RTL], baselines={"TF-IDF": {"DocstringSTS": 0.5}},
+        full_frame(), title=HOSTILE, how={HOSTILE: LONG}, notes=[RTL], baselines={"TF-IDF": dict.fromkeys(TASKS, 0.5)},
         parameters={k: 10**6 * (k + 1) for k in layers}, seconds={k: 0.001 * (k + 1) for k in layers},
     )  # fmt: skip
     write_page(text, home / "sweep.html")
@@ -255,8 +255,15 @@ def test_names_in_the_key_switch_their_curves(chromium: Any, folder: Path) -> No
         assert "b" in names(page)  # the row stays
         button.press("Space")
         assert (button.get_attribute("aria-pressed"), drawn(page)) == ("true", everything)
+        assert page.locator(".chart .front:visible").count() == 2  # that of bytes is level, and counts as nothing
         page.locator(".legend button").filter(has_text="Pareto front").click()
         assert page.locator(".chart .front:visible").count() == 0
+    with Opened(chromium, folder / "sweep.html") as page:
+        levels = "[...document.querySelectorAll('.chart .level')].filter(one => one.checkVisibility()).length"
+        assert page.evaluate(levels) == 1 + 5  # of the average and of each task
+        page.locator(".legend button").filter(has_text="TF-IDF").click()
+        assert page.evaluate(levels) == 0
+        assert not page.locator(".wide text").filter(has_text="TF-IDF").is_visible()
 
 
 def test_paper_is_light_and_shows_nothing_that_needs_a_pointer(chromium: Any, folder: Path) -> None:
