@@ -28,14 +28,13 @@ PHONE, DESK = {"width": 390, "height": 844}, {"width": 1100, "height": 900}
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """Return the browser that is installed: Debian's, or the one that CHROMIUM names."""
-    from playwright.sync_api import sync_playwright
-
+    library = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[browser]'")
     names = ("chromium", "chromium-browser", "google-chrome")
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
     if path is None:
         pytest.skip("no Chromium here: install `chromium`, or name it in CHROMIUM")
-    with sync_playwright() as library:
-        browser = library.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    with library.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
 
