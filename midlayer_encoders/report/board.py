@@ -11,6 +11,7 @@ from midlayer_encoders.frame import Baselines, Curve, Summary
 from midlayer_encoders.report.axes import Axis, amount_axis
 from midlayer_encoders.report.charts import Chart, Dots, Front, Line, Mark, Panel, Part, Rule, value_axis
 from midlayer_encoders.report.scores import average_levels
+from midlayer_encoders.report.style import STYLES
 from midlayer_encoders.report.ticks import Cost, cost_words, number
 
 __all__ = ["COSTS", "Budget", "Point", "Run", "board_chart", "chosen", "front", "fronts_of"]
@@ -166,19 +167,17 @@ def board_chart(
 def _panel(runs: Sequence[Run], cost: Cost, y: Axis, baselines: Baselines, most: float | None) -> Panel:
     points = [point for run in runs for point in run.points if cost in point.costs]
     best = front(points, cost)
-    ahead = Front(tuple(one.costs[cost] for one in best), tuple(one.score for one in best), "Pareto front")
     levels = [replace(level, label=level.text) for level in average_levels(runs[0].summary, baselines)]
-    parts: list[Part] = [ahead, *levels]
-    amounts = [point.costs[cost] for point in points]
-    if most is not None:
-        parts.append(Rule(most, "chosen"))
-        amounts.append(most)
-    drawn = [_run_parts(run, cost, style) for style, run in enumerate(runs)]
+    x = amount_axis(COSTS[cost], [*(point.costs[cost] for point in points), *([] if most is None else [most])])
+    costs, scores = [one.costs[cost] for one in best], [one.score for one in best]
+    ahead = Front((*costs, x.high), (*scores, scores[-1]), "Pareto front")
+    parts: list[Part] = [ahead, *levels, *([] if most is None else [Rule(most, "chosen")])]
+    drawn = [_run_parts(run, cost, place % STYLES) for place, run in enumerate(runs)]
     parts += [part for some in drawn for part in some if isinstance(part, Line)]
     parts += [part for some in drawn for part in some if isinstance(part, Dots)]
     title = f"Score by {COSTS[cost]}"
     label = f"{title}. " + "; ".join(one.words().replace("\n", ", ") for one in best)
-    return Panel(title, amount_axis(COSTS[cost], amounts), y, tuple(parts), label)
+    return Panel(title, x, y, tuple(parts), label)
 
 
 def _run_parts(run: Run, cost: Cost, style: int) -> list[Part]:

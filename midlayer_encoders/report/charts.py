@@ -64,7 +64,7 @@ class Dots:
 
 @dataclass(frozen=True)
 class Front:
-    """The best that can be had for each x or less: level from a point to the next, and up, to the end of the axis."""
+    """The best that can be had for each x or less: level from a point to the next, and there up to it."""
 
     x: tuple[float, ...]
     y: tuple[float, ...]

@@ -115,8 +115,8 @@ def _draw_part(axes: Axes, part: Part, ordered: int, *, words: bool) -> None:
         case Dots():
             _draw_dots(axes, part, ordered)
         case Front():
-            ends = (*part.x, axes.get_xlim()[1]), (*part.y, part.y[-1])
-            axes.step(*ends, where="post", color=_BEST, linewidth=1.2, label=part.label or None)
+            shade = {"color": _BEST, "alpha": 0.3, "linewidth": 4.0}
+            axes.step(part.x, part.y, where="post", label=part.label or None, **shade)
         case Mark():
             _draw_mark(axes, part, words=words)
         case Level():

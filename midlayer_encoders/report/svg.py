@@ -182,9 +182,9 @@ class _Canvas:
         return f'<g class="dots {self._style(dots.style)}"{_switch(dots.label)}>{strokes}{shapes}</g>'
 
     def _front(self, front: Front) -> str:
-        steps = "V".join(f"{self.y(y)}H{self.x(x)}" for y, x in zip(front.y, front.x[1:], strict=False))
-        end = f"{'V' if steps else ''}{self.y(front.y[-1])}H{self.x(self.panel.x.high)}"
-        return f'<path class="front"{_switch(front.label)} d="M{self.x(front.x[0])} {steps}{end}"/>'
+        (x, y), *others = ((self.x(x), self.y(y)) for x, y in zip(front.x, front.y, strict=True))
+        steps = "".join(f"H{right}V{up}" for right, up in others)
+        return f'<path class="front"{_switch(front.label)} d="M{x} {y}{steps}"/>'
 
     def _mark(self, mark: Mark) -> str:
         x, y, r = self.x(mark.x), self.y(mark.y), 6 if self.size.words else 4

@@ -82,8 +82,8 @@ def test_the_chart_has_curve_disc_and_front_for_each_cost_and_both_renderers_dra
         assert len([part for part in panel.parts if isinstance(part, Line)]) == curves
         assert len([part for part in panel.parts if isinstance(part, Dots)]) == 2
     (ahead,) = (part for part in chart.panels[0].parts if isinstance(part, Front))
-    assert ahead.x == (10, 20, 60)
-    assert ahead.y == pytest.approx((20, 60, 70))
+    assert ahead.x == (10, 20, 60, chart.panels[0].x.high)
+    assert ahead.y == pytest.approx((20, 60, 70, 70))
     assert list(chart.key) == ["Pareto front", "TF-IDF 40.0", "a", "b"]
     assert chart.panels[0].parts[-1].tips == (
         "b, layer 2: 70.0 points\n60 parameters, 4 ms per text, 32 bytes per vector",

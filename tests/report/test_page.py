@@ -99,6 +99,8 @@ def test_the_numbers_on_the_page_are_those_of_the_frame() -> None:
     assert "TF-IDF 40.0" in words
     assert "MiniLM 17.5" in words
     assert "the dashed line is TF-IDF; the dotted one is MiniLM." in words
+    assert "average, layer 1: 35.0\n60M parameters, 3000 ms per text" in page.words
+    assert "B, layer 0: 20.0\n10M parameters" in page.words  # not timed
     assert '<tr class="winner"><th scope="row">1</th><td>60.0</td><td>3000</td><td class="top">35.0</td>' in text
     assert '<th scope="row">TF-IDF</th><td></td><td></td><td>40.0</td><td>70.0</td><td>10.0</td>' in text
     assert '<th scope="row">MiniLM</th><td></td><td></td><td>17.5</td><td>30.0</td><td>5.0</td>' in text
