@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from midlayer_encoders.cli._app import app, console, make_table, print_report
+from midlayer_encoders.errors import OptionError
 
 if TYPE_CHECKING:
     from midlayer_encoders.report.board import Point
@@ -59,7 +60,7 @@ def parse_amount(text: str) -> float:
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kmbg]?)", text.strip().replace("_", "").lower())
     if found is None:
-        raise typer.BadParameter(f"must be a number such as 100M, 1.5B or 22000000, but got {text!r}")
+        raise OptionError(f"`--max-params` must be a number such as 100M, 1.5B or 22000000, but got {text!r}.")
     return float(found[1]) * _UNITS[found[2]]
 
 
