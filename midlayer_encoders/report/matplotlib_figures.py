@@ -115,8 +115,8 @@ def _draw_part(axes: Axes, part: Part, ordered: int, *, words: bool) -> None:
         case Dots():
             _draw_dots(axes, part, ordered)
         case Front():
-            shade = {"color": _BEST, "alpha": 0.3, "linewidth": 4.0}
-            axes.step(part.x, part.y, where="post", label=part.label or None, **shade)
+            label = part.label or None
+            axes.step(part.x, part.y, where="post", color=_BEST, alpha=0.3, linewidth=4, label=label)
         case Mark():
             _draw_mark(axes, part, words=words)
         case Level():
