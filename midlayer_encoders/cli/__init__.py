@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from midlayer_encoders.cli import board as _board
 from midlayer_encoders.cli import cache as _cache
 from midlayer_encoders.cli import compare as _compare
 from midlayer_encoders.cli import demo_vision as _demo_vision
@@ -29,6 +30,7 @@ _COMMANDS = (
     _embed,
     _metrics,
     _sweep,
+    _board,
     _cache,
     _progression,
     _probe,

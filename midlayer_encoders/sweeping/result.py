@@ -28,10 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Notes", "RecipesResult", "SweepResult", "export_lines", "read_notes", "task_labels"]
 
+_TEXTS_ONCE = 16  # timed at once before sweeps noted how many
+
 
 @dataclass(frozen=True)
 class Notes:
-    """What stands beside the frame: how it was measured, what each layer costs, and what went wrong."""
+    """What stands beside the frame: how it was measured, what each layer costs, and what went wrong.
+
+    ``seconds`` are those after which a pass over a batch has reached a layer, and ``timing`` says of what batch and
+    where; ``dimensions`` are those of a vector, 0 where they were not noted (before 0.2).
+    """
 
     title: str
     model: str
@@ -47,6 +53,14 @@ class Notes:
     vectors: dict[str, Any] = field(default_factory=dict)
     recipes: dict[str, str] = field(default_factory=dict)
     site: str = "block"
+    dimensions: int = 0
+    timing: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def milliseconds(self) -> dict[int, float]:
+        """Of a text, by layer, where they were timed."""
+        texts = self.timing.get("texts", _TEXTS_ONCE)
+        return {layer: 1e3 * seconds / texts for layer, seconds in self.seconds.items()}
 
 
 @dataclass(frozen=True)
@@ -103,7 +117,7 @@ class SweepResult(Result):
             title=notes.title,
             how=notes.how,
             parameters=notes.parameters or None,
-            seconds=notes.seconds or None,
+            seconds={layer: time / 1e3 for layer, time in notes.milliseconds.items()} or None,
             export=export_lines(notes, self.best()) if scored and notes.site == "block" else None,
             notes=[*notes.missing, *notes.remarks, *_failed(self.failures)],
             baselines=_labeled(notes.baselines, labels),
@@ -213,7 +227,7 @@ class RecipesResult(SweepResult):
             title=notes.title,
             how={"recipe": self.recipe, **notes.how},
             parameters=notes.parameters or None,
-            seconds=notes.seconds or None,
+            seconds={layer: time / 1e3 for layer, time in notes.milliseconds.items()} or None,
             export=export_lines(notes, winner.best()),
             notes=[*self.notes.missing, *notes.remarks, *_failed(self.failures)],
             baselines=_labeled(self.notes.baselines, labels),
@@ -257,7 +271,9 @@ def read_notes(path: Path) -> Notes:
     if isinstance(baselines, dict) and any(isinstance(score, float | int) for score in baselines.values()):
         kept["baselines"] = {"TF-IDF": baselines}  # as it was written while there was one
     for one in fields(Notes):
-        kind = str if one.name in ("title", "model", "site") else list if one.name in ("missing", "remarks") else dict
+        kind = {"dimensions": int, "missing": list, "model": str, "remarks": list, "site": str, "title": str}.get(
+            one.name, dict
+        )
         if not isinstance(kept.get(one.name, kind()), kind):
             raise TypeError(f"{one.name} is not a {kind.__name__}")
     return Notes(**kept)

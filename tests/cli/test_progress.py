@@ -135,7 +135,7 @@ def test_a_long_command_takes_one_of_two_flags() -> None:
 
 
 def test_every_command_that_takes_long_has_the_flags() -> None:
-    short = {"cache", "report"}
+    short = {"board", "cache", "report"}
     assert app.registered_commands
     for command in app.registered_commands:
         name = command.name or command.callback.__name__  # type: ignore[union-attr]

@@ -218,7 +218,7 @@ def test_the_page_is_written_again_with_everything_that_stood_beside_the_frame(t
     page = (tmp_path / "report.html").read_text()
     for words in (
         "10.0 M instead of 50.0 M",
-        "1.5 s instead of 3 s",
+        "93.8 ms instead of 188 ms",
         "−80 %",
         "−50 %",
         "A remark.",
