@@ -107,7 +107,7 @@ def test_the_paper_s_tables_stand_beside_the_model(setting: Setting, shared_data
     assert [one.status for one in outcomes.values()] == ["done", "done", "done"]
     frame = pl.read_parquet(tmp_path / "fig3.parquet").filter(task="average", statistic="dcor", metric="dime")
     assert frame["value"].item() == pytest.approx(0.88, abs=0.01)  # the paper's 0.88; docs/replication.md
-    assert "the last 46.8" in outcomes["table2"].words[1]
+    assert "the last 45.9" in outcomes["table2"].words[1]
     settled = pl.read_parquet(tmp_path / "fig4.parquet").filter(pl.col("name").str.starts_with("prompt_entropy"))
     at = {(row["revision"], row["layer"]): row["value"] for row in settled.iter_rows(named=True)}
     assert at["step1000", 12] == pytest.approx(0.85, abs=0.01)
