@@ -12,7 +12,7 @@ from scipy.io import wavfile
 from tests.docs.printed import Command
 from tests.families import VOCAB
 from tests.made_media import IMAGES, WAVEFORMS
-from tests.tiny_folders import save_joint, save_tiny, tokenizer
+from tests.tiny_folders import joint_image_processor, processor, save_tiny, tokenizer
 
 MODELS = {
     "MODEL": "decoder",
@@ -84,7 +84,7 @@ def make_models(folder: Path) -> Path:
     common = {"vocab_size": VOCAB, "max_position_embeddings": 256, "pad_token_id": 0, **deep}
     for seed, name in enumerate(("decoder", "tuned")):
         tf.set_seed(seed)
-        tf.LlamaModel(tf.LlamaConfig(num_key_value_heads=1, **common)).save_pretrained(folder / name)
+        tf.LlamaForCausalLM(tf.LlamaConfig(num_key_value_heads=1, **common)).save_pretrained(folder / name)
     tf.BertModel(tf.BertConfig(**common | {"num_hidden_layers": 6})).save_pretrained(folder / "bert")
     reads = tokenizer()
     reads.model_max_length = 256
@@ -92,9 +92,15 @@ def make_models(folder: Path) -> Path:
         reads.save_pretrained(folder / name)
     for seed, step in enumerate(("step1", "step512", "step16000", "step143000")):
         save_tiny("Llama", folder / "steps" / step, seed=seed)
-    save_tiny("ViT", folder / "vit")
     save_tiny("Wav2Vec2", folder / "wav2vec2")
-    save_joint("CLIP", folder / "clip")
+    small = {"num_hidden_layers": 12, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    image = small | {"image_size": 16, "patch_size": 4}
+    tf.ViTModel(tf.ViTConfig(**image)).save_pretrained(folder / "vit")
+    processor("ViT").save_pretrained(folder / "vit")
+    ids = {"vocab_size": VOCAB, "max_position_embeddings": 64, "eos_token_id": 2, "bos_token_id": 3, "pad_token_id": 0}
+    both = tf.CLIPConfig(text_config=small | ids, vision_config=image, projection_dim=16)
+    tf.CLIPModel(both).save_pretrained(folder / "clip")
+    tf.CLIPProcessor(joint_image_processor(), tokenizer()).save_pretrained(folder / "clip")
     return folder
 
 
@@ -130,6 +136,9 @@ def make_desk(folder: Path) -> None:
         (folder / name).mkdir()
     for number, image in enumerate(IMAGES * math.ceil(12 / len(IMAGES))):
         image.rotate(7 * number).save(folder / "photos" / f"{number}.png")
+    for name in ("photo.jpg", "other.png", "bus.jpg"):
+        IMAGES[0].save(folder / name)
+    wavfile.write(folder / "speech.wav", WAVEFORMS[0][1], WAVEFORMS[0][0])
     for number, (wave, rate) in enumerate(WAVEFORMS):
         wavfile.write(folder / "recordings" / f"{number}.wav", rate, wave)
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from midlayer_encoders.cli import app
-from tests.docs.desk import here, make_desk, make_models
+from tests.docs.desk import here, make_desk
 from tests.docs.printed import Command, commands, pages
 
 NOT_RUN = {
@@ -30,17 +30,12 @@ CHEAPER = {
     "compare": ["--resamples", "4", "--views", "2"],
     "progression": ["--views", "2"],
     "tune": ["--tasks", "none", "--checkpoints", "1", "--epochs", "1"],
-    "reproduce": ["--limit", "3", "--tasks", "./mine", "--layers", "0,30"],
+    "reproduce": ["--limit", "3", "--tasks", "./mine", "--layers", "0,8,15,23,30"],
 }
 """Words that are added to a command so that it takes seconds."""
 
 FIRST = {"--from": "midlayer sweep MODEL --tasks ./mine --metrics none --out midlayer-results/MODEL"}
 """What must have been run before a command with this option."""
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.mark.docs
