@@ -42,6 +42,10 @@ def _half_match(model: str) -> dict[str, dict[int, float]]:
     return {task: metric(rows, "half_match", dataset=task) for task in rows["dataset"].unique(maintain_order=True)}
 
 
+def _parameters(model: str) -> int:
+    return table("results/tuning.csv").filter(model=model)["parameters"].max()  # type: ignore[return-value]
+
+
 def _worse(rule: str) -> list[float]:
     draws = table("selection/results/few_labels.csv").filter(rule=rule)
     return [(draws["average_over_last"] < -0.5).sum(), len(draws)]
@@ -114,6 +118,15 @@ CLAIMS = [
             *(mean_regret(rule) for rule in ("min-infonce", "min-prompt-entropy", "fixed-depth")),
             selection_table("outside")["auto"][0],
             *(selection_table("ten")[rule][0] for rule in ("min-infonce", "fixed-depth")),
+        ],
+    ),
+    Claim(
+        SELECTION,
+        "the last layer of all-MiniLM-L6-v2 scores {}, the best of SmolLM2-135M {}, with {} times the parameters",
+        lambda: [
+            last(six_tasks(MINILM)),
+            best(six_tasks(SMOLLM2))[0],
+            round(_parameters(SMOLLM2) / _parameters(MINILM)),
         ],
     ),
     # --- benchmarks/selection/README.md ------------------------------------------------------------------------------

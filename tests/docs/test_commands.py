@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from midlayer_encoders.cli import app
-from tests.docs.desk import here, make_desk
 from tests.docs.printed import Command, commands, pages
 
 NOT_RUN = {
@@ -42,6 +41,8 @@ FIRST = {"--from": "midlayer sweep MODEL --tasks ./mine --metrics none --out mid
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("page", [page for page in pages() if commands(page)])
 def test_commands_run_as_printed(page: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.docs.desk import make_desk
+
     monkeypatch.delenv("MIDLAYER_DATA", raising=False)
     wrong = []
     for number, command in enumerate(commands(page)):
@@ -63,6 +64,8 @@ def test_commands_run_as_printed(page: str, models: Path, tmp_path: Path, monkey
 
 def run(command: Command, models: Path) -> list[str]:
     """Return a line that says where a command stands and how it failed, or none."""
+    from tests.docs.desk import here
+
     program, *words = here(command, models)
     if program != "midlayer":
         return [f"{command}\n  is not run: name it in NOT_RUN, with the reason."]
