@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,6 +53,7 @@ __all__ = [
     "read_own",
     "read_source",
     "refuse_given",
+    "results_folder",
     "whole_model",
 ]
 
@@ -234,6 +236,18 @@ def quieten() -> None:
     """Turn off the loaders' own bars and notices, before they are imported: ours stand in for them."""
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def results_folder(command: str, *models: str) -> Path:
+    """Return where a command writes when ``--out`` is left out, beside what ``sweep`` and ``demo`` write.
+
+    Example:
+        >>> results_folder("compare", "EleutherAI/pythia-410m@step16000", "EleutherAI/pythia-410m").as_posix()
+        'midlayer-results/compare-EleutherAI_pythia-410m_step16000-EleutherAI_pythia-410m'
+    """
+    names = (Path(model).resolve().name if Path(model).is_dir() else model for model in models)
+    words = "-".join([command, *(re.sub(r"[^\w.-]+", "_", name) for name in names)])
+    return Path("midlayer-results") / words[:200]  # a file system's names end at 255 bytes
 
 
 def print_report(path: Path) -> None:

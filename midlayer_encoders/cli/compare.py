@@ -25,6 +25,7 @@ from midlayer_encoders.cli._app import (
     print_report,
     quieten,
     read_own,
+    results_folder,
 )
 from midlayer_encoders.cli._options import model_options
 from midlayer_encoders.cli._progress import long_running, shown
@@ -44,7 +45,10 @@ def compare(
     base: Annotated[str, typer.Argument(help=f"{_MODEL}.")],
     tuned: Annotated[list[str], typer.Argument(help=f"One or more to compare with it. {_MODEL}.")],
     texts: TextsFile,
-    out: Annotated[Path, typer.Option(help="Folder for frames, figures and page.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for frames, figures and page.", show_default="midlayer-results/compare-BASE-TUNED"),
+    ] = None,
     names: MetricNames = "paper",
     layers: LayersText = "all",
     field: FieldName = None,
@@ -59,6 +63,7 @@ def compare(
     from midlayer_encoders.analysis.comparing.per_text import comparable
     from midlayer_encoders.analysis.comparing.run import compare as run
 
+    out = out or results_folder("compare", base, *tuned)
     wanted = comparable(parse_names(names))
     lines = first_of(read_own(texts, field=field), limit)
     with shown() as progress:

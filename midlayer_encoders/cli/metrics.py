@@ -29,6 +29,7 @@ from midlayer_encoders.cli._app import (
     print_by_layer,
     quieten,
     read_source,
+    results_folder,
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
@@ -44,7 +45,12 @@ def metrics(
     *,
     context: typer.Context,
     model: Model,
-    out: Annotated[Path, typer.Option(help="Folder for the frame (parquet and CSV) and the figure.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the frame (parquet and CSV) and the figure.", show_default="midlayer-results/metrics-MODEL"
+        ),
+    ] = None,
     texts: SomeTexts = None,
     images: SomeImages = None,
     audio: SomeAudio = None,
@@ -66,6 +72,7 @@ def metrics(
     from midlayer_encoders.report import write_metrics_figure
     from midlayer_encoders.report.results import write_frame
 
+    out = out or results_folder("metrics", model)
     check_choice("--site", site, READ_SITES)
     first_of([], limit)
     check_seed(seed)

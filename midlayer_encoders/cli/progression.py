@@ -24,6 +24,7 @@ from midlayer_encoders.cli._app import (
     print_report,
     quieten,
     read_own,
+    results_folder,
 )
 from midlayer_encoders.cli._options import model_options
 from midlayer_encoders.cli._progress import long_running, shown
@@ -40,7 +41,13 @@ def progression(
     *,
     model: Annotated[str, typer.Argument(help="Name on the hub, or a folder of checkpoint-500, step500, …")],
     texts: TextsFile,
-    out: Annotated[Path, typer.Option(help="Folder for frame, figures and page; a run that was killed goes on there.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for frame, figures and page; a killed run goes on there.",
+            show_default="midlayer-results/progression-MODEL",
+        ),
+    ] = None,
     revisions: Annotated[
         str | None, typer.Option(help="step1,step512,…: on the hub, or sub-folders of MODEL (all by default).")
     ] = None,
@@ -56,6 +63,7 @@ def progression(
     quieten()
     from midlayer_encoders.analysis.progression import progression as run
 
+    out = out or results_folder("progression", model)
     wanted = parse_names(names)
     asked = [name.strip() for name in revisions.split(",")] if revisions else None
     lines = first_of(read_own(texts, field=field), limit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -131,8 +130,10 @@ def _frame(path: Path) -> pl.DataFrame:
 
 def _default(path: str) -> Path | None:
     """Return a place under the folder of data that MIDLAYER_DATA names, where it is there."""
-    folder = os.environ.get("MIDLAYER_DATA")
-    found = Path(folder) / path if folder else None
+    from midlayer_encoders.paper.reference import data_folder
+
+    folder = data_folder()
+    found = folder / path if folder is not None else None
     return found if found is not None and found.exists() else None
 
 
