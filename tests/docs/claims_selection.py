@@ -54,12 +54,17 @@ def _worse(rule: str) -> list[float]:
 CLAIMS = [
     Claim(
         "README.md",
-        "the best layer scores {} where the last scores {}, and {} when it is asked",
+        "the best layer scores {} where the last scores {}, and {} when the model is asked",
         lambda: [best(recipe("plain"))[0], last(recipe("plain")), best(recipe("one-word"))[0]],
     ),
     Claim(
         "README.md",
-        "it is {} points below the best layer on average; the last layer is {} points below",
+        "all-MiniLM-L6-v2, with {}M parameters, has {}",
+        lambda: [_parameters("all-MiniLM-L6-v2") / 1e6, last(recipes("minilm")["plain"])],
+    ),
+    Claim(
+        "README.md",
+        "it is {} points below the best layer on average, the last layer {}",
         lambda: [selection_table("ten")[rule][0] for rule in ("auto", "last")],
     ),
     # --- docs/selection.md -------------------------------------------------------------------------------------------

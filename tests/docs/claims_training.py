@@ -287,6 +287,28 @@ def _tuning(task: str, layer: int, when: str, model: str = "all-MiniLM-L6-v2") -
     return float(rows["score"].mean())  # type: ignore[arg-type]
 
 
+def _language_model_row(layer: int) -> list[float]:
+    """Of SmolLM2: the share of its parameters, then each task before, tuned, and cut after the whole was tuned."""
+    sizes = table("results/tuning.csv").filter(model="SmolLM2-135M", when="before", task="STSBenchmark")
+    share = dict(sizes.select("layer", "parameters").iter_rows())
+    when = ("before", "after") if layer == 30 else ("before", "after", "cut after")
+    scores = [_tuning(task, layer, one, "SmolLM2-135M") for task in ("Banking77", "STSB") for one in when]
+    return [100 * share[layer] / share[30], *scores]
+
+
+def _over_whole(task: str, layer: int) -> float:
+    return _tuning(task, layer, "after", "SmolLM2-135M") - _tuning(task, 30, "after", "SmolLM2-135M")
+
+
+def _language_model_cut_first() -> list[float]:
+    gains = [
+        _tuning(task, layer, "after", "SmolLM2-135M") - _tuning(task, layer, "cut after", "SmolLM2-135M")
+        for task in ("Banking77", "STSB")
+        for layer in (6, 12, 18, 24)
+    ]
+    return [min(gains), max(gains)]
+
+
 def _tuning_row(layer: int) -> list[float]:
     rows = table("results/tuning.csv").filter(model="all-MiniLM-L6-v2")
     sizes = dict(rows.drop_nulls("parameters").select("layer", "parameters").unique().iter_rows())
@@ -346,20 +368,22 @@ CUT = [
     Claim(TUNING, "is {} to {} points above the whole model tuned", _cut_first),
     Claim(TUNING, "costs {} points on Banking77 and {} on STSBenchmark against the whole", lambda: _costs(5)),
     Claim(TUNING, "layer 3, twice as fast, costs {} and {}.", lambda: _costs(3)),
+    *(
+        Claim(
+            TUNING,
+            f"| {layer} | " + "{} % | {} | {} | {} | {} | {} | {} |",
+            lambda layer=layer: _language_model_row(layer),
+        )
+        for layer in (6, 12, 18, 24)
+    ),
+    Claim(TUNING, "| 30, whole | {} % | {} | {} | | {} | {} | |", lambda: _language_model_row(30)),
     Claim(
         TUNING,
-        "whole and tuned, goes from {} to {} and from {} to {} (one seed). Its layer 24 of 30 is then at {} on STSBenchmark, {} "
-        "points above its last",
-        lambda: [
-            *(
-                _tuning(task, 30, when, "SmolLM2-135M")
-                for task in ("Banking77", "STSB")
-                for when in ("before", "after")
-            ),
-            (cut := _tuning("STSB", 24, "cut after", "SmolLM2-135M")),
-            cut - _tuning("STSB", 30, "after", "SmolLM2-135M"),
-        ],
+        "is {} points above the whole model tuned alike on Banking77 and {} above on STSBenchmark (one seed); at layer 12, half the "
+        "parameters, it is {} points below and {} above",
+        lambda: [abs(_over_whole(task, layer)) for layer in (24, 12) for task in ("Banking77", "STSB")],
     ),
+    Claim(TUNING, "and of SmolLM2 {} to {} points (layers 6 to 24)", _language_model_cut_first),
     *(
         Claim(EXPORT, f"| {layer} | " + "{} | " * 5 + "{} MB | {} MB | {} |", lambda layer=layer: _onnx_row(layer))
         for layer in (3, 6)
