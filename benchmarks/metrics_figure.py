@@ -14,7 +14,11 @@ from midlayer_encoders.metrics import METRICS
 from midlayer_encoders.report.style import LIGHT, SERIES
 
 HOME = Path(__file__).resolve().parent
-FRAMES = (HOME / "results/smollm2_wikitext.csv", HOME / "selection/results/real_metrics.csv", HOME / "results/smollm2_other_metrics.csv")
+FRAMES = (
+    HOME / "results/smollm2_wikitext.csv",
+    HOME / "selection/results/real_metrics.csv",
+    HOME / "results/smollm2_other_metrics.csv",
+)
 OUT = HOME.parent / "docs/figures/metrics.png"
 SHOWS = {
     "prompt_entropy": "how varied the tokens of a text are",
@@ -43,7 +47,9 @@ def main() -> None:
     rows = rows.filter(pl.col("model").str.contains("SmolLM2") & pl.col("dataset").str.contains("wikitext"))
     drawn = [name for name in METRICS if name in SHOWS and not rows.filter(name=name).is_empty()]
     columns = 4
-    figure, axes = plt.subplots(-(-len(drawn) // columns), columns, figsize=(13, 2.35 * -(-len(drawn) // columns)), layout="constrained")
+    figure, axes = plt.subplots(
+        -(-len(drawn) // columns), columns, figsize=(13, 2.35 * -(-len(drawn) // columns)), layout="constrained"
+    )
     for name, box in zip(drawn, axes.flat, strict=False):
         curve = rows.filter(name=name).unique("layer", keep="first", maintain_order=True).sort("layer")
         box.axvline(12, color=LIGHT["rule"], linewidth=5, zorder=0)
@@ -55,7 +61,11 @@ def main() -> None:
         box.set_xlim(0, 30)
     for box in axes.flat[len(drawn) :]:
         box.set_axis_off()
-    figure.supxlabel("layer of SmolLM2-135M (the gray line: block 12, which makes the first token enormous)", fontsize=9, color=LIGHT["soft"])
+    figure.supxlabel(
+        "layer of SmolLM2-135M (the gray line: block 12, which makes the first token enormous)",
+        fontsize=9,
+        color=LIGHT["soft"],
+    )
     figure.savefig(OUT, dpi=80)
 
 

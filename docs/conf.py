@@ -1,7 +1,7 @@
 """How Sphinx builds the site: `make docs`, and open build/site/index.html.
 
-The source folder is the repository itself, so that a page may link to a benchmark's result as it does on GitHub, and such
-a link is checked like any other.
+The source folder is the repository itself, so that a page may link to a benchmark's result as it does on GitHub, and
+such a link is checked like any other.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ extensions = [
     "site_parts",
 ]
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "benchmarks/**.md", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+include_patterns = ["docs/**.md", "benchmarks/**.md", "examples/**.md", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
 exclude_patterns = [".*", "build", "runs", "tmp*", "midlayer_encoders", "callbacks", "tests", "**/__pycache__"]
 
 # --- pages ------------------------------------------------------------------------------------------------------------
 myst_enable_extensions = ["dollarmath", "amsmath", "attrs_inline"]
+smartquotes = False  # a flag is written with two hyphens
 myst_heading_anchors = 4  # as GitHub names them
 html_theme = "furo"
 html_theme_options = {"top_of_page_buttons": []}
@@ -59,9 +60,12 @@ toc_object_entries_show_parents = "hide"
 
 nitpicky = True
 # Other libraries' names: their pages cannot be reached while this site is built offline.
-_OTHERS = "torch|torchmetrics|lightning|transformers|sentence_transformers|numpy|np|npt|polars|pl|nn|collections|pathlib|os|abc|datetime"
+_OTHERS = (
+    "torch|torchmetrics|lightning|transformers|sentence_transformers|numpy|np|npt|polars|pl|nn|collections|pathlib|os|abc"
+    "|datetime"
+)
 _SHORT = "AbsTask|Array|Axes|DataLoader|Figure|SubFigure|Image|Path|PretrainedConfig|Tensor"
-# Parts of signatures that nobody imports: base classes of metrics and callbacks, the encoder's keywords once more, protocols.
+# Parts of signatures that nobody imports: base classes, protocols, the encoder's keywords once more.
 _INNER = (
     r".*\._.*|.*(RowMetric|SampleMetric|PairMetric|EncoderKeywords|LayerSource|RecipeSource|TokenSource|LayerReader"
     r"|BatchOptions|Anatomy|Notes|Trained|Result|History|MultimodalEncoder|half_width)"

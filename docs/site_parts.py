@@ -52,8 +52,8 @@ def _write(writer: Any, node: nodes.Element, display: str) -> None:
 # --- the reference ----------------------------------------------------------------------------------------------------
 
 PUBLIC = (
-    "", ".callbacks", ".metrics", ".tasks", ".selection", ".sweeping", ".recipes", ".export", ".store", ".tuning", ".frame",
-    ".report", ".media", ".analysis.probing", ".analysis.correlation",
+    "", ".callbacks", ".metrics", ".tasks", ".selection", ".sweeping", ".recipes", ".export", ".store", ".tuning",
+    ".frame", ".report", ".media", ".analysis.probing", ".analysis.correlation",
 )  # fmt: skip
 """Modules whose every public name must be in the reference, under this module or another."""
 
@@ -113,7 +113,7 @@ def _constants(room: str) -> str:
 
 
 def _commands() -> str:
-    """Return every command, its arguments and its options as Markdown; the encoder's options, which many share, once."""
+    """Return every command, its arguments and options as Markdown; the encoder's options, which many share, once."""
     import typer
 
     from midlayer_encoders.cli import app
@@ -137,7 +137,11 @@ def _commands() -> str:
 
 def _row(one: Any) -> tuple[str, str]:
     """Return how an argument or option is written, and what it means."""
-    name = ", ".join(f"`{word}`" for word in (*one.opts, *one.secondary_opts)) if one.param_type_name == "option" else f"`{one.name.upper()}`"
+    name = (
+        ", ".join(f"`{word}`" for word in (*one.opts, *one.secondary_opts))
+        if one.param_type_name == "option"
+        else f"`{one.name.upper()}`"
+    )
     words = (one.help or "").rstrip(".").replace("|", "\\|").replace("<", "&lt;")
     default = one.default
     if one.required:
@@ -162,5 +166,6 @@ def _readme_stands_alone(app: Sphinx, _: nodes.document) -> None:
 def _lead_to_the_start(app: Sphinx, error: Exception | None) -> None:
     if error is None and app.builder.format == "html":
         start = "docs/index.html"
-        page = f'<!doctype html><meta charset="utf8"><meta http-equiv="refresh" content="0; url={start}"><a href="{start}">{app.config.project}</a>\n'
+        lead = f'<meta http-equiv="refresh" content="0; url={start}"><a href="{start}">{app.config.project}</a>'
+        page = f'<!doctype html><meta charset="utf8">{lead}\n'
         (app.outdir / "index.html").write_text(page, encoding="utf8")

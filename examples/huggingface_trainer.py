@@ -1,4 +1,4 @@
-"""Every layer of a language model while transformers' Trainer trains it: ``python examples/huggingface_trainer.py [STEPS]``."""
+"""Every layer of a model while transformers' Trainer trains it: ``python examples/huggingface_trainer.py [STEPS]``."""
 
 import sys
 
@@ -20,15 +20,20 @@ tokenizer = AutoTokenizer.from_pretrained(get_model_path())
 texts = [f"{entry.summary} {entry.description}" for entry in entries()]
 rows = [tokenizer(text, truncation=True, max_length=64, return_token_type_ids=False) for text in texts[32:]]
 model = GPTNeoXForCausalLM(
-    GPTNeoXConfig(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=2,
-        max_position_embeddings=64,
-    )
-)  # fmt: skip
+    GPTNeoXConfig(len(tokenizer), 64, num_hidden_layers=3, num_attention_heads=2, intermediate_size=128)
+)
 
 trainer = Trainer(
     model,
-    TrainingArguments("trained", max_steps=steps, per_device_train_batch_size=8, report_to="none", use_cpu=True, save_strategy="no", disable_tqdm=True),
+    TrainingArguments(
+        "trained",
+        max_steps=steps,
+        per_device_train_batch_size=8,
+        report_to="none",
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+    ),
     train_dataset=rows,
     data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
 )

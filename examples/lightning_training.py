@@ -19,11 +19,8 @@ class LanguageModel(L.LightningModule):
     def __init__(self):
         super().__init__()
         self.model = GPTNeoXForCausalLM(
-            GPTNeoXConfig(
-                vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=2,
-                max_position_embeddings=64,
-            )
-        )  # fmt: skip
+            GPTNeoXConfig(len(tokenizer), 64, num_hidden_layers=3, num_attention_heads=2, intermediate_size=128)
+        )
 
     def training_step(self, batch):
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
@@ -36,13 +33,20 @@ class LanguageModel(L.LightningModule):
 
 
 def batch_of(rows):
-    return tokenizer(rows, padding=True, truncation=True, max_length=64, return_tensors="pt", return_token_type_ids=False)
+    return tokenizer(
+        rows, padding=True, truncation=True, max_length=64, return_tensors="pt", return_token_type_ids=False
+    )
 
 
 watch = LayerMetricsCallback(texts[:32], tokenizer, metrics=["prompt_entropy", "half_match"], dirpath="watched")
 trainer = L.Trainer(
-    max_steps=steps, accelerator="cpu", callbacks=[watch], logger=False, enable_checkpointing=False, enable_progress_bar=False,
+    max_steps=steps,
+    accelerator="cpu",
+    callbacks=[watch],
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
     enable_model_summary=False,
-)  # fmt: skip
+)
 trainer.fit(LanguageModel(), torch.utils.data.DataLoader(texts[32:], batch_size=8, shuffle=True, collate_fn=batch_of))
 print(watch.frame.filter(name="half_match").pivot("revision", index="layer", values="value"))

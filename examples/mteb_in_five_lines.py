@@ -12,4 +12,4 @@ encoder = LayerEncoder(sys.argv[1] if len(sys.argv) > 1 else str(get_model_path(
 tasks = [resolve_tasks("builtin")[2]]  # offline; mteb.get_tasks(["STSBenchmark"]) where there is a network
 found = mteb.evaluate(encoder, tasks, cache=None)
 for result in found.task_results:
-    print(f"{encoder.name}, layer {encoder.layer} of {encoder.num_layers}: {result.task_name} {100 * result.get_score():.1f}")
+    print(f"layer {encoder.layer} of {encoder.num_layers}: {result.task_name} {100 * result.get_score():.1f}")

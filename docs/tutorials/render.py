@@ -65,7 +65,9 @@ def page(script: Path, printed: list[str]) -> str:
     for cell, out in zip(cells(script), printed, strict=True):
         parts += [cell.text] if cell.prose else [f"```python\n{cell.text}\n```"]
         parts += [f"```text\n{out}\n```"] if out else []
-    note = f"*This page is [{script.name}]({script.name}), run by `make tutorials`; every number below it printed itself.*"
+    note = (
+        f"*This page is [{script.name}]({script.name}), run by `make tutorials`; every number below it printed itself.*"
+    )
     title, _, rest = "\n\n".join(parts).partition("\n")
     return f"{title}\n\n{note}\n{rest}\n"
 

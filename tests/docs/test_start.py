@@ -41,6 +41,7 @@ def test_every_line_of_the_start_runs_in_the_order_of_the_page(tmp_path: Path) -
     driver.write_text(DRIVER.format(blocks=blocks), encoding="utf8")
     shown = run_script(driver, tmp_path)
     assert "(3, 576) 30" in shown
-    assert "Best layer:" in shown and "all-MiniLM-L6-v2" in shown
+    assert "Best layer:" in shown
+    assert "all-MiniLM-L6-v2" in shown
     assert (tmp_path / "runs/notes/report.html").is_file()
     assert shown.rstrip().endswith("(1, 576)")
