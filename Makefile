@@ -34,7 +34,7 @@ docs: $(VENV)/installed
 
 # The pages of docs/tutorials from their scripts, run anew: six minutes on two cores.
 tutorials: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/python docs/tutorials/render.py
+	$(BIN)/python docs/tutorials/render.py
 
 # One thread in each process: two that share two cores with two threads each wait for one another. The tests of a file
 # stay together: what they share is made once.

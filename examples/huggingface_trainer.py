@@ -20,7 +20,13 @@ tokenizer = AutoTokenizer.from_pretrained(get_model_path())
 texts = [f"{entry.summary} {entry.description}" for entry in entries()]
 rows = [tokenizer(text, truncation=True, max_length=64, return_token_type_ids=False) for text in texts[32:]]
 model = GPTNeoXForCausalLM(
-    GPTNeoXConfig(len(tokenizer), 64, num_hidden_layers=3, num_attention_heads=2, intermediate_size=128)
+    GPTNeoXConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+    )
 )
 
 trainer = Trainer(
@@ -37,7 +43,7 @@ trainer = Trainer(
     train_dataset=rows,
     data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
 )
-watch = LastLayerDeclineTrainerCallback(texts[:32], tokenizer, metrics=["prompt_entropy"])  # measures half_match itself
+watch = LastLayerDeclineTrainerCallback(texts[:32], tokenizer)  # warns; on_decline="stop" stops the run
 watch.attach(trainer)
 trainer.train()
 

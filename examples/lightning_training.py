@@ -19,7 +19,13 @@ class LanguageModel(L.LightningModule):
     def __init__(self):
         super().__init__()
         self.model = GPTNeoXForCausalLM(
-            GPTNeoXConfig(len(tokenizer), 64, num_hidden_layers=3, num_attention_heads=2, intermediate_size=128)
+            GPTNeoXConfig(
+                vocab_size=len(tokenizer),
+                hidden_size=64,
+                intermediate_size=128,
+                num_hidden_layers=3,
+                num_attention_heads=2,
+            )
         )
 
     def training_step(self, batch):

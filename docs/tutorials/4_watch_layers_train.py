@@ -96,7 +96,7 @@ for row in table.iter_rows(named=True):
 # %% [markdown]
 # A surprise to begin with: before the first step the halves find each other best of all, and the deeper the layer the better. Attention that has learned nothing
 # looks at all earlier tokens alike, so each token carries a mean of what came before it, and the second half of a text holds the first. That is no understanding, and training
-# takes it away before it builds something in its place. A metric is only as good as what you compare it with.
+# takes it away first; to build something in its place takes longer than this run. A metric is only as good as what you compare it with.
 #
 # The same history as curves, one color for each step:
 
