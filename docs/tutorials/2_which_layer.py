@@ -11,7 +11,7 @@
 # %%
 from midlayer_encoders.tasks.docstrings import entries
 
-found = entries()[::12]
+found = entries()[::16]
 texts = [entry.description for entry in found]
 print(len(texts), "texts, such as:")
 for text in texts[:3]:
@@ -23,11 +23,12 @@ for text in texts[:3]:
 # %%
 from midlayer_encoders import LayerEncoder, select_layer
 
-encoder = LayerEncoder("built-in", -1, max_length=48)
+encoder = LayerEncoder("built-in", -1, max_length=32)
 chosen = select_layer(encoder, texts)
 print(f"layer {chosen.layer} of {chosen.num_layers}: {chosen.reason}\n")
 for choice in chosen.choices:
-    print(f"{choice.rule:<20} {'–' if choice.layer is None else choice.layer}")
+    if choice.layer is not None:
+        print(f"{choice.rule:<20} {choice.layer}")
 print()
 print(chosen.confidence)
 
@@ -52,17 +53,17 @@ figure.savefig("which_layer.png", dpi=72, bbox_inches="tight")
 # %%
 labels = [entry.library for entry in found]
 checked = select_layer(encoder, texts, labels)
-accuracy = dict(checked.frame.filter(name="label_accuracy").select("layer", "value").iter_rows())
+accuracy = dict(checked.frame.filter(name="accuracy").select("layer", "value").iter_rows())
 best = max(accuracy, key=accuracy.get)
 for layer in sorted({0, best, chosen.layer, checked.num_layers}):
     print(f"layer {layer:>2}: {100 * accuracy[layer]:.1f} % of the texts assigned to their library")
 print(checked.confidence)
 
 # %% [markdown]
-# A hundred labels are few: read the interval before the number. What they can do is to tell you that a layer is *clearly* better, and only then does
+# Eighty labels are few: read the interval before the number. What they can do is to tell you that a layer is *clearly* better, and only then does
 # `select_layer` follow them. If a point or two matters to you, [sweep your own task](3_sweep_your_data.md).
 #
-# The answer goes straight into an encoder, and from a shell it is one line: `midlayer select built-in --texts texts.txt`.
+# The answer goes straight into an encoder, `LayerEncoder("built-in", **chosen.keywords)`, and from a shell it is one line: `midlayer select built-in --texts texts.txt`.
 
 # %%
-print(LayerEncoder("built-in", **chosen.keywords, max_length=48).encode(texts[:2]).shape)
+print(chosen.keywords)

@@ -14,7 +14,7 @@ import itertools
 
 from midlayer_encoders.tasks.docstrings import entries
 
-found = entries()[::10]
+found = entries()[::16]
 with open("libraries.csv", "w", newline="", encoding="utf8") as file:
     rows = csv.writer(file)
     rows.writerow(["text", "label"])
@@ -34,7 +34,7 @@ print(len(found), "functions; the first says:", found[0].summary)
 # %%
 from midlayer_encoders import LayerEncoder, sweep
 
-encoder = LayerEncoder("built-in", -1, max_length=48)
+encoder = LayerEncoder("built-in", -1, max_length=32)
 result = sweep(encoder, ["./libraries.csv", "./same_function.csv"], out="run", workers=1)
 
 summary = result.summary()
@@ -72,7 +72,8 @@ import polars as pl
 
 print(result.to_html().name)
 rows = result.frame.filter(pl.col("kind") == "score").select("layer", "value").group_by("layer").mean()
-print(dict(rows.sort("value", descending=True).head(3).iter_rows()))
+for layer, value in rows.sort("value", descending=True).head(3).iter_rows():
+    print(f"layer {layer:>2}: {100 * value:.1f} on average")
 
 # %% [markdown]
 # `kind` is `score` for all layers, and `confirmed` for the best, the second best and the last, which mteb's own evaluators have scored once more.
@@ -82,7 +83,7 @@ print(dict(rows.sort("value", descending=True).head(3).iter_rows()))
 # layer:
 
 # %%
-best = LayerEncoder("built-in", result.best(), max_length=48)
-print(
-    f"layer {best.layer} of {best.num_layers}, {sum(weight.numel() for weight in best.parameters()) / 1e6:.0f}M parameters"
-)
+from midlayer_encoders.sweeping.result import export_lines
+
+for language, line in export_lines(result.notes, result.best()).items():
+    print(f"{language}: {line}")

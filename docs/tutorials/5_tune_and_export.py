@@ -10,8 +10,8 @@
 from midlayer_encoders.tasks.docstrings import entries
 
 found = entries()
-pairs = [{"anchor": entry.summary, "positive": entry.description} for entry in found[::5]]
-kept = found[2::10]
+pairs = [{"anchor": entry.summary, "positive": entry.description} for entry in found[::4]]
+kept = found[2::8]
 print(len(pairs), "pairs to train on,", len(kept), "others to try it with")
 
 # %% [markdown]
@@ -47,7 +47,7 @@ tuned = tune(
     pairs,
     out="tuned",
     tasks=(),
-    max_steps=24,
+    max_steps=40,
     batch_size=16,
     learning_rate=2e-4,
     checkpoints=2,
@@ -56,7 +56,7 @@ tuned = tune(
 print(f"three blocks, tuned: {found_first(tuned.encoder):.0f} % found first")
 
 # %% [markdown]
-# Two dozen small steps are a taste. [Cut first, then train](../tuning.md) has runs that were long enough to judge by, on real tasks, and says what a cut
+# Forty small steps are a taste. [Cut first, then train](../tuning.md) has runs that were long enough to judge by, on real tasks, and says what a cut
 # costs after all.
 #
 # What `tuned/model` holds is a plain folder already. Other engines want other files: ONNX, OpenVINO, GGUF, vLLM and text-embeddings-inference are one
