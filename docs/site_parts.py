@@ -121,17 +121,18 @@ def _commands() -> str:
     group = typer.main.get_command(app)
     shared: dict[str, str] = {}
     parts = []
-    for name, command in sorted(group.commands.items()):  # type: ignore[attr-defined]
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
         own = []
         for one in command.params:
             if getattr(one, "rich_help_panel", None) == "Encoder":
                 shared.setdefault(*_row(one))
             elif not getattr(one, "hidden", False) and one.name != "help":
                 own.append(_row(one))
-        few = len(own) == len(command.params)
+        takes = any(getattr(one, "rich_help_panel", None) == "Encoder" for one in command.params)
         parts += [f"## midlayer {name}", (command.help or "").strip(), _table(own)]
-        parts += ["" if few else "Takes [the encoder's options](#the-encoder-s-options) too."]
-        parts += [(command.epilog or "").strip()]
+        parts += ["Takes [the encoder's options](#the-encoder-s-options) too." if takes else ""]
+        if examples := re.findall(r"midlayer [^\n\[\]]+", command.epilog or ""):
+            parts += ["\n".join(["```sh", *map(str.strip, examples), "```"])]
     return "\n\n".join([*parts, "## The encoder's options", _table(list(shared.items()))])
 
 
