@@ -53,8 +53,9 @@ for name, scores in result.notes.baselines.items():
     print(f"{name:<18}", "  ".join(f"{task.split('-')[0]} {100 * score:.1f}" for task, score in scores.items()))
 
 # %% [markdown]
-# That is the honest frame of every number above: choosing the layer lifts a language model, but where you are free to choose the model too, one that was
-# trained for embeddings is usually far ahead, and counting words is not to be despised. [The FAQ](../faq.md) says what that means for you.
+# That is the honest frame of every number above. Where a text and its partner share their words (`same_function`), counting words beats every layer of this language model, and the
+# embedding model beats both; telling libraries apart is another matter. On larger and more varied tasks the embedding model is far ahead, and [the FAQ](../faq.md) says what that
+# means for you.
 #
 # The curve tells more than its maximum: a broad hill means that the exact layer hardly matters, a lone spike among noisy neighbors is luck.
 
@@ -76,6 +77,9 @@ for layer, value in rows.sort("value", descending=True).head(3).iter_rows():
     print(f"layer {layer:>2}: {100 * value:.1f} on average")
 
 # %% [markdown]
+# Look at the layers that lead: where two that lie far apart are equal to a tenth of a point, the data does not choose between them, and with so few rows it cannot.
+# Take the smaller, or bring more rows.
+#
 # `kind` is `score` for all layers, and `confirmed` for the best, the second best and the last, which mteb's own evaluators have scored once more.
 # If the two differ by more than rounding, trust mteb, and tell us.
 #
