@@ -33,7 +33,6 @@ exclude_patterns = [".*", "build", "runs", "tmp*", "midlayer_encoders", "callbac
 
 # --- pages ------------------------------------------------------------------------------------------------------------
 myst_enable_extensions = ["dollarmath", "amsmath", "attrs_inline"]
-smartquotes = False  # a flag is written with two hyphens
 myst_heading_anchors = 4  # as GitHub names them
 html_theme = "furo"
 html_theme_options = {"top_of_page_buttons": []}
@@ -50,7 +49,7 @@ copybutton_prompt_is_regexp = True
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_default_options = {"members": True}
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 90
 napoleon_google_docstring, napoleon_numpy_docstring = True, False

@@ -129,11 +129,16 @@ def _commands() -> str:
             elif not getattr(one, "hidden", False) and one.name != "help":
                 own.append(_row(one))
         takes = any(getattr(one, "rich_help_panel", None) == "Encoder" for one in command.params)
-        parts += [f"## midlayer {name}", (command.help or "").strip(), _table(own)]
+        parts += [f"## midlayer {name}", _flags_as_code((command.help or "").strip()), _table(own)]
         parts += ["Takes [the encoder's options](#the-encoder-s-options) too." if takes else ""]
         if examples := re.findall(r"midlayer [^\n\[\]]+", command.epilog or ""):
             parts += ["\n".join(["```sh", *map(str.strip, examples), "```"])]
     return "\n\n".join([*parts, "## The encoder's options", _table(list(shared.items()))])
+
+
+def _flags_as_code(text: str) -> str:
+    """Return a text whose flags are code, in which two hyphens stay two."""
+    return re.sub(r"(?<![`\w-])--[a-z][a-z-]*", r"`\g<0>`", text)
 
 
 def _row(one: Any) -> tuple[str, str]:
@@ -143,7 +148,7 @@ def _row(one: Any) -> tuple[str, str]:
         if one.param_type_name == "option"
         else f"`{one.name.upper()}`"
     )
-    words = (one.help or "").rstrip(".").replace("|", "\\|").replace("<", "&lt;")
+    words = _flags_as_code((one.help or "").rstrip(".").replace("|", "\\|").replace("<", "&lt;"))
     default = one.default
     if one.required:
         words += "; required"
