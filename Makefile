@@ -19,13 +19,22 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-vision test test-docs test-browser test-slow test-triton test-clients test-engines check format bench clean
+.PHONY: demo demo-vision docs tutorials test test-docs test-browser test-slow test-triton test-clients test-engines check format bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/midlayer demo --out runs/demo
 
 demo-vision: $(VENV)/installed
 	$(BIN)/midlayer demo-vision --out runs/demo-vision
+
+# The site, build/site/index.html, from docs/ and the docstrings. A warning, a dead link or a public name in no page fails.
+docs: $(VENV)/installed
+	$(BIN)/pip install --quiet --editable ".[docs]" $(CONSTRAINTS)
+	$(BIN)/python -m sphinx -b html -c docs -d $(CACHE)/doctrees -n -W --keep-going . build/site
+
+# The pages of docs/tutorials from their scripts, run anew: six minutes on two cores.
+tutorials: $(VENV)/installed
+	$(BIN)/python docs/tutorials/render.py
 
 # One thread in each process: two that share two cores with two threads each wait for one another. The tests of a file
 # stay together: what they share is made once.
