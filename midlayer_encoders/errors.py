@@ -37,6 +37,7 @@ __all__ = [
     "check_text",
     "check_texts",
     "did_you_mean",
+    "error_words",
     "half_character",
     "old_names",
     "shown",
@@ -124,6 +125,16 @@ def without_tokens(text: str) -> str:
         if len(secret := os.environ.get(name, "").strip()) > 3:
             text = text.replace(secret, "hf_…")
     return re.sub(r"\bhf_[A-Za-z0-9]{8,}", "hf_…", text)
+
+
+def error_words(error: BaseException) -> str:
+    """Return what an error of another library is called and says, as it may be printed and kept.
+
+    Example:
+        >>> error_words(KeyError("text"))
+        "KeyError: 'text'"
+    """
+    return without_tokens(f"{type(error).__name__}: {error}")
 
 
 # --- checks of arguments, each where a value comes in ---------------------------------------------------------------
