@@ -17,7 +17,7 @@ from midlayer_encoders.sweeping import SweepResult
 
 @pytest.mark.slow
 def test_an_interrupted_sweep_ends_with_130_and_goes_on(tiny_folder: Callable[[str], str], tmp_path: Path) -> None:
-    rows = [{"text": f"text {n} " + "of many words " * 20, "label": "ab"[n % 2]} for n in range(4000)]
+    rows = [{"sentence1": f"text {n}", "sentence2": "of many words " * 40, "score": n % 6} for n in range(600)]
     (tmp_path / "many.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words = ["sweep", tiny_folder("Llama"), "--tasks", str(tmp_path / "many.jsonl"), "--out", str(tmp_path / "out")]
     command = [sys.executable, "-m", "midlayer_encoders.cli", *words, "--device", "cpu", "--metrics", "none"]
