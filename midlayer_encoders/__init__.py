@@ -46,7 +46,7 @@ __all__ = [
     "tune",
 ]
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 if not TYPE_CHECKING:
     # torch, transformers and sentence-transformers take seconds to import: each name is fetched when it is asked for.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from midlayer_encoders.cli._progress import waiting
+from midlayer_encoders.cli._progress import json_asked, waiting
 from midlayer_encoders.errors import OptionError, check_count
 from midlayer_encoders.recipes import Recipe, recipes_of
 
@@ -49,6 +49,7 @@ __all__ = [
     "print_by_layer",
     "print_lines",
     "print_report",
+    "print_table",
     "quieten",
     "read_own",
     "read_source",
@@ -59,7 +60,7 @@ __all__ = [
 
 _EXACT: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}  # a line to be copied
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 Model = Annotated[
     str, typer.Argument(help="Folder or name on the hub of a transformers model, or built-in (SmolLM2-135M).")
@@ -88,9 +89,20 @@ Views = Annotated[int, typer.Option("--views", help="Augmented views of each tex
 Seed = Annotated[int, typer.Option("--seed", help="Seed of every random draw.")]
 
 
-@app.callback()
-def _callback() -> None:
+@app.callback(invoke_without_command=True)
+def _callback(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="With --version: all that an issue report needs.")] = False,
+) -> None:
     """Embeddings from the layer of a model that embeds best."""
+    if version:
+        from midlayer_encoders.cli._versions import report_lines, version_line
+
+        # Not by the console, which wraps lines: they are to be copied.
+        typer.echo("\n".join(report_lines() if verbose else [version_line()]))
+        raise typer.Exit
+    if verbose:
+        raise typer.BadParameter("it goes with --version: midlayer --version --verbose", param_hint="--verbose")
 
 
 def parse_layer(text: str) -> int | float:
@@ -206,30 +218,36 @@ def whole_model(model: str, options: EncoderOptions) -> LayerEncoder:
     """Return the encoder of a whole model."""
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-    with waiting(f"Loading {model}"):
+    with waiting("loading", f"Loading {model}"):
         return LayerEncoder(model, -1, **options.changed())
 
 
-def print_lines(encoder: LayerEncoder, layer: int | list[int], weights: list[float] | None = None) -> None:
-    """Print the command and the Python line that make the encoder of a layer, or of a mean of several."""
+def print_lines(
+    encoder: LayerEncoder, layer: int | list[int], weights: list[float] | None = None
+) -> dict[str, str | None]:
+    """Print the command and the Python line that make the encoder of a layer, or of a mean of several; return both."""
     from dataclasses import replace
 
     from midlayer_encoders.encoder.options import python_line, shell_line
 
     name = encoder.source if isinstance(encoder.source, str) else encoder.name
     options = encoder.options if weights is None else replace(encoder.options, weights=tuple(weights))
+    shell, python = None, python_line(name, layer, options)
     if weights is None or encoder.norm == "none" or not encoder.anatomy.final:  # else no plain folder can hold it
         out = "layer-" + str(layer).strip("[]").replace(", ", "-")
-        console().print("Export it:", shell_line(name, layer, options, out=out), **_EXACT)
+        shell = shell_line(name, layer, options, out=out)
+        console().print("Export it:", shell, **_EXACT)
     else:
         console().print("It cannot be exported: the final norm is applied to each layer, which no plain folder does.")
-    console().print("In Python:", python_line(name, layer, options), **_EXACT)
+    console().print("In Python:", python, **_EXACT)
+    return {"shell": shell, "python": python}
 
 
 def console() -> Console:
+    """Return where words for people go: nowhere under ``--json``, whose result is printed by itself."""
     from rich.console import Console
 
-    return Console()
+    return Console(quiet=json_asked())
 
 
 def quieten() -> None:
@@ -266,11 +284,46 @@ def make_table(*columns: str, title: str | None = None, left: Collection[str] = 
 
 
 def print_by_layer(cells: Mapping[tuple[int, str], str], *, title: str | None = None) -> None:
-    """Print a row for each layer and a column for each metric, a few metrics at a time so that they fit a terminal."""
+    """Print a row for each layer and a column for each metric."""
     names = list(dict.fromkeys(name for _, name in cells))
-    for start in range(0, len(names), 6):
-        shown = names[start : start + 6]
-        table = make_table("layer", *(name.replace("_", " ") for name in shown), title=title)  # words can wrap
-        for layer in sorted({layer for layer, _ in cells}):
-            table.add_row(str(layer), *(cells.get((layer, name), "") for name in shown))
+    layers = sorted({layer for layer, _ in cells})
+    rows = [[str(layer), *(cells.get((layer, name), "") for name in names)] for layer in layers]
+    print_table(["layer", *(name.replace("_", " ") for name in names)], rows, title=title)  # words can wrap
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str | None = None,
+    bold: int | None = None,
+    sections: Collection[int] = (),
+) -> None:
+    """Print a table of numbers, in several under one another where its columns do not fit the width of the terminal.
+
+    Args:
+        columns: headings, whose words may stand under one another.
+        rows: cells; the first of each says what the row is, and stands in every part.
+        title: over the first part.
+        bold: number of the row that stands out.
+        sections: numbers of the rows that a line is drawn above.
+    """
+    from rich.text import Text
+
+    def width(place: int) -> int:
+        words = [*columns[place].split(), *(Text.from_markup(row[place]).plain for row in rows)]
+        return max((len(word) for word in words), default=0) + 3  # its border and a space on each side
+
+    room = console().width - 1 - width(0)
+    parts: list[list[int]] = [[]]
+    for place in range(1, len(columns)):
+        if parts[-1] and sum(map(width, [*parts[-1], place])) > room:
+            parts.append([])
+        parts[-1].append(place)
+    for number, part in enumerate(parts):
+        table = make_table(columns[0], *(columns[place] for place in part), title=None if number else title)
+        for line, row in enumerate(rows):
+            if line in sections:
+                table.add_section()
+            table.add_row(row[0], *(row[place] for place in part), style="bold green" if line == bold else None)
         console().print(table)

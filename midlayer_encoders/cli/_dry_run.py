@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from midlayer_encoders.cli._app import console
-from midlayer_encoders.cli._progress import duration
+from midlayer_encoders.cli._progress import duration, print_result
 
 if TYPE_CHECKING:
     from midlayer_encoders.sweeping import Preview, TaskPreview
@@ -19,11 +18,9 @@ __all__ = ["print_preview"]
 _LEAST = 45.0  # seconds: of less, starting is the most
 
 
-def print_preview(found: Preview, *, as_json: bool) -> None:
+def print_preview(found: Preview) -> None:
     """Print what a sweep would do: a block for each task and one for the model."""
-    if as_json:
-        print(json.dumps(asdict(found), indent=2))  # noqa: T201
-        return
+    print_result(**asdict(found))
     for task in found.tasks:
         about = f"{task.data.type} ({task.data.why})" if task.data is not None else "cannot be used"
         _print_block(f"{task.name}: {about}", dict(_task_lines(task, found.max_tokens)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from midlayer_encoders.cli._app import app, console, make_table, print_report
+from midlayer_encoders.cli._progress import json_result, print_result
 from midlayer_encoders.errors import OptionError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
 
 
 @app.command("board")
+@json_result
 def board_command(
     *,
     runs: Annotated[list[str], typer.Argument(help="Folders of sweeps (their --out), or folders that hold several.")],
@@ -29,7 +30,6 @@ def board_command(
     ] = None,
     max_ms: Annotated[float | None, typer.Option(help="Most milliseconds per text of it.")] = None,
     max_bytes: Annotated[float | None, typer.Option(help="Most bytes per vector of it.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of a table.")] = False,
 ) -> None:
     """Show many sweeps on one page: the best layer of each, score against cost; print the encoder for a budget."""
     from midlayer_encoders.sweeping.board import board
@@ -37,18 +37,14 @@ def board_command(
     most = None if max_params is None else parse_amount(max_params)
     found = board(runs, max_parameters=most, max_milliseconds=max_ms, max_bytes=max_bytes)
     page = found.to_html(out)
-    if not as_json:
-        _print_table(found)
-        for remark in found.remarks:
-            console().print(remark, highlight=False, markup=False)
-        print_report(page)
+    _print_table(found)
+    for remark in found.remarks:
+        console().print(remark, highlight=False, markup=False)
+    print_report(page)
     point = found.chosen()
-    if as_json:
-        made = {"run": point.run, "layer": point.layer, "score": point.score, "costs": dict(point.costs)}
-        chosen = {**made, "lines": found.lines(point)}
-        typer.echo(json.dumps({"page": str(page), **found.to_dict(), "chosen": chosen}, indent=2))
-    else:
-        _print_chosen(found, point)
+    made = {"run": point.run, "layer": point.layer, "score": point.score, "costs": dict(point.costs)}
+    print_result(page=page, **found.to_dict(), chosen={**made, "lines": found.lines(point)})
+    _print_chosen(found, point)
 
 
 def parse_amount(text: str) -> float:

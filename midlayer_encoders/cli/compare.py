@@ -28,7 +28,7 @@ from midlayer_encoders.cli._app import (
     results_folder,
 )
 from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running, shown
+from midlayer_encoders.cli._progress import long_running, print_result, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
@@ -72,6 +72,10 @@ def compare(
             resamples=resamples, dataset=texts.stem, out=out, **options.changed() | {"norm": options.norm},
             progress=progress,
         )  # fmt: skip
+    print_result(
+        folder=out, report=out / "report.html", words=[*result.words(), *result.notes],
+        differences=result.differences.to_dicts(),
+    )  # fmt: skip
     _print_differences(result)
     for note in (*result.words(), *result.notes):
         console().print(note, highlight=False, markup=False)

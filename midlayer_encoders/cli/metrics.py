@@ -33,7 +33,7 @@ from midlayer_encoders.cli._app import (
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running, shown
+from midlayer_encoders.cli._progress import long_running, print_result, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import check_choice, check_seed
 
@@ -94,6 +94,8 @@ def metrics(
     for suffix in ("parquet", "csv"):
         write_frame(frame, out / f"metrics.{suffix}")
     write_metrics_figure(frame, out / "metrics.png")
+    names_of_files = ["metrics.parquet", "metrics.csv", "metrics.png"]
+    print_result(folder=out, files=names_of_files, values=frame.select("layer", "name", "value").to_dicts())
     cells = frame.select("layer", "name", "value").iter_rows()
     print_by_layer({(layer, name): f"{value:.4g}" for layer, name, value in cells})
-    console().print(f"Written to {out}: metrics.parquet, metrics.csv, metrics.png")
+    console().print(f"Written to {out}: {', '.join(names_of_files)}", soft_wrap=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,7 +22,7 @@ from midlayer_encoders.cli._app import (
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running, shown
+from midlayer_encoders.cli._progress import long_running, print_result, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
@@ -90,9 +90,16 @@ def probe(
             progress=progress,
         )  # fmt: skip
     result.save(out)
+    print_result(folder=out, report=out / "report.html", **probe_found(result))
     print_probe(result)
     written = ", ".join([*result.tables(), "probe.png", "report.html"])
     console().print(f"Written to {out}: {written}", soft_wrap=True)
+
+
+def probe_found(result: ProbeResult) -> dict[str, Any]:
+    """Return what a probe found, as ``--json`` prints it."""
+    about = {"dataset": result.dataset, "kind": result.kind, "best_layer": result.best_layer}
+    return {**about, "chance": result.chance, "words": result.verdict(), "layers": result.table.to_dicts()}
 
 
 def print_probe(result: ProbeResult) -> None:

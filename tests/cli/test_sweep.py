@@ -10,7 +10,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -113,7 +112,7 @@ def test_processes_reach_the_sweep_and_the_demo_is_of_the_built_in_model(
     from midlayer_encoders.encoder import build
 
     told: list[dict[str, Any]] = []
-    result = SimpleNamespace(frame=rows_frame([]), failures={})
+    result = SweepResult(rows_frame([]), tmp_path, Notes("", "m", {}))
     monkeypatch.setattr(
         sweeping,
         "sweep",
