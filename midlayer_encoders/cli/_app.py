@@ -63,7 +63,10 @@ _EXACT: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 Model = Annotated[
-    str, typer.Argument(help="Folder or name on the hub of a transformers model, or built-in (SmolLM2-135M).")
+    str,
+    typer.Argument(
+        help="Folder or name on the hub of a transformers model; built-in is SmolLM2-135M, built-in-minilm MiniLM."
+    ),
 ]
 LayerText = Annotated[
     str, typer.Option("--layer", help="17, -1 (the last), 0.7 (a fraction of the depth), or several: 8,12,16.")

@@ -97,7 +97,8 @@ def sweep(
 
     check_choice("--site", site, READ_SITES)
     check_choice("--scoring", scoring, ("together", "mteb"))  # a wrong word is refused before the model is loaded
-    check_model(model, options.revision, gguf_file=options.gguf_file)  # before mteb and torch are waited for
+    if not dry_run:  # which says what it can without the model
+        check_model(model, options.revision, gguf_file=options.gguf_file)  # before mteb and torch are waited for
     first = _first(devices, num_nodes)
     if not first:
         silence()

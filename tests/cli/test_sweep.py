@@ -109,7 +109,7 @@ def test_processes_reach_the_sweep_and_the_demo_is_of_the_built_in_model(
 ) -> None:
     """Recorded, not run: several processes and a real model take minutes."""
     from midlayer_encoders import sweeping
-    from midlayer_encoders.encoder import build
+    from midlayer_encoders.models import hub
 
     told: list[dict[str, Any]] = []
     result = SweepResult(rows_frame([]), tmp_path, Notes("", "m", {}))
@@ -124,7 +124,7 @@ def test_processes_reach_the_sweep_and_the_demo_is_of_the_built_in_model(
     assert [told[0][name] for name in names[:3]] == [3, 2, 4]
     one_pass = ["prompt_entropy", "dataset_entropy", "effective_rank", "curvature"]
     assert [told[1][name] for name in names] == [None, 1, 1, one_pass, "all", "float32", None, None]
-    monkeypatch.setattr(build, "built_in_model", lambda: (tiny_folder("Llama"), None))
+    monkeypatch.setattr(hub, "built_in_model", lambda _: (tiny_folder("Llama"), None))
     run("demo", "--out", str(tmp_path / "demo"))
     assert isinstance(told[2]["model"], LayerEncoder)
     assert told[2]["model"].source == "built-in"

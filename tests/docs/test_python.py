@@ -14,8 +14,7 @@ from tests.docs.printed import Block, blocks, pages
 from tests.docs.stated import ROOT
 
 NOT_RUN = {
-    ("README.md", "bidirectional=True"): "models and adapters of gigabytes; tests/encoder tests each option",
-    ("README.md", "LayerMetricsTrainerCallback"): "a training run; tests/callbacks has them",
+    ("docs/encoders.md", "bidirectional=True"): "models and adapters of gigabytes; tests/encoder tests each option",
     ("docs/callbacks.md", ""): "a training run; tests/callbacks has them",
     ("docs/media.md", "CIFAR10"): "mteb would fetch the images",
     ("docs/media.md", "from_module"): "modules that a reader has; tests/encoder/test_media_exact.py makes some",
