@@ -28,7 +28,7 @@ extensions = [
     "site_parts",
 ]
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "benchmarks/**.md", "examples/**.md", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+include_patterns = ["docs/**.md", "benchmarks/**.md", "examples/**.md", "*.md"]
 exclude_patterns = [".*", "build", "runs", "tmp*", "midlayer_encoders", "callbacks", "tests", "**/__pycache__"]
 
 # --- pages ------------------------------------------------------------------------------------------------------------
