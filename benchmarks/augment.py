@@ -7,9 +7,11 @@ import platform
 import time
 from pathlib import Path
 
+from midlayer_encoders.paper.reference import data_folder
 from midlayer_encoders.views.texts import augment
 
-WIKITEXT = Path(__file__).parents[2] / "shared/data/corpora/wikitext2_raw_test.txt"
+DATA = data_folder() or Path(__file__).parents[2] / "shared" / "data"
+WIKITEXT = DATA / "corpora" / "wikitext2_raw_test.txt"
 
 
 def main() -> None:

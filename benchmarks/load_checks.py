@@ -88,6 +88,7 @@ def main() -> None:
                 f"layer {layer}: without {medians[0]:.3f} s, with {medians[2]:.3f} s; processor {medians[1]:.3f}, {medians[3]:.3f}"
             )
     lines = [
+        "# What the checks at loading cost\n\n"
         f"Construction of a `LayerEncoder` of a 135M Llama (30 blocks of 576, float32, random weights, SmolLM2's tokenizer), CPU, "
         f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, median of {given.repeats}, in turn within one run:",
         "",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,7 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DATA = Path(os.environ.get("MIDLAYER_DATA", Path(__file__).parents[2] / "shared" / "data"))
+from midlayer_encoders.paper.reference import data_folder
+
+DATA = data_folder() or Path(__file__).parents[2] / "shared" / "data"
 RESULTS = Path(__file__).parent / "results" / "metrics_cpu.md"
 METRICS = (
     "prompt_entropy", "prompt_effective_rank", "curvature", "dataset_entropy", "effective_rank", "infonce", "dime", "lidar",

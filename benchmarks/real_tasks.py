@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import tempfile
 from pathlib import Path
 
@@ -16,8 +15,9 @@ import polars as pl
 
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.models.hub import built_in_model
+from midlayer_encoders.paper.reference import data_folder
 
-DATA = Path(os.environ.get("MIDLAYER_DATA", Path(__file__).parents[2] / "shared" / "data")) / "tasks"
+DATA = (data_folder() or Path(__file__).parents[2] / "shared" / "data") / "tasks"
 RESULTS = Path(__file__).parent / "results"
 KNOWN = {0: 39.8, 5: 51.1, 10: 48.4, 16: 48.3, 24: 48.6, 30: 37.1}
 
@@ -61,10 +61,9 @@ def main() -> None:
             print(name, result.failures or "", flush=True)
             label = pl.col("dataset").str.replace(r"-[0-9a-f]{8}$", "")
             frames.append(result.frame.with_columns(pl.lit(name).alias("model"), label.alias("dataset")))
-    frame = pl.concat(frames).select(
-        "model", "layer", "dataset", "name", (100 * pl.col("value")).round(2).alias("score")
-    )
-    frame.write_csv(RESULTS / "real_tasks.csv")
+    tidy = pl.concat(frames).filter(kind="score").with_columns(pl.col("depth").round(6), pl.col("value").round(4))
+    tidy.write_csv(RESULTS / "real_tasks.csv")
+    frame = tidy.with_columns(score=100 * pl.col("value"))
     lines = [
         "# Two real models on real data, every layer",
         "",

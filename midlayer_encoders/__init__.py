@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from midlayer_encoders.media.texts import read_texts
     from midlayer_encoders.recipes import Recipe
     from midlayer_encoders.selection import Selection
-    from midlayer_encoders.sweeping import SweepResult, embed, sweep
+    from midlayer_encoders.sweeping import Board, SweepResult, embed, sweep
+    from midlayer_encoders.sweeping.board import board
     from midlayer_encoders.tasks import paper_tasks
     from midlayer_encoders.tuning import TuneResult, tune
 
 __all__ = [
+    "Board",
     "EncoderOptions",
     "EncoderSpec",
     "LayerEncoder",
@@ -31,6 +33,7 @@ __all__ = [
     "Selection",
     "SweepResult",
     "TuneResult",
+    "board",
     "compare",
     "embed",
     "measure",
@@ -43,11 +46,12 @@ __all__ = [
     "tune",
 ]
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 if not TYPE_CHECKING:
     # torch, transformers and sentence-transformers take seconds to import: each name is fetched when it is asked for.
     _HOMES = {
+        "Board": "sweeping.board",
         "EncoderOptions": "encoder.options",
         "EncoderSpec": "_types",
         "LayerEncoder": "encoder.sentence_transformers_encoder",
@@ -56,6 +60,7 @@ if not TYPE_CHECKING:
         "Selection": "selection",
         "SweepResult": "sweeping",
         "TuneResult": "tuning",
+        "board": "sweeping.board",
         "compare": "analysis.comparing.run",
         "embed": "sweeping",
         "measure": "measuring",

@@ -6,6 +6,7 @@ import inspect
 import math
 import operator
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -36,10 +37,12 @@ __all__ = [
     "check_text",
     "check_texts",
     "did_you_mean",
+    "error_words",
     "half_character",
     "old_names",
     "shown",
     "warn_deprecated",
+    "without_tokens",
 ]
 
 
@@ -109,6 +112,29 @@ def shown(value: object, most: int = 60) -> str:
     except Exception:  # the repr of another's class, or of an integer of thousands of digits
         return f"an {type(value).__name__}" if isinstance(value, int) else f"a {type(value).__name__}"
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def without_tokens(text: str) -> str:
+    """Return a text without the hub's tokens: clients put a request's headers into some of their errors.
+
+    Example:
+        >>> without_tokens("Illegal header value b'Bearer hf_abcdefghijklmnop'")
+        "Illegal header value b'Bearer hf_…'"
+    """
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if len(secret := os.environ.get(name, "").strip()) > 3:
+            text = text.replace(secret, "hf_…")
+    return re.sub(r"\bhf_[A-Za-z0-9]{8,}", "hf_…", text)
+
+
+def error_words(error: BaseException) -> str:
+    """Return what an error of another library is called and says, as it may be printed and kept.
+
+    Example:
+        >>> error_words(KeyError("text"))
+        "KeyError: 'text'"
+    """
+    return without_tokens(f"{type(error).__name__}: {error}")
 
 
 # --- checks of arguments, each where a value comes in ---------------------------------------------------------------

@@ -34,6 +34,8 @@ def shared_data() -> Path:
     """Return the folder of real data for validation; tests that need it skip where it is absent."""
     folder = Path(os.environ.get("MIDLAYER_DATA", Path(__file__).parents[2] / "shared" / "data"))
     if not folder.is_dir():
+        if "MIDLAYER_DATA" in os.environ:
+            pytest.fail(f"MIDLAYER_DATA names no folder: {folder}")
         pytest.skip(f"no validation data at {folder}; set MIDLAYER_DATA to its folder")
     return folder
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-DATA = Path(os.environ.get("MIDLAYER_DATA", Path(__file__).parents[3] / "shared" / "data"))
+from midlayer_encoders.paper.reference import data_folder
+
+DATA = data_folder() or Path(__file__).parents[3] / "shared" / "data"
 VOCAB = 8192
 SPECIAL = ("[PAD]", "[EOS]", "[MASK]", "[BOS]")
 PAD, EOS, MASK, BOS = range(4)

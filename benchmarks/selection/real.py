@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +27,7 @@ from midlayer_encoders.media.texts import wikitext_paragraphs
 from midlayer_encoders.metrics.half_match import half_match, half_means
 from midlayer_encoders.metrics.intrinsic_dimension import intrinsic_dimension
 from midlayer_encoders.models.hub import built_in_model
+from midlayer_encoders.paper.reference import data_folder
 from midlayer_encoders.reading.batches import batches_of, count_tokens
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection import choose, curves
@@ -35,7 +35,7 @@ from midlayer_encoders.selection.one_recipe import surely_better
 from midlayer_encoders.selection.ridge import ridge_correct
 from midlayer_encoders.selection.rules import DEPTH, best_layer
 
-DATA = Path(os.environ.get("MIDLAYER_DATA", Path(__file__).parents[3] / "shared" / "data"))
+DATA = data_folder() or Path(__file__).parents[3] / "shared" / "data"
 HERE = Path(__file__).parent
 MODELS = ("all-MiniLM-L6-v2", "SmolLM2-135M")
 METRICS = ("prompt_entropy", "dataset_entropy", "infonce", "dime", "half_match")
@@ -166,7 +166,7 @@ def truth(model: str) -> dict[str, dict[int, float]]:
     """Return the scores of every layer on each task, and their average, as benchmarks/real_tasks.py measured them."""
     frame = pl.read_csv(HERE.parent / "results" / "real_tasks.csv").filter(pl.col("model") == model)
     found: dict[str, dict[int, float]] = {}
-    for task, layer, score in frame.select("dataset", "layer", "score").iter_rows():
+    for task, layer, score in frame.select("dataset", "layer", 100 * pl.col("value")).iter_rows():
         found.setdefault(task, {})[layer] = score
     found["average"] = {
         layer: float(np.mean([found[task][layer] for task in found])) for layer in found["STSBenchmark"]

@@ -1,12 +1,13 @@
 """How good is each rule's layer on models that it was not fitted on? Writes ``README.md`` beside it.
 
-    python benchmarks/selection/run.py [--reference FOLDER]
+    python -m benchmarks.selection.run [--reference FOLDER]
 
 The reference tables are replayed model by model: each rule sees the metrics of one model and is scored by the tables' scores of
 the layer it chooses. The one number that is fitted, the depth of ``fixed-depth``, is fitted on all other models (leave one model
 out) and on all other families (leave one family out). Models outside the tables: ``results/real_metrics.csv`` and
 ``few_labels.csv`` (made by ``real.py``), scored by ``benchmarks/results/real_tasks.csv``, and every tidy frame with scores in
-``benchmarks/pretraining/results/*.csv``.
+``benchmarks/pretraining/results/*.csv``. The reference tables are looked for in ``reference/`` beside the folder that
+``MIDLAYER_DATA`` names; without them the parts that need them are left as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import polars as pl
 
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.frame import FRAME_SCHEMA, ByLayer, Curves
-from midlayer_encoders.paper.reference import reference_metrics, reference_scores
+from midlayer_encoders.paper.reference import data_folder, reference_metrics, reference_scores
 from midlayer_encoders.selection import RULES, CannotChooseError, choose, curves, select
 from midlayer_encoders.selection.rules import best_layer
 
@@ -88,15 +89,11 @@ def outside() -> Iterator[Model]:
     """Yield the models that are not in the tables, with whatever was measured of them."""
     files = [HERE / "results" / name for name in ("real_metrics.csv", "other_rules.csv")]
     measured = pl.concat(pl.read_csv(file, schema_overrides=FRAME_SCHEMA) for file in files)
-    scored = pl.read_csv(HERE.parent / "results" / "real_tasks.csv")
+    scored = pl.read_csv(HERE.parent / "results" / "real_tasks.csv", schema=FRAME_SCHEMA)
     for name in scored["model"].unique(maintain_order=True):
-        part = scored.filter(pl.col("model") == name)
-        rows = part.select(
-            "model", pl.lit("default").alias("revision"), "layer", (pl.col("layer") / part["layer"].max()).alias("depth"),
-            pl.lit("score").alias("kind"), "dataset", "name", (pl.col("score") / 100).alias("value"),
-        ).cast(FRAME_SCHEMA)  # fmt: skip
+        rows = scored.filter(pl.col("model") == name).with_columns(depth=pl.col("layer") / pl.col("layer").max())
         wiki = measured.filter((pl.col("model") == name) & (pl.col("dataset") == "wikitext"))
-        yield model(name, name, pl.concat([rows, wiki.with_columns(depth=pl.col("layer") / part["layer"].max())]))
+        yield model(name, name, pl.concat([rows, wiki.with_columns(depth=pl.col("layer") / rows["layer"].max())]))
     yield from trained()
 
 
@@ -268,33 +265,43 @@ def write_part(name: str, lines: list[str]) -> None:
     page.write_text(head + before + "\n".join(lines) + "\n" + rest[rest.index(after) :], encoding="utf8")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--reference", type=Path, default=HERE.parents[2] / "shared" / "reference")
-    given = parser.parse_args()
-    ten = reference(given.reference, texts="the tasks")
-    deep = [one for one in ten if one.seen.num_layers >= 12 and one.family != "Mamba"]
-    wiki = reference(given.reference, texts="WikiText")
+def parts(tables: Path | None) -> dict[str, list[str]]:
+    """Return the tables of ``README.md``, or those that need no reference tables where there are none."""
     out = list(outside())
-    parts = {
-        "seven": table(deep, layers(deep)),
-        "ten": table(ten, layers(ten)),
-        "ten-wikitext": table(wiki, layers(wiki)),
-        "ten-by-model": by_model(ten, layers(ten)),
-        "outside": table(out, {rule: [chosen(one, rule) for one in out] for rule in (*UNLABELLED, *OTHERS)}),
-        "outside-by-model": by_model(
-            out, {rule: [chosen(one, rule) for one in out] for rule in (*UNLABELLED, *OTHERS)}
-        ),
-        "one-task": one_task([*ten, *out]),
+    replayed = {rule: [chosen(one, rule) for one in out] for rule in (*UNLABELLED, *OTHERS)}
+    made = {
+        "outside": table(out, replayed),
+        "outside-by-model": by_model(out, replayed),
         "few-labels": few_labels(),
         "variants": variants(),
         "speed": speed(),
     }
+    if tables is None:
+        return made
+    ten = reference(tables, texts="the tasks")
+    deep = [one for one in ten if one.seen.num_layers >= 12 and one.family != "Mamba"]
+    wiki = reference(tables, texts="WikiText")
+    return made | {
+        "seven": table(deep, layers(deep)),
+        "ten": table(ten, layers(ten)),
+        "ten-wikitext": table(wiki, layers(wiki)),
+        "ten-by-model": by_model(ten, layers(ten)),
+        "one-task": one_task([*ten, *out]),
+    }
+
+
+def main() -> None:
+    beside = (data_folder() or HERE.parents[2] / "shared" / "data").parent / "reference"
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--reference", type=Path, default=beside if beside.is_dir() else None)
+    given = parser.parse_args()
+    if given.reference is None:
+        print(f"No reference tables at {beside} (MIDLAYER_DATA): the parts that need them stay as they are.")
     measured = pl.read_csv(HERE / "results" / "real_metrics.csv", schema_overrides=FRAME_SCHEMA)
     smollm2 = measured.filter((pl.col("model") == "SmolLM2-135M") & (pl.col("dataset") == "wikitext"))
     smollm2 = smollm2.with_columns(depth=pl.col("layer") / smollm2["layer"].max())
     select(smollm2).plot().savefig(HERE.parents[1] / "docs" / "figures" / "selection_smollm2.png", dpi=90)
-    for name, lines in parts.items():
+    for name, lines in parts(given.reference).items():
         write_part(name, lines)
 
 

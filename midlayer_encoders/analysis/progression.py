@@ -27,6 +27,7 @@ from midlayer_encoders.errors import (
     check_seed,
     check_text,
     check_texts,
+    error_words,
 )
 from midlayer_encoders.files import check_links, folder_lock
 from midlayer_encoders.frame import layer_changes, settled
@@ -198,7 +199,7 @@ class _Run:
             except (OptionError, TooFewTextsError, DiskFullError):  # the same at every step
                 raise
             except Exception as error:
-                failures[checkpoint.name] = f"{type(error).__name__}: {error}"
+                failures[checkpoint.name] = error_words(error)
         if not frames:
             raise MidlayerError("No revision could be measured. " + "; ".join(f"{k}: {v}" for k, v in failures.items()))
         return frames, failures

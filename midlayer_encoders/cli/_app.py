@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from midlayer_encoders.cli._progress import waiting
+from midlayer_encoders.cli._progress import json_asked, waiting
 from midlayer_encoders.errors import OptionError, check_count
 from midlayer_encoders.recipes import Recipe, recipes_of
 
@@ -48,25 +49,32 @@ __all__ = [
     "print_by_layer",
     "print_lines",
     "print_report",
+    "print_table",
     "quieten",
+    "read_own",
     "read_source",
     "refuse_given",
+    "results_folder",
     "whole_model",
 ]
 
 _EXACT: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}  # a line to be copied
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 Model = Annotated[
-    str, typer.Argument(help="Folder or name on the hub of a transformers model, or built-in (SmolLM2-135M).")
+    str,
+    typer.Argument(
+        help="Folder or name on the hub of a transformers model; built-in is SmolLM2-135M, built-in-minilm MiniLM."
+    ),
 ]
 LayerText = Annotated[
     str, typer.Option("--layer", help="17, -1 (the last), 0.7 (a fraction of the depth), or several: 8,12,16.")
 ]
 LayersText = Annotated[str, typer.Option("--layers", help="all, or layers with commas: 0,6,0.5,-1.")]
 MetricNames = Annotated[str, typer.Option("--metrics", help="paper, all, or names with commas.")]
-TextsFile = Annotated[Path, typer.Option("--texts", help="A text a line, or JSONL with --field.")]
+_TEXTS_HELP = "A text a line; or your own data (JSONL, CSV, parquet, a folder), with --field for another column."
+TextsFile = Annotated[Path, typer.Option("--texts", help=_TEXTS_HELP)]
 FieldName = Annotated[str | None, typer.Option("--field", help="Field of each JSON line that holds the text.")]
 Limit = Annotated[int | None, typer.Option("--limit", help="Use the first LIMIT inputs only.")]
 RecipeNames = Annotated[
@@ -79,14 +87,25 @@ SiteName = Annotated[str, typer.Option("--site", help="block, or what attention 
 SkipBad = Annotated[bool, typer.Option(help="Leave out files that cannot be read, and name them.")]
 SomeAudio = Annotated[Path | None, typer.Option("--audio", help="Folder of audio files, for an audio model.")]
 SomeImages = Annotated[Path | None, typer.Option("--images", help="Folder of images, for an image model.")]
-SomeTexts = Annotated[Path | None, typer.Option("--texts", help="A text a line, or JSONL with --field.")]
+SomeTexts = Annotated[Path | None, typer.Option("--texts", help=_TEXTS_HELP)]
 Views = Annotated[int, typer.Option("--views", help="Augmented views of each text, for LiDAR.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of every random draw.")]
 
 
-@app.callback()
-def _callback() -> None:
+@app.callback(invoke_without_command=True)
+def _callback(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="With --version: all that an issue report needs.")] = False,
+) -> None:
     """Embeddings from the layer of a model that embeds best."""
+    if version:
+        from midlayer_encoders.cli._versions import report_lines, version_line
+
+        # Not by the console, which wraps lines: they are to be copied.
+        typer.echo("\n".join(report_lines() if verbose else [version_line()]))
+        raise typer.Exit
+    if verbose:
+        raise typer.BadParameter("it goes with --version: midlayer --version --verbose", param_hint="--verbose")
 
 
 def parse_layer(text: str) -> int | float:
@@ -155,11 +174,32 @@ def one_source(context: typer.Context, given: dict[str, Path | None]) -> tuple[s
 def read_source(kind: str, source: Path, *, field: str | None, skip_bad: bool) -> list[Any]:
     """Return the texts of a file, or the paths of a folder's images or audio files."""
     from midlayer_encoders.media import media_files
-    from midlayer_encoders.media.texts import read_texts
 
     if kind == "texts":
-        return list(read_texts(source, field=field))
+        return read_own(source, field=field)
     return list(media_files(source, "image" if kind == "images" else "audio", bad="skip" if skip_bad else "refuse"))
+
+
+def read_own(path: Path, *, field: str | None) -> list[str]:
+    """Return the texts of a file of lines, or of your own data in whatever form a sweep takes it.
+
+    Args:
+        path: a text a line; or JSONL, CSV, TSV, parquet or a folder of them.
+        field: the column that holds the text, where the columns are not those of a task.
+    """
+    from midlayer_encoders.files import at_home
+    from midlayer_encoders.media.texts import read_texts
+    from midlayer_encoders.tasks import SUFFIXES, ColumnsError, own_texts
+
+    path, lines = at_home(path), (".jsonl", ".ndjson")
+    if not path.is_dir() and (path.suffix.lower() not in SUFFIXES or (field and path.suffix.lower() in lines)):
+        return read_texts(path, field=field)
+    try:
+        return own_texts(path, column=field)
+    except ColumnsError:
+        if path.suffix.lower() in lines:
+            return read_texts(path)  # which names the fields to choose from
+        raise
 
 
 def asked_recipes(words: str | None, options: EncoderOptions) -> tuple[list[Recipe] | None, EncoderOptions]:
@@ -181,36 +221,54 @@ def whole_model(model: str, options: EncoderOptions) -> LayerEncoder:
     """Return the encoder of a whole model."""
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-    with waiting(f"Loading {model}"):
+    with waiting("loading", f"Loading {model}"):
         return LayerEncoder(model, -1, **options.changed())
 
 
-def print_lines(encoder: LayerEncoder, layer: int | list[int], weights: list[float] | None = None) -> None:
-    """Print the command and the Python line that make the encoder of a layer, or of a mean of several."""
+def print_lines(
+    encoder: LayerEncoder, layer: int | list[int], weights: list[float] | None = None
+) -> dict[str, str | None]:
+    """Print the command and the Python line that make the encoder of a layer, or of a mean of several; return both."""
     from dataclasses import replace
 
     from midlayer_encoders.encoder.options import python_line, shell_line
 
     name = encoder.source if isinstance(encoder.source, str) else encoder.name
     options = encoder.options if weights is None else replace(encoder.options, weights=tuple(weights))
+    shell, python = None, python_line(name, layer, options)
     if weights is None or encoder.norm == "none" or not encoder.anatomy.final:  # else no plain folder can hold it
         out = "layer-" + str(layer).strip("[]").replace(", ", "-")
-        console().print("Export it:", shell_line(name, layer, options, out=out), **_EXACT)
+        shell = shell_line(name, layer, options, out=out)
+        console().print("Export it:", shell, **_EXACT)
     else:
         console().print("It cannot be exported: the final norm is applied to each layer, which no plain folder does.")
-    console().print("In Python:", python_line(name, layer, options), **_EXACT)
+    console().print("In Python:", python, **_EXACT)
+    return {"shell": shell, "python": python}
 
 
 def console() -> Console:
+    """Return where words for people go: nowhere under ``--json``, whose result is printed by itself."""
     from rich.console import Console
 
-    return Console()
+    return Console(quiet=json_asked())
 
 
 def quieten() -> None:
     """Turn off the loaders' own bars and notices, before they are imported: ours stand in for them."""
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def results_folder(command: str, *models: str) -> Path:
+    """Return where a command writes when ``--out`` is left out, beside what ``sweep`` and ``demo`` write.
+
+    Example:
+        >>> results_folder("compare", "EleutherAI/pythia-410m@step16000", "EleutherAI/pythia-410m").as_posix()
+        'midlayer-results/compare-EleutherAI_pythia-410m_step16000-EleutherAI_pythia-410m'
+    """
+    names = (Path(model).resolve().name if Path(model).is_dir() else model for model in models)
+    words = "-".join([command, *(re.sub(r"[^\w.-]+", "_", name) for name in names)])
+    return Path("midlayer-results") / words[:200]  # a file system's names end at 255 bytes
 
 
 def print_report(path: Path) -> None:
@@ -229,11 +287,46 @@ def make_table(*columns: str, title: str | None = None, left: Collection[str] = 
 
 
 def print_by_layer(cells: Mapping[tuple[int, str], str], *, title: str | None = None) -> None:
-    """Print a row for each layer and a column for each metric, a few metrics at a time so that they fit a terminal."""
+    """Print a row for each layer and a column for each metric."""
     names = list(dict.fromkeys(name for _, name in cells))
-    for start in range(0, len(names), 6):
-        shown = names[start : start + 6]
-        table = make_table("layer", *(name.replace("_", " ") for name in shown), title=title)  # words can wrap
-        for layer in sorted({layer for layer, _ in cells}):
-            table.add_row(str(layer), *(cells.get((layer, name), "") for name in shown))
+    layers = sorted({layer for layer, _ in cells})
+    rows = [[str(layer), *(cells.get((layer, name), "") for name in names)] for layer in layers]
+    print_table(["layer", *(name.replace("_", " ") for name in names)], rows, title=title)  # words can wrap
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str | None = None,
+    bold: int | None = None,
+    sections: Collection[int] = (),
+) -> None:
+    """Print a table of numbers, in several under one another where its columns do not fit the width of the terminal.
+
+    Args:
+        columns: headings, whose words may stand under one another.
+        rows: cells; the first of each says what the row is, and stands in every part.
+        title: over the first part.
+        bold: number of the row that stands out.
+        sections: numbers of the rows that a line is drawn above.
+    """
+    from rich.text import Text
+
+    def width(place: int) -> int:
+        words = [*columns[place].split(), *(Text.from_markup(row[place]).plain for row in rows)]
+        return max((len(word) for word in words), default=0) + 3  # its border and a space on each side
+
+    room = console().width - 1 - width(0)
+    parts: list[list[int]] = [[]]
+    for place in range(1, len(columns)):
+        if parts[-1] and sum(map(width, [*parts[-1], place])) > room:
+            parts.append([])
+        parts[-1].append(place)
+    for number, part in enumerate(parts):
+        table = make_table(columns[0], *(columns[place] for place in part), title=None if number else title)
+        for line, row in enumerate(rows):
+            if line in sections:
+                table.add_section()
+            table.add_row(row[0], *(row[place] for place in part), style="bold green" if line == bold else None)
         console().print(table)

@@ -1,6 +1,7 @@
 """Where long work stands: bars in a terminal, lines elsewhere, JSON for machines, nothing where none is wanted.
 
-All of it goes to the error output, so that what a command prints can be kept by itself.
+All of it goes to the error output, so that what a command prints can be kept by itself. Under ``--json`` that is one
+JSON object, and the words for people are left out.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import math
 import os
 import sys
 import threading
@@ -22,11 +24,18 @@ import typer
 
 from midlayer_encoders._types import Progress
 
-__all__ = ["first_process", "long_running", "shown", "silence", "waiting"]
+__all__ = [
+    "duration", "first_process", "json_asked", "json_result", "long_running", "print_result", "shown", "silence",
+    "waiting",
+]  # fmt: skip
 
 Kind = Literal["bars", "lines", "json", "quiet"]
 BEAT = 30.0  # seconds between two lines of one stage
 JSON_BEAT = 1.0
+
+_QUIET = ("--quiet", "Show no progress.")
+_JSON = ("--json", "Print the result as one JSON object.")
+_JSON_LINES = ("--json", "Print the result as one JSON object, and progress as JSON lines on the error output.")
 
 _asked: Kind | None = None  # by the flags of the command that runs
 
@@ -34,23 +43,28 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def long_running(command: _Command) -> _Command:
-    """Give a command the flags ``--quiet`` and ``--json``, which say how its progress is shown."""
+    """Give a command the flags ``--quiet`` and ``--json``, which say how its progress and its result are shown."""
+    return _with_flags(command, quiet=_QUIET, json_lines=_JSON_LINES)
+
+
+def json_result(command: _Command) -> _Command:
+    """Give a command that is done at once the flag ``--json``."""
+    return _with_flags(command, json_lines=_JSON)
+
+
+def _with_flags(command: _Command, **flags: tuple[str, str]) -> _Command:
     hints = typing.get_type_hints(command, include_extras=True)
     own = [one.replace(annotation=hints[one.name]) for one in inspect.signature(command).parameters.values()]
-    flags = {
-        "quiet": ("--quiet", "Show no progress."),
-        "json_lines": ("--json", "Show progress as JSON lines on the error output, for machines."),
-    }
     added = [
         inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=False,
-            annotation=Annotated[bool, typer.Option(flag, help=told, rich_help_panel="Progress")],
+            annotation=Annotated[bool, typer.Option(flag, help=told, rich_help_panel="Output")],
         )
         for name, (flag, told) in flags.items()
     ]  # fmt: skip
 
     @functools.wraps(command)
-    def run(*, quiet: bool, json_lines: bool, **given: Any) -> Any:
+    def run(*, json_lines: bool, quiet: bool = False, **given: Any) -> Any:
         global _asked
         if quiet and json_lines:
             raise typer.BadParameter("give one of --quiet and --json")
@@ -64,6 +78,33 @@ def long_running(command: _Command) -> _Command:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run  # type: ignore[return-value]
+
+
+def json_asked() -> bool:
+    """Return whether the command that runs was called with ``--json``."""
+    return _asked == "json"
+
+
+def print_result(**found: Any) -> None:
+    """Print what a command found as one JSON object, where ``--json`` asks for it; NaN and infinity are ``null``."""
+    if json_asked():
+        print(json.dumps(_plain(found), ensure_ascii=False, allow_nan=False), flush=True)  # noqa: T201
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it.
+
+    Example:
+        >>> _plain({1: (float("nan"), 2.5)})
+        {'1': [None, 2.5]}
+    """
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
 def first_process() -> bool:
@@ -89,16 +130,16 @@ def shown(titles: Mapping[str, str] | None = None) -> Iterator[Progress]:
 
         def report(stage: str, done: int, total: int) -> None:
             if total:
-                display.report((titles or {}).get(stage, stage), done, total)
+                display.report(stage, (titles or {}).get(stage, stage), done, total)
 
         yield report
 
 
 @contextmanager
-def waiting(title: str) -> Iterator[None]:
+def waiting(stage: str, title: str) -> Iterator[None]:
     """Show that something is being done whose end is not known, as loading a model."""
     with _display() as display:
-        display.report(title, 0, None)
+        display.report(stage, title, 0, None)
         yield
 
 
@@ -110,10 +151,12 @@ def _display() -> AbstractContextManager[_Display]:
 class _Display:
     """Shows stages, each by its title: how many of its steps are done, of how many (``None`` where nobody knows).
 
+    Machines know a stage by its name, which stays the same; titles are for people.
+
     This one shows nothing.
     """
 
-    def report(self, title: str, done: int, total: int | None) -> None:
+    def report(self, stage: str, title: str, done: int, total: int | None) -> None:
         """Show that a stage has come so far."""
 
     def __enter__(self) -> typing.Self:
@@ -147,10 +190,10 @@ class _Bars(_Display):
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate()
         self._bars = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True))
 
-    def report(self, title: str, done: int, total: int | None) -> None:
-        if title not in self._tasks:
-            self._tasks[title] = self._bars.add_task(title, total=total)
-        self._bars.update(self._tasks[title], completed=done, total=total)
+    def report(self, stage: str, title: str, done: int, total: int | None) -> None:
+        if stage not in self._tasks:
+            self._tasks[stage] = self._bars.add_task(title, total=total)
+        self._bars.update(self._tasks[stage], completed=done, total=total)
 
     def __enter__(self) -> typing.Self:
         self._bars.__enter__()
@@ -164,6 +207,7 @@ class _Bars(_Display):
 class _Seen:
     """How far a stage has come, and since when it runs."""
 
+    name: str
     title: str
     done: int = 0
     total: int | None = None
@@ -195,13 +239,13 @@ class _Lines(_Display):
         self._over = threading.Event()
         self._clock = threading.Thread(target=self._keep_time, daemon=True)
 
-    def report(self, title: str, done: int, total: int | None) -> None:
+    def report(self, stage: str, title: str, done: int, total: int | None) -> None:
         with self._lock:
-            stage = self._stages.setdefault(title, _Seen(title))
-            stage.done, stage.total = done, total
-            if stage is not self._now:
-                before, self._now = self._now, stage
-                for one in (before, stage):  # stages take turns: what a line has said is not said again
+            seen = self._stages.setdefault(stage, _Seen(stage, title))
+            seen.done, seen.total = done, total
+            if seen is not self._now:
+                before, self._now = self._now, seen
+                for one in (before, seen):  # stages take turns: what a line has said is not said again
                     if one is not None and one.said != (one.done, one.total):
                         self._write(one)
 
@@ -218,14 +262,14 @@ class _Lines(_Display):
     def line(self, stage: _Seen) -> str:
         """Return where a stage stands."""
         if stage.total is None:
-            return f"{stage.title}: {_duration(stage.seconds)}" if stage.seconds >= 1 else f"{stage.title} …"
+            return f"{stage.title}: {duration(stage.seconds)}" if stage.seconds >= 1 else f"{stage.title} …"
         words = [f"{stage.title}: {stage.done:,} of {stage.total:,}"]
         if stage.seconds >= 1:
-            words.append(_duration(stage.seconds))
+            words.append(duration(stage.seconds))
         if stage.rate and stage.seconds >= 1:
             words.append(f"{_number(stage.rate)} a second")
         if stage.left and stage.seconds >= 1:
-            words.append(f"{_duration(stage.left)} left")
+            words.append(f"{duration(stage.left)} left")
         return ", ".join(words)
 
     def __enter__(self) -> typing.Self:
@@ -245,7 +289,13 @@ class _JsonLines(_Lines):
     beat = JSON_BEAT
 
     def line(self, stage: _Seen) -> str:
-        known = {"stage": stage.title, "done": stage.done, "total": stage.total, "seconds": round(stage.seconds, 2)}
+        known = {
+            "stage": stage.name,
+            "title": stage.title,
+            "done": stage.done,
+            "total": stage.total,
+            "seconds": round(stage.seconds, 2),
+        }
         return json.dumps(known | {"seconds_left": None if stage.left is None else round(stage.left, 1)})
 
     def __exit__(self, *_: object) -> None:
@@ -255,11 +305,11 @@ class _JsonLines(_Lines):
             self._write(self._now)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return a time in words.
 
     Example:
-        >>> _duration(7.4), _duration(200), _duration(7300)
+        >>> duration(7.4), duration(200), duration(7300)
         ('7 s', '3 min 20 s', '2 h 1 min')
     """
     whole = round(seconds)

@@ -24,9 +24,11 @@ from midlayer_encoders.cli._app import (
     print_by_layer,
     print_report,
     quieten,
+    read_own,
+    results_folder,
 )
 from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running, shown
+from midlayer_encoders.cli._progress import long_running, print_result, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
@@ -43,7 +45,10 @@ def compare(
     base: Annotated[str, typer.Argument(help=f"{_MODEL}.")],
     tuned: Annotated[list[str], typer.Argument(help=f"One or more to compare with it. {_MODEL}.")],
     texts: TextsFile,
-    out: Annotated[Path, typer.Option(help="Folder for frames, figures and page.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for frames, figures and page.", show_default="midlayer-results/compare-BASE-TUNED"),
+    ] = None,
     names: MetricNames = "paper",
     layers: LayersText = "all",
     field: FieldName = None,
@@ -57,16 +62,20 @@ def compare(
     quieten()
     from midlayer_encoders.analysis.comparing.per_text import comparable
     from midlayer_encoders.analysis.comparing.run import compare as run
-    from midlayer_encoders.media.texts import read_texts
 
+    out = out or results_folder("compare", base, *tuned)
     wanted = comparable(parse_names(names))
-    lines = first_of(read_texts(texts, field=field), limit)
+    lines = first_of(read_own(texts, field=field), limit)
     with shown() as progress:
         result = run(
             base, *tuned, texts=lines, metrics=wanted, layers=parse_layers(layers), views=views, seed=seed,
             resamples=resamples, dataset=texts.stem, out=out, **options.changed() | {"norm": options.norm},
             progress=progress,
         )  # fmt: skip
+    print_result(
+        folder=out, report=out / "report.html", words=[*result.words(), *result.notes],
+        differences=result.differences.to_dicts(),
+    )  # fmt: skip
     _print_differences(result)
     for note in (*result.words(), *result.notes):
         console().print(note, highlight=False, markup=False)

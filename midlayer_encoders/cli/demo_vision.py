@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from midlayer_encoders.cli._app import app, console, print_report, quieten
-from midlayer_encoders.cli._progress import long_running, shown
-from midlayer_encoders.cli.probe import PROBE_STAGES, print_probe
+from midlayer_encoders.cli._progress import long_running, print_result, shown
+from midlayer_encoders.cli.probe import PROBE_STAGES, print_probe, probe_found
 
 if TYPE_CHECKING:
     import polars as pl
@@ -60,7 +60,9 @@ def demo_vision(
             encoder, asked.images, metrics="paper", views=4, dataset="digits 5 to 9", progress=progress
         )
     frame = pl.concat([*(result.frame for result in results), metrics])
-    print_report(_write(out, frame, results, epochs))
+    page = _write(out, frame, results, epochs)
+    print_result(folder=out, report=page, probes=[probe_found(result) for result in results])
+    print_report(page)
 
 
 def _write(out: Path, frame: pl.DataFrame, results: list[ProbeResult], epochs: int) -> Path:

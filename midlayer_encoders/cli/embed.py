@@ -28,7 +28,7 @@ from midlayer_encoders.cli._app import (
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running, shown
+from midlayer_encoders.cli._progress import long_running, print_result, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import check_choice
 
@@ -73,5 +73,6 @@ def embed(
             encoder, inputs, out, layers=parse_layers(layers), site=site, tokens=tokens,  # type: ignore[arg-type]
             from_sweep=stored, token_budget="auto" if token_budget is None else token_budget, progress=progress,
         )  # fmt: skip
+    print_result(path=path, inputs=len(inputs), kind=kind)
     what = "States" if tokens else "Vectors"
     console().print(f"{what} of {len(inputs):,} {unit} are in {path}.", soft_wrap=True, highlight=False)

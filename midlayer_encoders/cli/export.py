@@ -18,7 +18,7 @@ from midlayer_encoders.cli._app import (
     quieten,
 )
 from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running
+from midlayer_encoders.cli._progress import long_running, print_result
 from midlayer_encoders.encoder.options import NO_SITE, EncoderOptions
 from midlayer_encoders.errors import OptionError, check_choice
 
@@ -96,11 +96,17 @@ def export(
         several = ", ".join(str(number) for number, _ in encoder.mixture)
         which = towers or f"{several or encoder.layer} of {encoder.num_layers}"
         place = out if out is not None else push
+        address = None
         if push is not None:
             address = push_to_hub(
                 encoder, push, folder=home, scores=found, license=license_, private=private or None, overwrite=overwrite
             )
             console().print(f"Uploaded: {address}", highlight=False, soft_wrap=True)
+    print_result(
+        folder=out, repository=push, address=address, target=target, layer=towers or several or encoder.layer,
+        num_layers=encoder.num_layers, parameters=parameters, engine=made.engine, error=made.error,
+        int8_cosine=made.int8_cosine,
+    )  # fmt: skip
     console().print(f"Layer {which}, {parameters / 1e6:.1f}M parameters, is in {place}.{_compared(made)}")
     if target in ("vllm", "tei"):
         console().print("Serve it with:")

@@ -29,10 +29,11 @@ from midlayer_encoders.cli._app import (
     print_by_layer,
     quieten,
     read_source,
+    results_folder,
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running, shown
+from midlayer_encoders.cli._progress import long_running, print_result, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import check_choice, check_seed
 
@@ -44,7 +45,12 @@ def metrics(
     *,
     context: typer.Context,
     model: Model,
-    out: Annotated[Path, typer.Option(help="Folder for the frame (parquet and CSV) and the figure.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the frame (parquet and CSV) and the figure.", show_default="midlayer-results/metrics-MODEL"
+        ),
+    ] = None,
     texts: SomeTexts = None,
     images: SomeImages = None,
     audio: SomeAudio = None,
@@ -66,6 +72,7 @@ def metrics(
     from midlayer_encoders.report import write_metrics_figure
     from midlayer_encoders.report.results import write_frame
 
+    out = out or results_folder("metrics", model)
     check_choice("--site", site, READ_SITES)
     first_of([], limit)
     check_seed(seed)
@@ -87,6 +94,8 @@ def metrics(
     for suffix in ("parquet", "csv"):
         write_frame(frame, out / f"metrics.{suffix}")
     write_metrics_figure(frame, out / "metrics.png")
+    names_of_files = ["metrics.parquet", "metrics.csv", "metrics.png"]
+    print_result(folder=out, files=names_of_files, values=frame.select("layer", "name", "value").to_dicts())
     cells = frame.select("layer", "name", "value").iter_rows()
     print_by_layer({(layer, name): f"{value:.4g}" for layer, name, value in cells})
-    console().print(f"Written to {out}: metrics.parquet, metrics.csv, metrics.png")
+    console().print(f"Written to {out}: {', '.join(names_of_files)}", soft_wrap=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,10 +18,11 @@ from midlayer_encoders.cli._app import (
     parse_layers,
     quieten,
     refuse_given,
+    results_folder,
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running, shown
+from midlayer_encoders.cli._progress import long_running, print_result, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
@@ -41,7 +42,10 @@ def probe(
     context: typer.Context,
     model: Model,
     data: Annotated[Path, typer.Option(help="A folder for each class, or a file with the columns text and label.")],
-    out: Annotated[Path, typer.Option(help="Folder for frame, table, figure and page.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for frame, table, figure and page.", show_default="midlayer-results/probe-MODEL"),
+    ] = None,
     test: Annotated[Path | None, typer.Option(help="The same to test on; else a fifth of each class is.")] = None,
     kind: Annotated[str, typer.Option(help="attentive, linear or knn.")] = "attentive",
     layers: LayersText = "all",
@@ -64,6 +68,7 @@ def probe(
     from midlayer_encoders.analysis.probing.settings import WITHOUT_EFFECT, ProbeTraining
     from midlayer_encoders.errors import check_choice, check_number
 
+    out = out or results_folder("probe", model)
     check_choice("--site", site, READ_SITES)
     check_choice("kind", kind, KINDS)  # a wrong option is refused before the model is loaded
     why, names = WITHOUT_EFFECT[kind]
@@ -85,9 +90,16 @@ def probe(
             progress=progress,
         )  # fmt: skip
     result.save(out)
+    print_result(folder=out, report=out / "report.html", **probe_found(result))
     print_probe(result)
     written = ", ".join([*result.tables(), "probe.png", "report.html"])
     console().print(f"Written to {out}: {written}", soft_wrap=True)
+
+
+def probe_found(result: ProbeResult) -> dict[str, Any]:
+    """Return what a probe found, as ``--json`` prints it."""
+    about = {"dataset": result.dataset, "kind": result.kind, "best_layer": result.best_layer}
+    return {**about, "chance": result.chance, "words": result.verdict(), "layers": result.table.to_dicts()}
 
 
 def print_probe(result: ProbeResult) -> None:

@@ -23,9 +23,11 @@ from midlayer_encoders.cli._app import (
     print_by_layer,
     print_report,
     quieten,
+    read_own,
+    results_folder,
 )
 from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running, shown
+from midlayer_encoders.cli._progress import long_running, print_result, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
@@ -39,7 +41,13 @@ def progression(
     *,
     model: Annotated[str, typer.Argument(help="Name on the hub, or a folder of checkpoint-500, step500, …")],
     texts: TextsFile,
-    out: Annotated[Path, typer.Option(help="Folder for frame, figures and page; a run that was killed goes on there.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for frame, figures and page; a killed run goes on there.",
+            show_default="midlayer-results/progression-MODEL",
+        ),
+    ] = None,
     revisions: Annotated[
         str | None, typer.Option(help="step1,step512,…: on the hub, or sub-folders of MODEL (all by default).")
     ] = None,
@@ -54,17 +62,21 @@ def progression(
     """Measure every layer at every step of a model's training: which layers settle first?"""
     quieten()
     from midlayer_encoders.analysis.progression import progression as run
-    from midlayer_encoders.media.texts import read_texts
 
+    out = out or results_folder("progression", model)
     wanted = parse_names(names)
     asked = [name.strip() for name in revisions.split(",")] if revisions else None
-    lines = first_of(read_texts(texts, field=field), limit)
+    lines = first_of(read_own(texts, field=field), limit)
     with shown() as progress:
         result = run(
             model, asked, texts=lines, metrics=wanted, layers=parse_layers(layers), views=views, seed=seed,
             dataset=texts.stem, out=out, **options.changed() | {"norm": options.norm},
             progress=progress,
         )  # fmt: skip
+    print_result(
+        folder=out, report=out / "report.html", words=result.words(), failures=result.failures,
+        settled=result.settled().to_dicts(),
+    )  # fmt: skip
     _print_settled(result)
     for name, error in result.failures.items():
         console().print(f"{name} failed, {error}", style="bold red", highlight=False, markup=False)

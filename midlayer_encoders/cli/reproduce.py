@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +19,7 @@ from midlayer_encoders.cli._app import (
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running
+from midlayer_encoders.cli._progress import long_running, print_result
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
@@ -87,7 +86,9 @@ def reproduce(
         limit=limit, max_length=max_length, seed=seed, pass_per_prefix=pass_per_prefix, options=options,
     )  # fmt: skip
     outcomes = run(names, setting, report=_say)
-    print_report(write_experiments(outcomes, setting))
+    page = write_experiments(outcomes, setting)
+    print_result(folder=out, report=page, experiments=[asdict(one) for one in outcomes])
+    print_report(page)
     if any(one.status == "failed" or (one.status == "left out" and figure != "all") for one in outcomes):
         raise typer.Exit(1)
 
@@ -131,8 +132,10 @@ def _frame(path: Path) -> pl.DataFrame:
 
 def _default(path: str) -> Path | None:
     """Return a place under the folder of data that MIDLAYER_DATA names, where it is there."""
-    folder = os.environ.get("MIDLAYER_DATA")
-    found = Path(folder) / path if folder else None
+    from midlayer_encoders.paper.reference import data_folder
+
+    folder = data_folder()
+    found = folder / path if folder is not None else None
     return found if found is not None and found.exists() else None
 
 

@@ -19,10 +19,11 @@ from midlayer_encoders.cli._app import (
     make_table,
     print_lines,
     quieten,
+    read_own,
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running, shown
+from midlayer_encoders.cli._progress import long_running, print_result, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError, check_count, check_seed
 from midlayer_encoders.files import exists, read_lines
@@ -57,7 +58,6 @@ def select_command(
 ) -> None:
     """Choose a layer of a model, and with --recipes how it is asked; show what every other rule would have chosen."""
     quieten()
-    from midlayer_encoders.media.texts import read_texts
     from midlayer_encoders.selection import RecipeSelection, select, selection_passes
 
     check_count("--max-texts", max_texts)
@@ -68,7 +68,7 @@ def select_command(
     asked, options = asked_recipes(recipes, options)
     if field is not None and out is None and any(recipe.center for recipe in asked or ()):
         raise OptionError("`--out` must be given with `--field` and a recipe that centers: it keeps the texts for it.")
-    lines = read_texts(texts, field=field)
+    lines = read_own(texts, field=field)
     known = _read_labels(labels, len(lines)) if labels is not None else None
     encoder = whole_model(model, options)
     with shown({"measuring": "texts measured", "labels": "labeled texts read"}) as progress:
@@ -83,9 +83,14 @@ def select_command(
     if out is not None:
         _write(found, out)
     if isinstance(found, RecipeSelection):
-        _print_made(found, encoder, texts if out is None else out / _CENTER)
+        lines_made = _print_made(found, encoder, texts if out is None else out / _CENTER)
     else:
-        print_lines(encoder, **found.keywords)
+        lines_made = print_lines(encoder, **found.keywords)
+    print_result(
+        model=found.model, layer=found.layer, num_layers=found.num_layers, rule=found.rule, reason=found.reason,
+        recipe=found.recipe if isinstance(found, RecipeSelection) else None, confidence=found.confidence,
+        choices=found.to_frame().to_dicts(), folder=out, export=lines_made,
+    )  # fmt: skip
 
 
 def _read_labels(path: Path, count: int) -> list[str | None]:
@@ -99,8 +104,8 @@ def _read_labels(path: Path, count: int) -> list[str | None]:
     return found
 
 
-def _print_made(found: RecipeSelection, encoder: LayerEncoder, center: Path) -> None:
-    """Print the command and the Python line that make the encoder of a recipe and a layer."""
+def _print_made(found: RecipeSelection, encoder: LayerEncoder, center: Path) -> dict[str, str | None]:
+    """Print the command and the Python line that make the encoder of a recipe and a layer; return both."""
     from midlayer_encoders.sweeping.result import Notes, export_lines
 
     name = encoder.source if isinstance(encoder.source, str) else encoder.name
@@ -111,6 +116,7 @@ def _print_made(found: RecipeSelection, encoder: LayerEncoder, center: Path) -> 
     lines = export_lines(Notes(title="", model=name, how={}, options=made, vectors=vectors), found.layer)
     for title, line in (("Export it:", lines["shell"]), ("In Python:", lines["Python"])):
         console().print(title, line, soft_wrap=True, highlight=False, markup=False)
+    return {"shell": lines["shell"], "python": lines["Python"]}
 
 
 def _print_recipes(found: RecipeSelection) -> None:

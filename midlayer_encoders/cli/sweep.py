@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,15 +18,23 @@ from midlayer_encoders.cli._app import (
     app,
     asked_recipes,
     console,
-    make_table,
     parse_layers,
     parse_names,
     print_report,
+    print_table,
     quieten,
     whole_model,
 )
 from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import first_process, long_running, shown, silence, waiting
+from midlayer_encoders.cli._progress import (
+    first_process,
+    json_result,
+    long_running,
+    print_result,
+    shown,
+    silence,
+    waiting,
+)
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
 # Those of the paper's metrics that compare no views of a text.
 _ONE_PASS = "prompt_entropy,dataset_entropy,effective_rank,curvature"
 STAGES = {
+    "reading": "tasks read",
     "planning": "tasks planned",
     "embedding": "texts embedded",
     "scoring": "layers scored",
@@ -71,6 +81,10 @@ def sweep(
     devices: Annotated[int, typer.Option(help="Processes on each machine that share the sweep.")] = 1,
     num_nodes: Annotated[int, typer.Option(help="Machines that share it (torchrun or SLURM start them).")] = 1,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the blocks: pays for many texts only.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Say what each task is taken for and how long it all takes, and write nothing."),
+    ] = False,
     options: EncoderOptions,
 ) -> None:
     """Score every layer of a model on mteb tasks from one forward pass over each text."""
@@ -78,14 +92,24 @@ def sweep(
     from midlayer_encoders._types import READ_SITES
     from midlayer_encoders.errors import check_choice
     from midlayer_encoders.files import folder_lock
+    from midlayer_encoders.models.hub import check_model
     from midlayer_encoders.tasks import task_sources
 
     check_choice("--site", site, READ_SITES)
     check_choice("--scoring", scoring, ("together", "mteb"))  # a wrong word is refused before the model is loaded
+    if not dry_run:  # which says what it can without the model
+        check_model(model, options.revision, gguf_file=options.gguf_file)  # before mteb and torch are waited for
     first = _first(devices, num_nodes)
     if not first:
         silence()
-    with waiting("Reading the tasks"):
+    if dry_run:
+        asked, options = asked_recipes(recipes, options)
+        _preview(
+            model, tasks.split(","), layers=parse_layers(layers), site=site, metrics=parse_names(names),
+            store_dtype="float16" if half else "float32", recipes=asked, **options.changed(),
+        )  # fmt: skip
+        return
+    with waiting("tasks", "Reading the tasks"):
         task_sources(tasks.split(","))  # likewise
     asked, options = asked_recipes(recipes, options)
     if first and out is not None and out.is_dir():
@@ -99,6 +123,18 @@ def sweep(
         store=store, store_dtype="float16" if half else "float32", scoring=scoring, workers=workers, devices=devices,
         num_nodes=num_nodes, compile=compiled, recipes=asked,
     )  # fmt: skip
+
+
+def _preview(model: str, tasks: list[str], **options: Any) -> None:
+    """Print what a sweep would do; exit with 1 where it would refuse something."""
+    from midlayer_encoders.cli._dry_run import print_preview
+    from midlayer_encoders.sweeping import preview
+
+    with shown({"looking": "tasks looked at", "timing": "batches and tasks timed"}) as progress:
+        found = preview(model, tasks, progress=progress, **options)
+    print_preview(found)
+    if found.error is not None or any(task.error is not None for task in found.tasks):
+        raise typer.Exit(1)
 
 
 def _first(devices: int, num_nodes: int) -> bool:
@@ -130,30 +166,67 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
         result = sweeping.sweep(encoder, tasks, progress=progress, **options)
     if not _first(options.get("devices", 1), options.get("num_nodes", 1)):
         return
+    made = options.get("site", "block") == "block" and _chosen(result)
+    page = None if result.frame.is_empty() else result.to_html()  # where every task failed there is nothing to report
+    print_result(
+        **_found(result), folder=result.folder, report=page, failures=result.failures,
+        export=made_lines(result) if made else None,
+    )  # fmt: skip
     _print_scores(result)
     for task, error in result.failures.items():
         console().print(f"{task} failed, {error}", style="bold red", highlight=False, markup=False)
-    if not result.frame.is_empty():  # where every task failed there is nothing to report
-        print_report(result.to_html())
-    if (site := options.get("site", "block")) != "block":
+    if page is not None:
+        print_report(page)
+    if set(result.frame["kind"]) == {"metric"} and not result.failures:
+        line = shlex.join(["midlayer", "select", result.notes.model, "--texts", tasks[0]])
+        words = f"Nothing was scored: there are no labels. A layer chosen without them: {line}"
+        console().print(words, soft_wrap=True, highlight=False, markup=False)
+    elif (site := options.get("site", "block")) != "block":
         console().print(f"The {site} of a layer is read here only: no encoder of it can be exported.")
-    elif result.frame.filter(kind="score").height and result.summary().average is not None:
+    elif made:
         print_made(result)
     if result.failures:
         raise typer.Exit(1)
+
+
+def _chosen(result: SweepResult) -> bool:
+    """Return whether some layer was scored on every task, so that one is the best."""
+    return bool(result.frame.filter(kind="score").height) and result.summary().average is not None
+
+
+def _found(result: SweepResult) -> dict[str, Any]:
+    """Return the best layer of a sweep, on average and for each task, in points."""
+    from midlayer_encoders.sweeping import RecipesResult
+
+    if not _chosen(result):
+        return {"model": result.notes.model, "best_layer": None}
+    recipe = {"recipe": result.recipe} if isinstance(result, RecipesResult) else {}
+    found = (result.winner if isinstance(result, RecipesResult) else result).summary()
+    curves = {curve.name: curve for curve in (*found.tasks, found.average) if curve is not None}
+    points = {
+        name: {"best_layer": one.best_layer, "best": one.best, "last": one.last, "layers": one.points}
+        for name, one in curves.items()
+    }
+    average = points.pop("average")
+    baselines = {
+        name: {task: 100 * score for task, score in known.items()} for name, known in result.notes.baselines.items()
+    }
+    about = {"model": found.model, "revision": found.revision, "num_layers": found.num_layers, **recipe}
+    return {**about, **average, "tasks": points, "baselines": baselines}
 
 
 def _print_scores(result: SweepResult) -> None:
     """Print a row for each layer, a column for each task, and what the best layer gains over the last."""
     import polars as pl
 
+    from midlayer_encoders.frame import average_baseline
     from midlayer_encoders.report.words import confirmed_words
     from midlayer_encoders.sweeping import RecipesResult
     from midlayer_encoders.tasks import task_label
 
     if result.frame.filter(pl.col("kind") == "score").is_empty():
         return
-    title, baselines = result.notes.title, result.notes.baselines
+    title, baselines, missing = result.notes.title, result.notes.baselines, result.notes.missing
     if isinstance(result, RecipesResult):
         _print_recipes(result)
         title += f" under {result.recipe}"
@@ -161,18 +234,18 @@ def _print_scores(result: SweepResult) -> None:
     scores = result.frame.filter(pl.col("kind") == "score")
     found = result.summary()
     labels = (re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", task_label(curve.name)) for curve in found.tasks)
-    table = make_table("layer", *labels, "mean", title=title)
     curves = [*found.tasks, *([found.average] if found.average else [])]
-    for layer in sorted(scores["layer"].unique().to_list()):
-        cells = (curve.points.get(layer) for curve in curves)
-        best = found.average is not None and layer == found.average.best_layer
-        row = ("" if value is None else f"{value:.1f}" for value in cells)
-        table.add_row(str(layer), *row, style="bold green" if best else None)
-    table.add_section()
+    layers = sorted(scores["layer"].unique().to_list())
+    rows = [[str(layer), *(_points(curve.points.get(layer)) for curve in curves)] for layer in layers]
     for name, known in baselines.items():
-        shown = [100 * known.get(curve.name, float("nan")) for curve in found.tasks]
-        table.add_row(name, *(f"{value:.1f}" for value in shown), f"{sum(shown) / len(shown):.1f}")
-    console().print(table)
+        shown = [known.get(curve.name) for curve in found.tasks]  # BM25 ranks, and does nothing else
+        points = [_points(None if value is None else 100 * value) for value in shown]
+        rows.append([name, *points, *([_points(average_baseline(found, known))] if found.average else [])])
+    best = None if found.average is None else layers.index(found.average.best_layer)
+    columns = ["layer", *labels, *(["mean"] if found.average else [])]
+    print_table(columns, rows, title=title, bold=best, sections=[len(layers)])
+    for words in missing:
+        console().print(words, highlight=False, markup=False)
     if found.average is not None:
         average = found.average
         last = "the last layer" if average.last_layer == found.num_layers else f"layer {average.last_layer}"
@@ -184,6 +257,10 @@ def _print_scores(result: SweepResult) -> None:
         console().print(line, highlight=False, markup=False)
 
 
+def _points(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
 def _print_recipes(result: RecipesResult) -> None:
     """Print each recipe at its best layer, and what the best one gains."""
     from midlayer_encoders.report.recipes import recipe_rows, recipe_words
@@ -191,41 +268,50 @@ def _print_recipes(result: RecipesResult) -> None:
 
     found = result.summaries()
     head, *rows = recipe_rows(found, result.notes.baselines)
-    table = make_table(*(task_label(word) for word in head), title="Recipes at their best layers")
-    for row in rows:
-        table.add_row(*row, style="bold green" if row[0] == result.recipe else None)
-    console().print(table)
+    best = next(number for number, row in enumerate(rows) if row[0] == result.recipe)
+    print_table([task_label(word) for word in head], rows, title="Recipes at their best layers", bold=best)
     console().print(recipe_words(found), highlight=False, markup=False)
+
+
+def made_lines(result: SweepResult) -> dict[str, str]:
+    """Return the command and the Python line that make the encoder of the best layer."""
+    from midlayer_encoders.sweeping.result import export_lines
+
+    lines = export_lines(result.notes, result.best())
+    return {"shell": lines["shell"], "python": lines["Python"]}
 
 
 def print_made(result: SweepResult) -> None:
     """Print the command and the Python line that make the encoder of the best layer."""
-    from midlayer_encoders.sweeping.result import export_lines
-
-    lines = export_lines(result.notes, result.best())
+    lines = made_lines(result)
     console().print("Export it:", lines["shell"], soft_wrap=True, highlight=False, markup=False)
-    console().print("In Python:", lines["Python"], soft_wrap=True, highlight=False, markup=False)
+    console().print("In Python:", lines["python"], soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command()
+@json_result
 def report(folder: Annotated[Path, typer.Argument(help="The --out of a sweep.")]) -> None:
     """Write the page of a sweep again from its frame."""
     from midlayer_encoders.sweeping.result import SweepResult
 
-    print_report(SweepResult.load(folder).to_html())
+    page = SweepResult.load(folder).to_html()
+    print_result(folder=folder, report=page)
+    print_report(page)
 
 
 @app.command()
 @long_running
 def demo(out: Annotated[Path, typer.Option(help="Folder for what it finds.")] = Path("midlayer-results/demo")) -> None:
     """Score all 31 layers of the built-in model (SmolLM2-135M) under two recipes on the built-in tasks, offline."""
+    from midlayer_encoders.models.hub import BUILT_IN, check_model
     from midlayer_encoders.tasks.docstrings import versions
 
+    check_model(BUILT_IN)  # what is missing is said before anything is read
     quieten()
     sources = ", ".join(f"{name} {version}" for name, version in versions().items())
     console().print(
         f"Scores belong to these versions, whose docstrings the tasks are made of: {sources}.", highlight=False
     )
-    encoder = whole_model("built-in", EncoderOptions(device="cpu"))
+    encoder = whole_model(BUILT_IN, EncoderOptions(device="cpu"))
     # Metrics of one pass: those of views would read as many texts again as a recipe does.
     run_sweep(encoder, ["builtin"], recipes=["plain", "one-word"], metrics=parse_names(_ONE_PASS), out=out)

@@ -9,7 +9,7 @@ import typer
 
 from midlayer_encoders.cli._app import LayerText, Model, Seed, app, console, parse_layer, print_report, quieten
 from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running, shown
+from midlayer_encoders.cli._progress import long_running, print_result, shown
 from midlayer_encoders.cli.sweep import STAGES
 from midlayer_encoders.encoder.options import EncoderOptions
 
@@ -67,6 +67,10 @@ def tune(
             held_out=held_out, patience=patience, checkpoints=checkpoints, mini_batch=mini_batch,
             matryoshka=_sizes(matryoshka), adaptive=adaptive, seed=seed, progress=progress, **options.changed(),
         )  # fmt: skip
+    print_result(
+        folder=result.folder, model=result.model_folder, report=result.folder / "report.html", words=result.words(),
+        notes=result.notes,
+    )  # fmt: skip
     for line in (result.words(), *result.notes):
         console().print(line, highlight=False, markup=False)
     print_report(result.folder / "report.html")

@@ -37,7 +37,7 @@ from midlayer_encoders.errors import CutError, MidlayerError, OptionError, check
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.compat import gguf_read_once
 from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
-from midlayer_encoders.models.hub import BUILT_IN, built_in_model
+from midlayer_encoders.models.hub import BUILT_IN_MINILM, place_of
 from midlayer_encoders.models.load import NoPlanError, load_cut
 from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.recipes import Placed
@@ -91,9 +91,9 @@ def build_from_files(
     """Return what an encoder of a folder, or of a name on the hub, is assembled from."""
     several = asked_layers(layer, options)
     layer = several or layer
-    folder, gguf_file = built_in_model() if model == BUILT_IN else (model, options.gguf_file)
-    if model == BUILT_IN and options.gguf_file not in (None, gguf_file):
-        raise OptionError(f"`gguf_file` must be left out for {BUILT_IN!r}, but got {options.gguf_file!r}.")
+    folder, gguf_file = place_of(model, options.gguf_file)
+    if options.gguf_file not in (None, gguf_file):
+        raise OptionError(f"`gguf_file` must be left out for {model!r}, but got {options.gguf_file!r}.")
     source: dict[str, Any] = {
         "revision": options.revision,
         "gguf_file": gguf_file,
@@ -134,7 +134,7 @@ def build_from_files(
                 )
                 refused.__cause__ = reason
         else:
-            name = base_name(folder, gguf_file)
+            name = "local/all-MiniLM-L6-v2" if model == BUILT_IN_MINILM else base_name(folder, gguf_file)
             placed = ask(first, options, name)
             return Built(model, name, first, cut, gguf_file, anatomy, placed, mix)
     assert refused is not None

@@ -52,7 +52,7 @@ from midlayer_encoders.media import InputError, medium_of
 from midlayer_encoders.models import compat
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, JointCut
-from midlayer_encoders.models.hub import BUILT_IN, built_in_model
+from midlayer_encoders.models.hub import place_of
 from midlayer_encoders.models.output_embeddings import output_embeddings
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.reading.batches import TokenBudget, batches_of, check_budget, tokens_that_fit
@@ -75,7 +75,8 @@ class LayerEncoder(MultimodalEncoder):
 
     Args:
         model: folder or name on the hub of a transformers model of text, images or audio, or ``"built-in"``
-            (SmolLM2-135M, where the demo's weights are installed). For a module in memory see :meth:`from_module`.
+            (SmolLM2-135M) or ``"built-in-minilm"`` (all-MiniLM-L6-v2), where the packages of their weights are
+            installed. For a module in memory see :meth:`from_module`.
         layer: an int in ``[0, num_layers]`` (``0`` = embeddings), a negative int from the end (``-1`` = the last), or
             a float in ``(0, 1]``, the fraction of the depth. Of a joint model such as CLIP, one for both towers or one
             for each: ``{"text": 6, "image": 9}``. Several, ``[8, 12, 16]``: all are read in one pass, and the vector is
@@ -240,7 +241,7 @@ class LayerEncoder(MultimodalEncoder):
 
     def output_embeddings(self) -> Tensor:
         """Return the embeddings by which the language model chooses its next token, shape ``(T, D)``."""
-        folder = built_in_model()[0] if self.source == BUILT_IN else self.source
+        folder, _ = place_of(self.source)
         return output_embeddings(self.transformer, folder, self.options.revision, gguf_file=self._gguf_file)
 
     # --- identity ---------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from midlayer_encoders.export._comparison import (
 from midlayer_encoders.export._gguf_weights import write_gguf
 from midlayer_encoders.export._llama import llama_vectors
 from midlayer_encoders.files import write_folder
-from midlayer_encoders.models.hub import BUILT_IN, built_in_model
+from midlayer_encoders.models.hub import place_of
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -84,7 +84,7 @@ def _source(encoder: LayerEncoder) -> Path | None:
     name = encoder.spec.gguf_file
     if name is None:
         return None
-    folder = built_in_model()[0] if encoder.source == BUILT_IN else encoder.source
+    folder, _ = place_of(encoder.source)
     if (Path(folder) / name).is_file():
         return Path(folder) / name
     from transformers.utils import cached_file

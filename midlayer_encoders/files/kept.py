@@ -214,6 +214,12 @@ def make_folder(path: Path) -> None:
         raise FolderError(
             f"{path} must be a folder, but {taken} is {what}: remove it, or name another place."
         ) from error
+    except DiskFullError:
+        raise
+    except OSError as error:
+        raise FolderError(
+            f"The folder {path} cannot be made ({error.strerror}): name another place, which can be written to."
+        ) from error
 
 
 def read_kept(path: Path, read: Callable[[Path], Read]) -> Read | None:

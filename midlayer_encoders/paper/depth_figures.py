@@ -221,6 +221,7 @@ def _chosen(frame: pl.DataFrame) -> pl.DataFrame:
     """Return for each task and rule the chosen layer and its score; metrics are of the task's own texts where they are.
 
     ``best`` is the one layer with the highest mean score. A layer that was not scored counts as the nearest that was.
+    Tasks on which some rule lacks its metric are left out, so that the rules' means are over the same tasks.
     """
     scores, measured = (frame.filter(pl.col("kind") == kind) for kind in ("score", "metric"))
     whole = curves(frame).score
@@ -236,7 +237,9 @@ def _chosen(frame: pl.DataFrame) -> pl.DataFrame:
                 continue
             near = min(found.score, key=lambda k: (abs(k - layer), k))
             rows += tidy_rows({near: found.score[near]}, found, kind="score", dataset=str(task), name=rule)
-    return tidy_frame(rows)
+    chosen = tidy_frame(rows)
+    common = chosen.filter(pl.len().over("dataset") == chosen["name"].n_unique())
+    return chosen if common.is_empty() else common
 
 
 def chosen_table(frame: pl.DataFrame) -> Rows:

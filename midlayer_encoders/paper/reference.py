@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import os
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
@@ -11,7 +12,7 @@ import polars as pl
 from midlayer_encoders.errors import OptionError, check_choice
 from midlayer_encoders.frame import FRAME_SCHEMA, check_frame
 
-__all__ = ["Recipe", "reference_metrics", "reference_scores"]
+__all__ = ["Recipe", "data_folder", "reference_metrics", "reference_scores"]
 
 Recipe: TypeAlias = Literal["like-for-like", "paper"]
 """English subsets, averaged, of layers that have every task; or the first listed subset of whatever tasks there are."""
@@ -62,6 +63,21 @@ _TASKS = {
 """The datasets that metrics were measured on, and the tasks that are scored on them."""
 
 
+def data_folder() -> Path | None:
+    """Return the folder of corpora and tasks that the variable ``MIDLAYER_DATA`` names; ``None`` where it is not set.
+
+    The paper's tables lie in ``reference`` beside it. A folder that is not there is an error: without it
+    fewer things would run, and nobody would know why.
+    """
+    named = os.environ.get("MIDLAYER_DATA")
+    if not named:
+        return None
+    folder = Path(named).expanduser()
+    if not folder.is_dir():
+        raise OptionError(f"`MIDLAYER_DATA` must name a folder, but there is no {folder}. Correct it, or unset it.")
+    return folder
+
+
 def reference_scores(folder: Path | str, *, recipe: Recipe = "like-for-like") -> pl.DataFrame:
     """Return the tidy frame of the scores in the reference tables, of every model and revision.
 
@@ -94,7 +110,7 @@ def reference_metrics(folder: Path | str, *, normalization: str = "maxEntropy") 
     keeps no entry for its embeddings, so the tables' index 0 is layer 1.
 
     Args:
-        folder: where ``layer_metrics.csv.xz`` lies. Read REPLICATION.md's warnings about these values first.
+        folder: where ``layer_metrics.csv.xz`` lies. ``docs/replication.md`` says which of its values to doubt.
         normalization: of the entropies, LiDAR and DiME: ``"maxEntropy"``, ``"raw"``, ``"logN"``, ``"logD"`` or
             ``"logNlogD"``; metrics that have no such form are given raw.
     """

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import polars as pl
 
-from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, check_choice
+from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, check_choice, error_words
 from midlayer_encoders.files import check_links, folder_lock, read_kept, write_file
 from midlayer_encoders.paper.experiments import EXPERIMENTS
 from midlayer_encoders.paper.setting import MissingInputError, Setting
@@ -102,7 +102,7 @@ def _outcome(name: str, setting: Setting) -> Outcome:
     except MissingInputError as error:
         return Outcome(name, "left out", (str(error),))
     except Exception as error:  # whatever it is, the other experiments go on and the page says so
-        text = str(error) if isinstance(error, MidlayerError) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, MidlayerError) else error_words(error)
         return Outcome(name, "failed", (text,), time.perf_counter() - start)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -11,8 +11,8 @@ from midlayer_encoders.report.axes import Axis
 from midlayer_encoders.report.ticks import padded, significant
 
 __all__ = [
-    "Bars", "Cells", "Chart", "Dots", "Level", "Line", "Mark", "Panel", "Part", "Rule", "Scale", "Word", "layer_tips",
-    "value_axis",
+    "Bars", "Cells", "Chart", "Dots", "Front", "Keyed", "Level", "Line", "Mark", "Panel", "Part", "Rule", "Scale",
+    "Word", "layer_tips", "value_axis",
 ]  # fmt: skip
 
 
@@ -49,6 +49,7 @@ class Dots:
         style: number of their color.
         tips: a text for each.
         spans: left and right end of the interval of each, drawn as a stroke; empty for none.
+        links: address of the page that each opens; empty for none.
     """
 
     x: tuple[float, ...]
@@ -58,6 +59,16 @@ class Dots:
     style: int = 0
     tips: tuple[str, ...] = ()
     spans: tuple[tuple[float, float], ...] = ()
+    links: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Front:
+    """The best that can be had for each x or less: level from a point to the next, and there up to it."""
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -160,7 +171,8 @@ class Cells:
     apart: bool = False
 
 
-Part: TypeAlias = Line | Dots | Mark | Level | Rule | Word | Bars | Cells
+Part: TypeAlias = Line | Dots | Front | Mark | Level | Rule | Word | Bars | Cells
+Keyed: TypeAlias = Line | Dots | Front | Level
 
 
 @dataclass(frozen=True)
@@ -198,9 +210,13 @@ class Panel:
         return next((part for part in self.parts if isinstance(part, Cells)), None)
 
     @property
-    def key(self) -> dict[str, Line | Dots | Level]:
-        """What has a label, by it."""
-        return {part.label: part for part in self.parts if isinstance(part, Line | Dots | Level) and part.label}
+    def key(self) -> dict[str, Keyed]:
+        """What has a label, by it; of several with the same one the first."""
+        found: dict[str, Keyed] = {}
+        for part in self.parts:
+            if isinstance(part, Keyed) and part.label:
+                found.setdefault(part.label, part)
+        return found
 
     def tips(self, part: Line | Dots) -> tuple[str, ...]:
         """Return the text of each point."""
@@ -241,9 +257,9 @@ class Chart:
         return self.columns or max(min(count, 3 if count <= 9 else 4), 1)
 
     @property
-    def key(self) -> dict[str, Line | Dots | Level]:
+    def key(self) -> dict[str, Keyed]:
         """What has a label in any panel; a panel may lack some."""
-        found: dict[str, Line | Dots | Level] = {}
+        found: dict[str, Keyed] = {}
         for panel in self.panels:
             found = {**found, **{label: part for label, part in panel.key.items() if label not in found}}
         return found
@@ -269,12 +285,20 @@ def value_axis(parts: Sequence[Part], label: str = "", *, pad: float = 0.08) -> 
 
 
 def layer_tips(
-    name: str, layers: Sequence[float], values: Sequence[float], write: Callable[[float], str] = significant
+    name: str,
+    layers: Sequence[int],
+    values: Sequence[float],
+    write: Callable[[float], str] = significant,
+    costs: Mapping[int, str] | None = None,
 ) -> tuple[str, ...]:
-    """Return the text of each layer of a curve, its value as ``write`` gives it.
+    r"""Return the text of each layer of a curve, its value as ``write`` gives it, and what the layer costs.
 
     Example:
-        >>> layer_tips("lidar", [0, 1], [31.0, 2 / 3])
-        ('lidar, layer 0: 31', 'lidar, layer 1: 0.6667')
+        >>> layer_tips("lidar", [0, 1], [31.0, 2 / 3], costs={1: "2.0 M parameters"})
+        ('lidar, layer 0: 31', 'lidar, layer 1: 0.6667\n2.0 M parameters')
     """
-    return tuple(f"{name}, layer {layer}: {write(value)}" for layer, value in zip(layers, values, strict=True))
+    known = {layer: f"\n{words}" for layer, words in (costs or {}).items()}
+    return tuple(
+        f"{name}, layer {layer}: {write(value)}{known.get(layer, '')}"
+        for layer, value in zip(layers, values, strict=True)
+    )

@@ -10,7 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from midlayer_encoders.files import write_file
 from midlayer_encoders.report.axes import Axis
-from midlayer_encoders.report.charts import Bars, Cells, Chart, Dots, Level, Line, Mark, Panel, Part, Rule, Scale, Word
+from midlayer_encoders.report.charts import (
+    Bars,
+    Cells,
+    Chart,
+    Dots,
+    Front,
+    Level,
+    Line,
+    Mark,
+    Panel,
+    Part,
+    Rule,
+    Scale,
+    Word,
+)
 from midlayer_encoders.report.style import LIGHT, MISSING, SERIES, dashes_of, ordered_colors
 from midlayer_encoders.report.ticks import layer_ticks
 
@@ -22,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["draw", "write_figure"]
 
 _BEST, _INK, _SOFT = LIGHT["best"], LIGHT["ink"], LIGHT["soft"]
-_LEVELS = ((5, 3), (1, 2))  # dashes of a level, and of a second one
+_LEVELS = ((5, 3), (1, 2), (7, 2, 1, 2))  # dashes of a level, of a second one and of a third
 _HEAD = 3.2  # inches that the wide panel at the top is high
 
 
@@ -100,6 +114,9 @@ def _draw_part(axes: Axes, part: Part, ordered: int, *, words: bool) -> None:
             _draw_line(axes, part, ordered)
         case Dots():
             _draw_dots(axes, part, ordered)
+        case Front():
+            label = part.label or None
+            axes.step(part.x, part.y, where="post", color=_BEST, alpha=0.3, linewidth=4, label=label)
         case Mark():
             _draw_mark(axes, part, words=words)
         case Level():

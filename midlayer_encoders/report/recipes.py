@@ -123,9 +123,10 @@ def recipe_rows(found: Mapping[str, Summary], baselines: Baselines | None = None
         rows.append([name, str(one.best_layer), number(one.best), *gain, *cells])
     for name, known in (baselines or {}).items():
         mean = average_baseline(found[best_recipe(found)], known)
-        if mean is not None:
-            gain = [signed(mean - plain.best)] if plain else []
-            rows.append([name, "", number(mean), *gain, *(number(100 * known[task]) for task in tasks)])
+        if any(task in known for task in tasks):
+            gain = ["" if mean is None else signed(mean - plain.best)] if plain else []
+            cells = [number(100 * known[task]) if task in known else "" for task in tasks]
+            rows.append([name, "", "" if mean is None else number(mean), *gain, *cells])
     return rows
 
 

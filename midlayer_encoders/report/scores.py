@@ -52,8 +52,14 @@ def plot_heatmap(frame: pl.DataFrame) -> Figure:
     return draw(Chart((panel,), size=size))
 
 
-def average_panel(found: Summary, baselines: Baselines | None = None) -> Panel:
-    """Return the average by layer, or a title alone where no layer was scored on every task."""
+def average_panel(found: Summary, baselines: Baselines | None = None, costs: Mapping[int, str] | None = None) -> Panel:
+    """Return the average by layer, or a title alone where no layer was scored on every task.
+
+    Args:
+        found: what the scores say.
+        baselines: drawn as levels.
+        costs: what each layer costs, in words, for who points at it.
+    """
     average = found.average
     if average is None:
         return Panel("no layer was scored on every task: no average", layer_axis(0), Axis("", 0, 1), ())
@@ -61,7 +67,8 @@ def average_panel(found: Summary, baselines: Baselines | None = None) -> Panel:
     title = f"{one.name} ({one.measure})" if one else f"average of {len(found.tasks)} tasks"
     base = average_levels(found, baselines or {})
     name = one.name if one else "average"
-    return _curve_panel(average, found.num_layers, base, name=name, title=f"{title}: {_curve_words(average)}", pad=0.16)
+    title = f"{title}: {_curve_words(average)}"
+    return _curve_panel(average, found.num_layers, base, name=name, title=title, pad=0.16, costs=costs)
 
 
 def average_levels(found: Summary, baselines: Baselines) -> list[Level]:
@@ -69,13 +76,13 @@ def average_levels(found: Summary, baselines: Baselines) -> list[Level]:
     return _levels({name: average_baseline(found, scores) for name, scores in baselines.items()})
 
 
-def tasks_chart(found: Summary, baselines: Baselines | None = None) -> Chart:
-    """Return a panel for each task, on its own scale."""
+def tasks_chart(found: Summary, baselines: Baselines | None = None, costs: Mapping[int, str] | None = None) -> Chart:
+    """Return a panel for each task, on its own scale; arguments as in :func:`average_panel`."""
     known = {name: {task: 100 * score for task, score in of.items()} for name, of in (baselines or {}).items()}
     panels = []
     for task in found.tasks:
         levels = _levels({name: of.get(task.name) for name, of in known.items()})
-        panels.append(_curve_panel(task, found.num_layers, levels, name=task.name, title=task.name))
+        panels.append(_curve_panel(task, found.num_layers, levels, name=task.name, title=task.name, costs=costs))
     return Chart(tuple(panels))
 
 
@@ -108,17 +115,24 @@ def _scored(frame: pl.DataFrame, what: str) -> Summary:
 
 def _levels(points: Mapping[str, float | None]) -> list[Level]:
     return [
-        Level(value, f"{name} {number(value)}", style=style)
+        Level(value, f"{name} {number(value)}", label=name, style=style)
         for style, (name, value) in enumerate(points.items())
         if value is not None
     ]
 
 
 def _curve_panel(
-    curve: Curve, num_layers: int, levels: Sequence[Level], *, name: str, title: str, pad: float = 0.08
+    curve: Curve,
+    num_layers: int,
+    levels: Sequence[Level],
+    *,
+    name: str,
+    title: str,
+    pad: float = 0.08,
+    costs: Mapping[int, str] | None = None,
 ) -> Panel:
     layers, values = tuple(curve.points), tuple(curve.points.values())
-    line = Line(layers, values, tips=layer_tips(name, layers, values, number))
+    line = Line(layers, values, tips=layer_tips(name, layers, values, number, costs))
     best = Mark("best", curve.best_layer, curve.best, f"layer {curve.best_layer}: {number(curve.best)}")
     last = Mark("last", curve.last_layer, curve.last, f"last: {number(curve.last)}")
     marks = (best,) if curve.best_layer == curve.last_layer else (last, best)

@@ -9,12 +9,12 @@ from html import escape
 from itertools import pairwise
 
 from midlayer_encoders.report.axes import Axis
-from midlayer_encoders.report.charts import Bars, Cells, Dots, Level, Line, Mark, Panel, Part, Rule, Word
+from midlayer_encoders.report.charts import Bars, Cells, Dots, Front, Level, Line, Mark, Panel, Part, Rule, Word
 from midlayer_encoders.report.style import STYLES
 from midlayer_encoders.report.svg_cells import cell_shape, peaks_last, tip_title
 from midlayer_encoders.report.ticks import layer_ticks, value_ticks
 
-__all__ = ["ALONE", "MAP", "PANEL", "PHONE", "SMALL", "WIDE", "Size", "level_class", "panel_svg", "rows_size"]
+__all__ = ["ALONE", "MAP", "PAIR", "PANEL", "PHONE", "SMALL", "WIDE", "Size", "level_class", "panel_svg", "rows_size"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ PHONE = Size(343, 260, 36, 76, 30, (7, 5), words=True)
 PANEL = Size(220, 124, 42, 10, 8, (5, 3))
 ALONE = Size(780, 300, 44, 20, 10, (11, 6))
 SMALL = Size(343, 220, 44, 20, 10, (7, 5))
+PAIR = Size(380, 200, 44, 14, 10, (7, 5))
 MAP = Size(220, 150, 30, 12, 0, (6, 6))
 _BOTTOM = 24
 
@@ -117,6 +118,8 @@ class _Canvas:
                 return self._line(part)
             case Dots():
                 return self._dots(part)
+            case Front():
+                return self._front(part)
             case Mark():
                 return self._mark(part)
             case Level():
@@ -144,7 +147,7 @@ class _Canvas:
             dots.append(f'<circle cx="{self.x(x)}" cy="{self.y(y)}" r="2">{tip_title(tip)}</circle>')
             pen = "L"
         shapes = f'{self._band(line)}<path d="{"".join(path)}"/>{"".join(dots)}'
-        return f'<g class="line {self._style(line.style)}">{shapes}</g>'
+        return f'<g class="line {self._style(line.style)}"{_switch(line.label)}>{shapes}</g>'
 
     def _band(self, line: Line) -> str:
         """Return the shade between the ends of the intervals; points without a finite one are passed over."""
@@ -169,11 +172,19 @@ class _Canvas:
             shapes = ""
         else:
             radius = {"disc": 4, "ring": 5, "dot": 2}[dots.kind]
-            shapes = "".join(
+            circles = [
                 f'<circle class="{dots.kind}" cx="{x}" cy="{y}" r="{radius}">{tip_title(tip)}</circle>'
                 for (x, y), tip in zip(places, self.panel.tips(dots), strict=True)
-            )
-        return f'<g class="dots {self._style(dots.style)}">{f"""<path d="{spans}"/>""" if spans else ""}{shapes}</g>'
+            ]
+            linked = zip(circles, dots.links, strict=True) if dots.links else ((one, "") for one in circles)
+            shapes = "".join(f'<a href="{escape(link)}">{one}</a>' if link else one for one, link in linked)
+        strokes = f'<path d="{spans}"/>' if spans else ""
+        return f'<g class="dots {self._style(dots.style)}"{_switch(dots.label)}>{strokes}{shapes}</g>'
+
+    def _front(self, front: Front) -> str:
+        (x, y), *others = ((self.x(x), self.y(y)) for x, y in zip(front.x, front.y, strict=True))
+        steps = "".join(f"H{right}V{up}" for right, up in others)
+        return f'<path class="front"{_switch(front.label)} d="M{x} {y}{steps}"/>'
 
     def _mark(self, mark: Mark) -> str:
         x, y, r = self.x(mark.x), self.y(mark.y), 6 if self.size.words else 4
@@ -204,11 +215,12 @@ class _Canvas:
 
     def _level(self, level: Level) -> str:
         y, start, end = self.y(level.value), self.x(self.panel.x.low), self.x(self.panel.x.high)
-        shape = f'<path class="{level_class(level)}" d="M{start} {y}H{end}">{tip_title(level.text)}</path>'
+        switch = _switch(level.label)
+        shape = f'<path class="{level_class(level)}"{switch} d="M{start} {y}H{end}">{tip_title(level.text)}</path>'
         if not self.size.words:
             return shape
         x, y = self._clearest(level, 7.5 * len(level.text))
-        return f'{shape}<text class="word" x="{x:.1f}" y="{y:.1f}">{escape(level.text)}</text>'
+        return f'{shape}<text class="word"{switch} x="{x:.1f}" y="{y:.1f}">{escape(level.text)}</text>'
 
     def _clearest(self, level: Level, width: float) -> tuple[float, float]:
         """Return where, along a level and above or below it, a text is farthest from every curve and other level."""
@@ -258,8 +270,13 @@ class _Canvas:
 
 
 def level_class(level: Level) -> str:
-    """Return the classes of a level's line: dashed, and dotted for every second one."""
-    return "level dotted" if level.style % 2 else "level"
+    """Return the classes of a level's line: dashed, dotted, or both in turn."""
+    return ("level", "level dotted", "level mixed")[level.style % 3]
+
+
+def _switch(label: str) -> str:
+    """Return the attribute by which the page's key switches a part on and off."""
+    return f' data-curve="{escape(label)}"' if label else ""
 
 
 def _share(axis: Axis, value: float) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 
 import polars as pl
@@ -11,11 +10,12 @@ import polars as pl
 from midlayer_encoders.frame import Baselines, Summary, check_frame, check_one_model, metric_series, summary
 from midlayer_encoders.report.charts import Chart
 from midlayer_encoders.report.metrics import broken_words, metrics_chart
-from midlayer_encoders.report.page import document, facts, large, section, soft, write_page
+from midlayer_encoders.report.page import code_lines, document, facts, large, section, soft, write_page
 from midlayer_encoders.report.page_figures import figure_html, strips_html, wide_html
 from midlayer_encoders.report.recipes import recipe_rows, recipe_tile, recipe_words, recipes_map, recipes_panel
 from midlayer_encoders.report.scores import average_panel, losses_panel, tasks_chart
 from midlayer_encoders.report.tables import metric_tables, plain_table, score_tables
+from midlayer_encoders.report.ticks import Cost, cost_words
 from midlayer_encoders.report.words import baseline_words, confirmed_words, tiles, verdict
 
 __all__ = ["report_html", "write_report"]
@@ -77,7 +77,7 @@ def report_html(
         title: heading of the page.
         how: what was measured and with what: versions, spec, seeds.
         parameters: number of weights of the model cut at each layer.
-        seconds: time that the model cut at each layer takes for the same texts.
+        seconds: that a text takes up to each layer.
         export: the line that exports the best layer, by language, such as ``Python`` and ``Shell``.
         notes: sentences to print below the verdict, such as tasks that failed.
         baselines: name of each, and its score on each task, a fraction; shown even where it wins.
@@ -93,9 +93,9 @@ def report_html(
     lead = soft(f"{model} at revision {revision}") + large(words) + tiles(found, parameters, seconds, first)
     numbers = score_tables(found, parameters=parameters, seconds=seconds, baselines=known)
     sections = [
-        section("Use this recipe and layer" if recipes else "Use this layer", _export(export or {})),
+        section("Use this recipe and layer" if recipes else "Use this layer", code_lines(export or {})),
         section("Recipes and layers", _recipes(recipes, known) if recipes else ""),
-        *_score_sections(found, known),
+        *_score_sections(found, known, _costs(parameters, seconds)),
         section("Metrics by depth", _metrics(frame, found) if metrics else ""),
         section("Confirmed by mteb", _confirmed(frame)),
         section("The numbers", numbers + metric_tables(metrics)),
@@ -127,16 +127,24 @@ def _recipes(found: Mapping[str, Summary], baselines: Baselines) -> str:
     )
 
 
-def _score_sections(found: Summary, baselines: Baselines) -> list[str]:
+def _costs(parameters: Mapping[int, int], seconds: Mapping[int, float]) -> dict[int, str]:
+    """Return what each layer costs, in words."""
+    known: dict[int, dict[Cost, float]] = {layer: {"parameters": count} for layer, count in parameters.items()}
+    for layer, time in seconds.items():
+        known.setdefault(layer, {})["milliseconds"] = 1e3 * time
+    return {layer: cost_words(costs) for layer, costs in known.items()}
+
+
+def _score_sections(found: Summary, baselines: Baselines, costs: Mapping[int, str]) -> list[str]:
     if len(set().union(*(task.points for task in found.tasks))) < 2:
         return []  # one layer has no depth to draw: the table says it all
-    average = wide_html(average_panel(found, baselines), _average_words(found)) if found.average else ""
+    average = wide_html(average_panel(found, baselines, costs), _average_words(found)) if found.average else ""
     tasks = ""
     if len(found.tasks) > 1 or not average:
-        lines = zip(("dashed line", "dotted one"), baselines, strict=False)
+        lines = zip(("dashed line", "dotted one", "one of dashes and dots"), baselines, strict=False)
         dashed = "".join(f"; the {line} is {name}" for line, name in lines)
         tasks = soft(f"Each task by layer, in points, on its own scale. Disc: best layer; square: last layer{dashed}.")
-        tasks += figure_html(tasks_chart(found, baselines))
+        tasks += figure_html(tasks_chart(found, baselines, costs))
     crossed = " A stroke: not scored." if found.incomplete else ""
     shared = " The scale is the same for all tasks." if len(found.tasks) > 1 else ""
     heat = soft(
@@ -171,10 +179,3 @@ def _confirmed(frame: pl.DataFrame) -> str:
         return ""
     words = "All layers were scored together; mteb's own evaluators scored these one by one, in points."
     return soft(words) + "".join(soft(line) for line in lines)
-
-
-def _export(lines: Mapping[str, str]) -> str:
-    return "".join(
-        f'<div class="soft">{escape(language)}</div><pre><code>{escape(line)}</code></pre>'
-        for language, line in lines.items()
-    )

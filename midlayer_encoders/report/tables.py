@@ -9,7 +9,7 @@ from html import escape
 
 from midlayer_encoders.frame import Baselines, Curve, Series, Summary, average_baseline
 from midlayer_encoders.report.page_figures import breakable
-from midlayer_encoders.report.ticks import number, significant
+from midlayer_encoders.report.ticks import amount, number, significant
 
 __all__ = ["metric_tables", "plain_table", "score_tables"]
 
@@ -40,7 +40,7 @@ def score_tables(
     if any(layer in parameters for layer in layers):
         first.append(_Column("Parameters, M", {layer: number(count / 1e6) for layer, count in parameters.items()}))
     if any(layer in seconds for layer in layers):
-        first.append(_Column("Seconds", {layer: number(time, 2) for layer, time in seconds.items()}))
+        first.append(_Column("Milliseconds", {layer: amount(1e3 * time) for layer, time in seconds.items()}))
     if summary.average and len(summary.tasks) > 1:
         means = [average_baseline(summary, scores) for scores in baselines.values()]
         first.append(_score_column(summary.average, "Average", means))

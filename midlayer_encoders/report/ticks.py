@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Literal, TypeAlias
 
-__all__ = ["layer_ticks", "number", "padded", "signed", "significant", "value_ticks"]
+__all__ = [
+    "Cost",
+    "amount",
+    "cost_words",
+    "duration",
+    "layer_ticks",
+    "number",
+    "padded",
+    "signed",
+    "significant",
+    "value_ticks",
+]
+
+Cost: TypeAlias = Literal["parameters", "milliseconds", "bytes"]
+"""What an encoder costs."""
+
 
 _STEPS = (0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 2.5, 5.0, 10.0)
 _LAYER_STEPS = (1, 2, 4, 5, 6, 8, 10, 12, 16, 20, 25, 40, 50, 100, 200)
@@ -99,6 +115,40 @@ def significant(value: float, digits: int = 4, *, sign: bool = False, zeros: boo
     if not math.isfinite(value):
         return number(value)
     return _minus(f"{value:{'+' if sign else ''}{'#' if zeros and value else ''}.{digits}g}").removesuffix(".")
+
+
+def amount(value: float) -> str:
+    """Return a positive amount of any size for a reader.
+
+    Example:
+        >>> amount(22_713_216), amount(1.24e9), amount(30_000), amount(1536), amount(0.01234)
+        ('22.7M', '1.24B', '30k', '1536', '0.0123')
+    """
+    for least, unit, letter in ((1e9, 1e9, "B"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if value >= least:
+            return f"{value / unit:.3g}{letter}"
+    return f"{value:.{4 if value >= 1e3 else 3}g}"
+
+
+def cost_words(costs: Mapping[Cost, float]) -> str:
+    """Return what an encoder costs, as far as it is known.
+
+    Example:
+        >>> cost_words({"parameters": 22_713_216, "milliseconds": 1.25})
+        '22.7M parameters, 1.25 ms per text'
+    """
+    words = {"parameters": "parameters", "milliseconds": "ms per text", "bytes": "bytes per vector"}
+    return ", ".join(f"{amount(value)} {words[cost]}" for cost, value in costs.items())
+
+
+def duration(seconds: float) -> str:
+    """Return a time for a reader.
+
+    Example:
+        >>> duration(0.01234), duration(3.0)
+        ('12.3 ms', '3 s')
+    """
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def signed(value: float, digits: int = 1) -> str:

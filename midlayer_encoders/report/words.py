@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 import polars as pl
 
 from midlayer_encoders.frame import Baselines, Curve, Series, Summary
-from midlayer_encoders.report.ticks import number, signed
+from midlayer_encoders.report.ticks import duration, number, signed
 
 __all__ = ["baseline_words", "confirmed_words", "tiles", "verdict"]
 
@@ -87,18 +87,19 @@ def tiles(
     if average.best_layer != average.last_layer:
         against = f"{number(average.best)} instead of {number(average.last)}"
         shown.append(("Gain in points", signed(average.gain), against))
-        millions = {layer: count / 1e6 for layer, count in parameters.items()}
-        shown += _saving("Parameters", average, millions, "{:,.1f} M")
-        shown += _saving("Time", average, seconds, "{:.3g} s")
+        shown += _saving("Parameters", average, parameters, lambda count: f"{count / 1e6:,.1f} M")
+        shown += _saving("Time", average, seconds, duration)
     return f'<dl class="tiles">{"".join(_tile(*one) for one in shown)}</dl>'
 
 
-def _saving(what: str, average: Curve, costs: Mapping[int, float], form: str) -> list[tuple[str, str, str]]:
+def _saving(
+    what: str, average: Curve, costs: Mapping[int, float], write: Callable[[float], str]
+) -> list[tuple[str, str, str]]:
     best, last = costs.get(average.best_layer), costs.get(average.last_layer)
     if best is None or last is None or last <= 0:
         return []
     percent = signed(100 * (best / last - 1), 0)
-    return [(what, f"{percent} %", f"{form.format(best)} instead of {form.format(last)}")]
+    return [(what, f"{percent} %", f"{write(best)} instead of {write(last)}")]
 
 
 def _tile(name: str, value: str, below: str) -> str:

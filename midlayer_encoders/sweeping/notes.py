@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +16,17 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.models.cut import plan_cut
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.report.versions import versions
-from midlayer_encoders.sweeping.baselines import Baseline
+from midlayer_encoders.sweeping.baselines import Baseline, lacks_bm25
 from midlayer_encoders.sweeping.jobs import Score
 from midlayer_encoders.sweeping.result import Notes
-from midlayer_encoders.tasks import STS_GRADES, TaskSource, task_label
+from midlayer_encoders.sweeping.stored_layer import num_dims
+from midlayer_encoders.tasks import STS_GRADES, TaskSource, TextsSource, task_label
 
 __all__ = ["TOGETHER", "Scored", "sweep_notes"]
 
 _PACKAGES = ("midlayer-encoders", "torch", "transformers", "sentence-transformers", "mteb", "scikit-learn")
-_ROUNDS = 9
+_ROUNDS = 9  # passes that are timed
+_TIMED = ["The quick brown fox jumps over the lazy dog near the river bank."] * 16
 TOGETHER = "all layers together"
 _APART = 0.01  # a score further than this from mteb's is worth a remark
 
@@ -51,29 +53,45 @@ def sweep_notes(
     tokens: int,
 ) -> Notes:
     """Return the notes of a sweep; ``baselines`` are scored on the tasks that did not fail, unless they were."""
-    scores = found.scores
+    scores, timed = found.scores, spec.site == "block" and "text" in encoder.media
+    scored = [source for source in sources if not isinstance(source, TextsSource)]
+    reached, tokens_each = _pass_seconds(encoder, layers) if timed else ({}, 0)
+    timing = {"texts": len(_TIMED), "tokens": tokens_each, "device": _device_words(encoder)} if timed else {}
     failed = {score.task: f"layer {score.layer}: {score.error}" for score in reversed(scores) if score.error}
+    compared = {
+        one.name: _compared(one, [source for source in scored if source.name not in failed], found.baselines)
+        for one in baselines
+    }
     return Notes(
         title=f"Every layer of {spec.model}" + ("" if spec.site == "block" else f": its {spec.site}"),
         model=encoder.source,
-        how=_how(encoder, spec, sources, seconds, tokens) | _scoring(found.ways),
+        how=_how(encoder, spec, sources, seconds, tokens) | _scoring(found.ways) | _timing(timing),
         parameters=_parameters(encoder, layers, spec.norm) if spec.site == "block" else {},
-        seconds=_pass_seconds(encoder, layers, scores) if spec.site == "block" else {},
-        baselines={
-            one.name: {
-                source.name: known[one.name] if one.name in known else one.score(source.make())
-                for source in sources
-                if source.name not in failed
-                for known in (found.baselines.get(source.name, {}),)
-            }
-            for one in baselines
-        },
+        seconds=reached,
+        baselines={name: of for name, of in compared.items() if of},
+        missing=lacks_bm25(source.make() for source in scored) if baselines else [],
         remarks=[*_remarks(sources), *_undefined(scores), *_apart(found)],
         failures=failed,
         options=encoder.options.recreating(),
         scoring=dict(found.ways),
         site=spec.site,
+        dimensions=num_dims(encoder, spec.norm) if spec.site == "block" else 0,
+        timing=timing,
     )
+
+
+def _compared(
+    baseline: Baseline, sources: Sequence[TaskSource], known: Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
+    """Return the score of a baseline on each task that it applies to, as it is known or computed now."""
+    found = {}
+    for source in sources:
+        score = known.get(source.name, {}).get(baseline.name)
+        if score is None and baseline.applies(task := source.make()):
+            score = baseline.score(task)
+        if score is not None and not (baseline.searches and math.isnan(score)):
+            found[source.name] = score
+    return found
 
 
 def _how(
@@ -140,7 +158,9 @@ def _apart(found: Scored) -> list[str]:
 def _remarks(sources: Sequence[TaskSource]) -> list[str]:
     nearness = next((task_label(source.name) for source in sources if "Nearness" in source.name), None)
     grades = "; ".join(f"{grade}: {words}" for grade, words in enumerate(STS_GRADES))
-    return [f"What the grades of {nearness} mean: {grades}."] if nearness else []
+    texts = [task_label(source.name) for source in sources if isinstance(source, TextsSource)]
+    alone = f"{', '.join(texts)}: texts without labels, which the metrics read and nothing is scored on."
+    return [f"What the grades of {nearness} mean: {grades}."] * bool(nearness) + [alone] * bool(texts)
 
 
 def _parameters(encoder: LayerEncoder, layers: Sequence[int], norm: Norm) -> dict[int, int]:
@@ -160,24 +180,51 @@ def _parameters(encoder: LayerEncoder, layers: Sequence[int], norm: Norm) -> dic
     return {layer: outside + sum((sizes + sizes[-1:])[: kept(layer)]) for layer in layers}
 
 
-@torch.inference_mode()
-def _pass_seconds(encoder: LayerEncoder, layers: Sequence[int], scores: Sequence[Score]) -> dict[int, float]:
-    """Return the seconds that a batch takes to the best layer and to the last: the fastest of some rounds in turn."""
-    valid = [score for score in scores if score.error is None and not math.isnan(score.value)]
-    if not valid or "text" not in encoder.media:
+def _timing(timing: Mapping[str, Any]) -> dict[str, str]:
+    """Return how the passes were timed, for the page."""
+    if not timing:
         return {}
-    means = {layer: sum(score.value for score in valid if score.layer == layer) for layer in layers}
-    pair = sorted({max(means, key=lambda layer: means[layer]), layers[-1]})
+    each = "{texts} texts of {tokens} tokens at once on {device}".format(**timing)
+    return {"time per text": f"of the pass up to the layer, {each}, the fastest of {_ROUNDS}; tokenizing left out"}
+
+
+def _device_words(encoder: LayerEncoder) -> str:
+    """Return what a pass ran on, in the words in which two machines differ."""
+    device = encoder.device
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"cpu, {threads} thread{'' if threads == 1 else 's'}" if device.type == "cpu" else str(device)
+
+
+@torch.inference_mode()
+def _pass_seconds(encoder: LayerEncoder, layers: Sequence[int]) -> tuple[dict[int, float], int]:
+    """Return the seconds after which a pass over a batch has reached each layer, and the tokens of a text in it.
+
+    Each is the least of some passes.
+    """
     model: Any = encoder[0].model
-    features = encoder.preprocess(["The quick brown fox jumps over the lazy dog near the river bank."] * 16)
+    features = encoder.preprocess(_TIMED)
     names: tuple[str, ...] = ("input_ids", "attention_mask")
     inputs = {key: features[key].to(encoder.device) for key in names if key in features}
-    best = dict.fromkeys(pair, float("inf"))
+    devices = {parameter.device for parameter in model.parameters()}  # several where a device map spreads them
+    best = dict.fromkeys(layers, float("inf"))
+    start = 0.0
+
+    def reached(layer: int, *_: object) -> None:
+        best[layer] = min(best[layer], _now(devices) - start)
+
     for _ in range(_ROUNDS):
-        for layer in pair:
-            start = time.perf_counter()
-            capture(model, inputs, lambda *_: None, anatomy=encoder.anatomy, layers=[layer])
-            if encoder.device.type == "cuda":
-                torch.cuda.synchronize()
-            best[layer] = min(best[layer], time.perf_counter() - start)
-    return best
+        start = _now(devices)
+        capture(model, inputs, reached, anatomy=encoder.anatomy, layers=layers)
+    return best, int(features["input_ids"].shape[1])
+
+
+def _now(devices: Iterable[torch.device]) -> float:
+    """Return the time when devices have done what they were given; their calls return before."""
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        elif device.type == "mps":
+            torch.mps.synchronize()
+    return time.perf_counter()

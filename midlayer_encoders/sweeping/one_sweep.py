@@ -34,7 +34,7 @@ from midlayer_encoders.sweeping.scorer import Scorer
 from midlayer_encoders.sweeping.settings import Settings
 from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, Vectors, open_store
 from midlayer_encoders.sweeping.together import Together
-from midlayer_encoders.tasks import TaskSource, task_texts
+from midlayer_encoders.tasks import TaskSource, TextsSource, source_texts
 
 __all__ = ["OneSweep", "sample_of_lines"]
 
@@ -53,12 +53,13 @@ class OneSweep:
         group: Group,
         recipe: Recipe = RECIPES[PLAIN],
         center: Path = Path("center.txt"),
+        sample: Sequence[str] = (),
     ) -> None:
         self.settings, self.encoder, self.sources, self.group = settings, encoder, sources, group
         self.layers = site_layers(settings.layers, encoder.layer, settings.site, name=encoder.name)
         layer_reader(encoder, layers=self.layers, site=settings.site)  # refuses what cannot be read, before any work
         self.spec, self.folder = replace(encoder.spec, site=settings.site), settings.folder(encoder)
-        self.recipe, self.center = recipe, center
+        self.recipe, self.center, self.sample = recipe, center, sample
         self.progress = settings.progress if group.rank == 0 else None
         self.baselines = baselines_for(encoder, Stage(self.progress, "comparing")) if settings.baselines else []
 
@@ -72,7 +73,11 @@ class OneSweep:
             embedder = self._embedder(planning)
             store, spec = self._vectors(embedder)
             found = self._scorer(embedder, planning).scored(
-                [_jobs(source, self.layers, spec, embedder, store, self.folder) for source in self.sources]
+                [
+                    _jobs(source, self.layers, spec, embedder, store, self.folder)
+                    for source in self.sources
+                    if not isinstance(source, TextsSource)
+                ]
             )
             # The rest is little: the first process does it, and the others take what it found.
             finish = partial(self._finished, found, start, embedder) if self.group.rank == 0 else lambda: None
@@ -90,7 +95,7 @@ class OneSweep:
         """Return where vectors are read from, with what the recipe does to them, and what then identifies them."""
         if not self.recipe.changes_vectors:
             return embedder.store, self.spec
-        texts = sample_of_lines(self.sources) if self.recipe.center else []
+        texts = self.sample if self.recipe.center else []
         if self.recipe.center and self.group.rank == 0:
             write_file(self.center, ("\n".join(texts) + "\n").encode())
         words = json.dumps([self.spec.asked, map_words(self.recipe, texts)], sort_keys=True)
@@ -149,7 +154,7 @@ def _jobs(
 ) -> list[Job]:
     """Return a task's jobs, one for each layer."""
     encoder = embedder.encoder
-    prompts = Prompts(tuple((name, text or "") for name, text in encoder.prompts.items()), encoder.default_prompt_name)
+    prompts = Prompts.of(encoder)
     taken = tuple(encoder.media)
     specs = [replace(spec, layer=layer) for layer in layers]
     return [
@@ -171,9 +176,18 @@ def _score_frame(spec: EncoderSpec, scores: Sequence[Score], kind: Literal["scor
     )
 
 
-def sample_of_lines(sources: Sequence[TaskSource]) -> list[str]:
-    """Return some of the tasks' texts that are one line each, so that a file of lines holds them."""
-    texts = {text for source in sources for text in task_texts(source.make())}
+def sample_of_lines(sources: Sequence[TaskSource], reading: Stage) -> list[str]:
+    """Return some of the tasks' texts that are one line each, so that a file of lines holds them.
+
+    Args:
+        sources: of the tasks.
+        reading: counts those that were read.
+    """
+    reading.expect(len(sources))
+    texts: set[str] = set()
+    for source in sources:
+        texts.update(source_texts(source))
+        reading.step()
     lines = (text for text in texts if text.strip() and len(text.splitlines()) == 1)
     return sorted(lines, key=text_key)[:_CENTERED_ON]
 
@@ -181,7 +195,7 @@ def sample_of_lines(sources: Sequence[TaskSource]) -> list[str]:
 def _sample(sources: Sequence[TaskSource], medium: str, count: int) -> list[Any]:
     """Return some of the tasks' texts, images or waveforms, the same for the same tasks in whatever order."""
     if medium == "text":
-        texts = {text for source in sources for text in task_texts(source.make()) if text.strip()}
+        texts = {text for source in sources for text in source_texts(source) if text.strip()}
         return sorted(texts, key=text_key)[:count]
     found = {item_key(item): item for source in sources for item in task_media(source.make(), medium)}
     return [found[key] for key in sorted(found)[:count]]

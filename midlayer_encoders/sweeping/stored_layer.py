@@ -45,6 +45,7 @@ __all__ = [
     "StoredLayer",
     "UndefinedScoreError",
     "Vectors",
+    "most_texts",
     "num_dims",
     "open_store",
     "store_key",
@@ -82,6 +83,11 @@ class Prompts:
 
     named: tuple[tuple[str, str], ...] = ()
     default: str | None = None
+
+    @classmethod
+    def of(cls, encoder: LayerEncoder) -> Prompts:
+        """Return those of an encoder."""
+        return cls(tuple((name, text or "") for name, text in encoder.prompts.items()), encoder.default_prompt_name)
 
     def choose(self, task: TaskMetadata, kind: PromptType | None) -> str:
         """Return the prompt for a task's queries, documents or plain texts; empty where there is none."""
@@ -235,12 +241,11 @@ class Embedder:
 
     def _plan(self, _: Sequence[str], texts: Sequence[Any], lacking: set[int], prompt: str) -> list[list[int]]:
         positions = sorted(lacking)
-        row = 4 * len(self.store.layers) * self.store.dim
         batches = batches_of(
             self.encoder,
             [texts[n] for n in positions],
             token_budget=self.tokens,
-            max_texts=max(_FEW_TEXTS, min(self.tokens // _SHORT, _BATCH_BYTES // row)),
+            max_texts=most_texts(self.tokens, len(self.store.layers), self.store.dim),
             prompt=prompt,
         )
         return [[positions[n] for n in batch] for batch in batches]
@@ -283,6 +288,11 @@ class Embedder:
             vectors = vectors[:, wanted]
         self.store.write([names[passed.positions[n]] for n in wanted], vectors.numpy(), finite=True)
         return len(passed.positions)
+
+
+def most_texts(tokens: int, layers: int, dim: int) -> int:
+    """Return how many texts a batch of so many tokens may hold, whose vectors of all layers are in memory."""
+    return max(_FEW_TEXTS, min(tokens // _SHORT, _BATCH_BYTES // (4 * layers * dim)))
 
 
 def _read_plan(path: Path, *, count: int) -> list[list[int]]:

@@ -76,15 +76,16 @@ class Together:
         header, kept = known[group.rank][0], dict(item for _, scores in known for item in scores.items())
         lacking = [job for job in jobs if _identity(job) not in kept]
         self.stage.step(len(jobs) - len(lacking))
-        if lacking or any(one.key not in kept for one in self.baselines):
-            for found in group.share(partial(self._fill, jobs[0], lacking, header, kept)):
+        baselines = [one for one in self.baselines if one.applies(_task(jobs[0]))]
+        if lacking or any(one.key not in kept for one in baselines):
+            for found in group.share(partial(self._fill, jobs[0], lacking, header, kept, baselines)):
                 kept |= found
             self.stage.step(len(lacking) - len(group.part(lacking)))
         else:
             self.planning.step()
         seconds, name = (time.perf_counter() - start) / len(jobs), str(header["main_score"])
         scores = [Score(job.task.name, job.layer, name, kept[_identity(job)], seconds, together=True) for job in jobs]
-        return scores, {one.name: kept[one.key] for one in self.baselines}
+        return scores, {one.name: kept[one.key] for one in baselines}
 
     def _known(self, job: Job) -> tuple[dict[str, Any], dict[str, float]]:
         """Return what the task's scores depend on, and those that any process kept of the task as it is now."""
@@ -95,7 +96,12 @@ class Together:
         return header, found
 
     def _fill(
-        self, first: Job, lacking: Sequence[Job], header: Mapping[str, Any], kept: Mapping[str, float]
+        self,
+        first: Job,
+        lacking: Sequence[Job],
+        header: Mapping[str, Any],
+        kept: Mapping[str, float],
+        baselines: Sequence[Baseline],
     ) -> dict[str, float]:
         """Score this process's part of what is lacking, keep it, and return it."""
         asked, group = self._asked(first), self.embedder.group  # a process without a part embeds its share all the same
@@ -109,7 +115,7 @@ class Together:
             scores = self._scored(first, self._asked(first), list(mine))
         found = {_identity(mine[layer]): value for layer, value in scores.items()}
         if group.rank == 0:
-            found |= {one.key: self._baseline(one, first) for one in self.baselines if one.key not in kept}
+            found |= {one.key: self._baseline(one, first) for one in baselines if one.key not in kept}
         if found:
             written = {name: None if math.isnan(value) else value for name, value in {**kept, **found}.items()}
             content = json.dumps({"of": header, "scores": written}, indent=1)
@@ -130,6 +136,8 @@ class Together:
 
         with isolated_random(), quiet_mteb():
             loaded = with_data(job.task).make()
+            if baseline.searches:
+                return baseline.score(loaded)
             encoder = baseline.made_for(task_texts(loaded))
             asked = record(loaded, lambda inputs, **_: [text for batch in inputs for text in batch["text"]])
         each = [self._each(one, [0], lambda _, texts: encoder.vectors(texts)) for one in asked]

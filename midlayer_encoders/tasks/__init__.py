@@ -4,35 +4,56 @@ Importing this room is quick; mteb, which takes seconds, is imported by the func
 """
 
 from midlayer_encoders._random import isolated_random
+from midlayer_encoders.tasks.bm25 import BM25_PACKAGES, Bm25Search, has_bm25
 from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, STS_GRADES
 from midlayer_encoders.tasks.data import TASK_TYPES, TaskType, task_label
-from midlayer_encoders.tasks.reading import TaskFileError
+from midlayer_encoders.tasks.overview import TaskOverview, task_overview
+from midlayer_encoders.tasks.reading import SUFFIXES, ColumnsError, TaskFileError
 from midlayer_encoders.tasks.sources import (
     PAPER_TASKS,
     TaskSource,
+    TextsSource,
     builtin_tasks,
+    own_texts,
     paper_tasks,
     resolve_tasks,
     task_sources,
 )
-from midlayer_encoders.tasks.tfidf import TextEncoder, TfidfEncoder, encoder_score, task_texts, tfidf_scores
+from midlayer_encoders.tasks.tfidf import (
+    TextEncoder,
+    TfidfEncoder,
+    encoder_score,
+    source_texts,
+    task_texts,
+    tfidf_scores,
+)
 
 __all__ = [
+    "BM25_PACKAGES",
     "BUILTIN_TASKS",
     "PAPER_TASKS",
     "STS_GRADES",
+    "SUFFIXES",
     "TASK_TYPES",
+    "Bm25Search",
+    "ColumnsError",
     "TaskFileError",
+    "TaskOverview",
     "TaskSource",
     "TaskType",
     "TextEncoder",
+    "TextsSource",
     "TfidfEncoder",
     "builtin_tasks",
     "encoder_score",
+    "has_bm25",
     "isolated_random",
+    "own_texts",
     "paper_tasks",
     "resolve_tasks",
+    "source_texts",
     "task_label",
+    "task_overview",
     "task_sources",
     "task_texts",
     "tfidf_scores",

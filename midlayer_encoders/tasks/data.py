@@ -12,7 +12,17 @@ from typing import Any, Literal, TypeAlias, get_args
 
 __all__ = ["TASK_TYPES", "TaskData", "TaskType", "task_label"]
 
-TaskType: TypeAlias = Literal["Classification", "Clustering", "PairClassification", "Reranking", "STS"]
+TaskType: TypeAlias = Literal[
+    "Classification",
+    "Clustering",
+    "PairClassification",
+    "Reranking",
+    "STS",
+    "Retrieval",
+    "MultilabelClassification",
+    "BitextMining",
+    "Unlabeled",
+]
 
 TASK_TYPES: tuple[TaskType, ...] = get_args(TaskType)
 
@@ -23,12 +33,15 @@ class TaskData:
 
     Attributes:
         label: name without the digest.
-        type: one of the five.
-        splits: columns of ``test``, and of ``train`` for a classification, by mteb's names: ``text, label``;
-            ``sentences, labels``; ``sentence1, sentence2, labels``; ``query, positive, negative``;
-            ``sentence1, sentence2, score``.
+        type: mteb's name of it, or ``"Unlabeled"``: texts that nothing can be scored on.
+        splits: columns of ``test``, and of ``train`` for a classification, by mteb's names: ``text, label`` (lists of
+            labels for several of them); ``sentences, labels``; ``sentence1, sentence2, labels``;
+            ``query, positive, negative``; ``sentence1, sentence2, score``; ``sentence1, sentence2``; ``text``. A
+            Retrieval has ``corpus`` (``id, title, text``), ``queries`` (``id, text``) and ``qrels``
+            (``query-id, corpus-id, score``) in their place.
         description: what the rows are, for the metadata and for captions.
         origin: where the rows come from; the head of the dataset's revision.
+        why: what it was taken for this type by.
         note: what was done to the rows that their owner should know.
         settings: of mteb's evaluation (``n_experiments``, ``samples_per_label`` …) that differ from its defaults.
     """
@@ -38,6 +51,7 @@ class TaskData:
     splits: Mapping[str, Mapping[str, Sequence[Any]]]
     description: str
     origin: str
+    why: str = ""
     note: str = ""
     settings: Mapping[str, int] = field(default_factory=dict)
 

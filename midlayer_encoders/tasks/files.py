@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from midlayer_encoders.errors import check_choice, shown
+from midlayer_encoders.errors import check_choice
 from midlayer_encoders.files import check_ordinary, json_object, read_whole
 from midlayer_encoders.tasks.data import TASK_TYPES, TaskData, TaskType
-from midlayer_encoders.tasks.reading import SUFFIXES, Table, TaskFileError, is_label, is_score, is_text, read_table
+from midlayer_encoders.tasks.reading import (
+    SUFFIXES,
+    ColumnsError,
+    Rule,
+    Table,
+    TaskFileError,
+    is_label,
+    is_score,
+    is_text,
+    read_table,
+)
+from midlayer_encoders.tasks.retrieval import beir_files, beir_tables, finds_itself, pair_tables
 
 __all__ = ["files_data"]
 
@@ -21,6 +34,9 @@ _LONGEST_LABEL = 120  # bytes: with its digest and a suffix it is the name of a 
 # The first type whose columns are all there is the type: this order is the documented rule.
 _TYPE_BY_COLUMNS: tuple[tuple[TaskType, tuple[str, ...]], ...] = (
     ("Reranking", ("query", "positive", "negative")),
+    ("Reranking", ("anchor", "positive", "negative")),
+    ("Retrieval", ("query", "positive")),
+    ("Retrieval", ("anchor", "positive")),
     ("STS", ("sentence1", "sentence2", "score")),
     ("PairClassification", ("sentence1", "sentence2", "labels")),
     ("PairClassification", ("sentence1", "sentence2", "label")),
@@ -29,6 +45,13 @@ _TYPE_BY_COLUMNS: tuple[tuple[TaskType, tuple[str, ...]], ...] = (
     ("Clustering", ("text", "labels")),
     ("Clustering", ("sentences", "label")),
 )
+# These have no column of their own: beside any other column, one of labels or scores under another name would be lost.
+_TYPE_BY_ALL_COLUMNS: dict[frozenset[str], TaskType] = {
+    frozenset(("sentence1", "sentence2")): "BitextMining",
+    frozenset(("text",)): "Unlabeled",
+    frozenset(("sentences",)): "Unlabeled",
+}
+_QUERY = ("query", "anchor")
 # mteb's name of each column of a type, and the names under which it may stand in a file.
 _COLUMNS: dict[TaskType, dict[str, tuple[str, ...]]] = {
     "Classification": {"text": ("text", "sentences"), "label": ("label", "labels")},
@@ -38,45 +61,102 @@ _COLUMNS: dict[TaskType, dict[str, tuple[str, ...]]] = {
         "sentence2": ("sentence2",),
         "labels": ("labels", "label"),
     },
-    "Reranking": {"query": ("query",), "positive": ("positive",), "negative": ("negative",)},
+    "Reranking": {"query": _QUERY, "positive": ("positive",), "negative": ("negative",)},
     "STS": {"sentence1": ("sentence1",), "sentence2": ("sentence2",), "score": ("score",)},
+    "Retrieval": {"query": _QUERY, "positive": ("positive",)},
+    "MultilabelClassification": {"text": ("text", "sentences"), "label": ("labels", "label")},
+    "BitextMining": {"sentence1": ("sentence1",), "sentence2": ("sentence2",)},
+    "Unlabeled": {"text": ("text", "sentences")},
 }
+_TRAINED: tuple[TaskType, ...] = ("Classification", "MultilabelClassification")
+_NEIGHBORS = 5  # that mteb's classifier of several labels asks
 
 
 def files_data(path: Path) -> TaskData:
     """Return the task that the file or folder ``path`` holds.
 
-    A folder holds ``test.*``, for a classification also ``train.*``, and may hold a ``task.json`` with ``type`` and
-    ``name``. A single file is all of the data; a classification is then split in halves, seeded, stratified by label.
+    A folder holds ``test.*``, for a classification also ``train.*``, or ``corpus.*``, ``queries.*`` and
+    ``qrels/test.*``; and may hold a ``task.json`` with ``type`` and ``name``. A single file is all of the data; a
+    classification is then split in halves, seeded, with the labels spread evenly.
 
     Raises:
         TaskFileError: naming the file and the rows that cannot be used, and what they must be.
     """
     options = _options(path)
-    files = _split_files(path)
-    test = read_table(files["test"])
-    task_type = options.get("type") or _type(test)
-    splits = {"test": _checked(test, task_type)}
-    note = ""
-    if task_type == "Classification" and "train" in files:
-        splits["train"] = _checked(read_table(files["train"]), task_type)
-    elif task_type == "Classification":
-        splits = _halves(splits["test"], files["test"])
-        note = f"There is no train file: the rows were split in halves, stratified by label, with seed {_SPLIT_SEED}."
-    if task_type in ("Classification", "Clustering"):
-        splits = _numbered(splits, _label_column(task_type), path=path)
+    read = _read_beir(path, options) or _read_rows(path, options)
     data_name = options.get("name") or (path.stem if path.is_file() else path.resolve().name)
-    rows = len(next(iter(splits["test"].values())))
     return TaskData(
         label=re.sub(r"[^\w.()-]+", "_", data_name).encode()[:_LONGEST_LABEL].decode(errors="ignore"),
-        type=task_type,
-        splits=splits,
-        description=f"{task_type} from {', '.join(file.name for file in files.values())}. {note}".strip(),
+        description=f"{read.type} from {', '.join(file.name for file in read.files)}. {read.note}".strip(),
         origin="files",
-        note=note,
-        # mteb draws this many with replacement, ten times: as many as there are, no more than is quick to cluster.
-        settings={"max_documents_per_cluster": min(rows, 2048)} if task_type == "Clustering" else {},
+        type=read.type,
+        splits=read.splits,
+        why=read.why,
+        note=read.note,
+        settings=read.settings,
     )
+
+
+class _Read(NamedTuple):
+    """What was read, by the names of :class:`~midlayer_encoders.tasks.data.TaskData`, and the files."""
+
+    type: TaskType
+    splits: Mapping[str, Mapping[str, list[Any]]]
+    why: str
+    files: Sequence[Path]
+    note: str = ""
+    settings: Mapping[str, int] = MappingProxyType({})
+
+
+def _read_beir(path: Path, options: Mapping[str, str]) -> _Read | None:
+    """Return a folder in BEIR's layout, ``None`` for any other."""
+    if not path.is_dir() or options.get("type", "Retrieval") != "Retrieval":
+        return None
+    files = beir_files(path, asked="type" in options)
+    if files is None:
+        return None
+    tables = beir_tables(files)
+    _check_corpus(tables, files["corpus"])
+    settings, note = {}, ""
+    if finds_itself(tables):
+        settings = {"ignore_identical_ids": 1}
+        note = "Queries are documents of the corpus themselves, under the same id: that one does not count as found."
+    return _Read("Retrieval", tables, "corpus, queries and qrels", list(files.values()), note, settings)
+
+
+def _read_rows(path: Path, options: Mapping[str, Any]) -> _Read:
+    """Return the rows of a file, or of a folder with ``test.*``."""
+    files = _split_files(path)
+    test = read_table(files["test"])
+    task_type, why = (options["type"], "task.json") if "type" in options else _type(test)
+    rows = _checked(test, task_type)
+    splits: dict[str, dict[str, list[Any]]] = {"test": rows}
+    note = ""
+    if task_type == "Retrieval":
+        splits = pair_tables(rows["query"], rows["positive"])
+        _check_corpus(splits, test.path)
+    if task_type in _TRAINED and "train" in files:
+        splits["train"] = _checked(read_table(files["train"]), task_type)
+    elif task_type in _TRAINED:
+        splits = _halves(rows, files["test"])
+        evenly = "stratified by label" if task_type == "Classification" else "the labels spread evenly"
+        note = f"There is no train file: the rows were split in halves, {evenly}, with seed {_SPLIT_SEED}."
+    if task_type in (*_TRAINED, "Clustering"):
+        splits = _numbered(splits, _label_column(task_type), path=path)
+    if task_type == "MultilabelClassification" and sum(map(bool, splits["train"]["label"])) < _NEIGHBORS:
+        raise TaskFileError(
+            f"{path} must have {_NEIGHBORS} rows with a label or more to train on, as many as are compared with each "
+            f"text, but has {sum(map(bool, splits['train']['label']))}. Add rows."
+        )
+    # mteb draws this many with replacement, ten times: as many as there are, no more than is quick to cluster.
+    count = len(test.rows)
+    settings = {"max_documents_per_cluster": min(count, 2048)} if task_type == "Clustering" else {}
+    return _Read(task_type, splits, why, list(files.values()), note, settings)
+
+
+def _check_corpus(tables: Mapping[str, Mapping[str, list[Any]]], path: Path) -> None:
+    if len(tables["corpus"]["id"]) < 2:
+        raise TaskFileError(f"{path} must have two passages or more, but has one: every search would find it.")
 
 
 def _options(path: Path) -> dict[str, Any]:
@@ -116,18 +196,25 @@ def _split_files(path: Path) -> dict[str, Path]:
     )
 
 
-def _type(table: Table) -> TaskType:
-    """The first type whose columns are all there."""
+def _type(table: Table) -> tuple[TaskType, str]:
+    """The first type whose columns are all there, and why."""
     columns = set(table.columns)
     for task_type, needed in _TYPE_BY_COLUMNS:
         if columns.issuperset(needed):
-            return task_type
+            why = f"columns {', '.join(needed)}"
+            if needed[0] == "text" and any(isinstance(row.get(needed[1]), list) for row in table.rows):
+                return "MultilabelClassification", f"{why}, which holds lists"
+            return task_type, why
+    if (alone := _TYPE_BY_ALL_COLUMNS.get(frozenset(columns))) is not None:
+        return alone, f"columns {', '.join(table.columns)}" if len(columns) > 1 else f"column {table.columns[0]} alone"
     fits: dict[TaskType, str] = {}
     for task_type, needed in sorted(_TYPE_BY_COLUMNS, key=lambda rule: len(set(rule[1]) - columns)):
         missing = ", ".join(name for name in needed if name not in columns)
         fits.setdefault(task_type, f"{task_type} needs {', '.join(needed)} (missing: {missing})")
-    raise TaskFileError(
-        f"{table.path} must have the columns of a task, but has {', '.join(table.columns)}. {'; '.join(fits.values())}."
+    alone_words = " Without labels, text must stand alone." if "text" in columns else ""
+    raise ColumnsError(
+        f"{table.path} must have the columns of a task, but has {', '.join(table.columns)}. "
+        f"{'; '.join(fits.values())}.{alone_words}"
     )
 
 
@@ -141,13 +228,9 @@ def _checked(table: Table, task_type: TaskType) -> dict[str, list[Any]]:
                 f"{table.path} must have the column {' or '.join(spellings)} to be a {task_type}, "
                 f"but has {', '.join(table.columns)}."
             )
-        values = [row.get(found) for row in table.rows]
-        requirement, is_good = _REQUIREMENTS.get((task_type, name), _TEXT)
-        bad = [number for number, value in enumerate(values) if not is_good(value)]
-        if bad:
-            raise TaskFileError(
-                table.complaint(bad, f"`{found}` must be {requirement}, but got {shown(values[bad[0]])}")
-            )
+        values = table.cells(found, _RULES.get((task_type, name), _TEXT))
+        if (task_type, name) == ("Retrieval", "positive"):
+            values = [[value] if isinstance(value, str) else value for value in values]
         columns[name] = [int(v) if isinstance(v, bool) else v for v in values]
     _check_whole(table, task_type, columns=columns)
     return columns
@@ -163,34 +246,49 @@ def _check_whole(table: Table, task_type: TaskType, *, columns: Mapping[str, lis
             raise TaskFileError(
                 table.complaint(both, f"a passage must not be both positive and negative: {text[:60]!r}")
             )
+    if task_type not in ("STS", "PairClassification", "Clustering", *_TRAINED):
         return
     name = "score" if task_type == "STS" else _label_column(task_type)
-    kinds = Counter(columns[name])
+    kinds = Counter(label for value in columns[name] for label in _several(value))
     if len(kinds) < 2:
         raise TaskFileError(
             f"{table.path} must have at least two different values in `{name}`, but all {len(table.rows)} rows have "
-            f"{next(iter(kinds))!r}."
+            f"{next(iter(kinds), 'none')!r}."
         )
     if len({isinstance(kind, str) for kind in kinds}) > 1:
         raise TaskFileError(f"{table.path} must have labels of one kind, but some are strings and some are numbers.")
 
 
 def _label_column(task_type: TaskType) -> str:
-    return "label" if task_type == "Classification" else "labels"
+    return "label" if task_type in _TRAINED else "labels"
+
+
+def _several(value: Any) -> list[Any]:
+    """The labels of a row that has one, or several."""
+    return value if isinstance(value, list) else [value]
 
 
 def _halves(columns: Mapping[str, list[Any]], path: Path) -> dict[str, dict[str, list[Any]]]:
-    """A train and a test half with the same share of every label, drawn by a seed."""
+    """A train and a test half with the same share of every label, or about the same of several, drawn by a seed."""
     from sklearn.model_selection import train_test_split
 
-    rare = [label for label, count in Counter(columns["label"]).items() if count < 2]
+    counts = Counter(label for value in columns["label"] for label in _several(value))
+    # A row of several labels goes by the rarest of them, so that the two rows of a rare label do not go the same way.
+    kinds = [
+        min(_several(value), key=lambda label: (counts[label], str(label)), default=None) for value in columns["label"]
+    ]
+    rare = [label for label, count in counts.items() if count < 2]
     if rare:
         raise TaskFileError(
             f"{path} must have every label twice or more, to be split in train and test, but has one row of "
             f"{', '.join(map(repr, rare[:5]))}. Add rows, or give a train file and a test file."
         )
     numbers = range(len(columns["label"]))
-    halves = train_test_split(numbers, test_size=0.5, stratify=columns["label"], random_state=_SPLIT_SEED)
+    if any(isinstance(value, list) for value in columns["label"]):
+        order = sorted(random.Random(_SPLIT_SEED).sample(numbers, len(numbers)), key=lambda number: str(kinds[number]))
+        halves = [order[::2], order[1::2]]
+    else:
+        halves = train_test_split(numbers, test_size=0.5, stratify=columns["label"], random_state=_SPLIT_SEED)
     return {
         split: {name: [values[number] for number in sorted(half)] for name, values in columns.items()}
         for split, half in zip(("train", "test"), halves, strict=True)
@@ -201,16 +299,21 @@ def _numbered(
     splits: Mapping[str, Mapping[str, list[Any]]], column: str, *, path: Path
 ) -> dict[str, dict[str, list[Any]]]:
     """Labels as numbers, in the labels' order: mteb's scores of two classes need them."""
-    labels = {label for rows in splits.values() for label in rows[column]}
-    unseen = set(splits["test"][column]) - set(splits.get("train", splits["test"])[column])
+    known = {split: {label for value in rows[column] for label in _several(value)} for split, rows in splits.items()}
+    labels = set().union(*known.values())
+    unseen = known["test"] - known.get("train", known["test"])
     if unseen:
         raise TaskFileError(
             f"{path} must have every label of its test rows among its train rows, but these are only in test: "
             f"{', '.join(sorted(map(repr, unseen))[:5])}."
         )
     numbers = {label: number for number, label in enumerate(sorted(labels))}
+
+    def numbered(value: Any) -> Any:
+        return [numbers[label] for label in value] if isinstance(value, list) else numbers[value]
+
     return {
-        split: {name: [numbers[v] for v in values] if name == column else values for name, values in rows.items()}
+        split: {name: [*map(numbered, values)] if name == column else values for name, values in rows.items()}
         for split, rows in splits.items()
     }
 
@@ -219,14 +322,23 @@ def _is_texts(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(map(is_text, value))
 
 
-_TEXT: tuple[str, Callable[[object], bool]] = ("a string that is not empty", is_text)
-_TEXTS: tuple[str, Callable[[object], bool]] = ("a list of strings, none of them empty (in CSV: as JSON)", _is_texts)
-_LABEL: tuple[str, Callable[[object], bool]] = ("a label, a string or a whole number", is_label)
-_REQUIREMENTS: dict[tuple[TaskType, str], tuple[str, Callable[[object], bool]]] = {
+_TEXT: Rule = ("a string that is not empty", is_text)
+_TEXTS: Rule = ("a list of strings, none of them empty (in CSV: as JSON)", _is_texts)
+_LABEL: Rule = ("a label, a string or a whole number", is_label)
+_LABELS: Rule = (
+    "a list of labels, strings or whole numbers (in CSV: as JSON)",
+    lambda value: isinstance(value, list) and all(map(is_label, value)) and len(set(value)) == len(value),
+)
+_RULES: dict[tuple[TaskType, str], Rule] = {
     ("Classification", "label"): _LABEL,
     ("Clustering", "labels"): _LABEL,
     ("PairClassification", "labels"): ("0 or 1", lambda value: isinstance(value, int) and value in (0, 1)),
     ("Reranking", "positive"): _TEXTS,
     ("Reranking", "negative"): _TEXTS,
     ("STS", "score"): ("a finite number", is_score),
+    ("Retrieval", "positive"): (
+        "a string that is not empty, or a list of such (in CSV: as JSON)",
+        lambda value: is_text(value) or _is_texts(value),
+    ),
+    ("MultilabelClassification", "label"): _LABELS,
 }

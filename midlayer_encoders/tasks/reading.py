@@ -10,12 +10,25 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from midlayer_encoders.errors import MidlayerError, half_character
+from midlayer_encoders.errors import MidlayerError, half_character, shown
 from midlayer_encoders.files import check_ordinary, json_rows, read_whole
 
-__all__ = ["SUFFIXES", "Table", "TaskFileError", "is_label", "is_score", "is_text", "read_table"]
+__all__ = [
+    "SUFFIXES",
+    "ColumnsError",
+    "Rule",
+    "Table",
+    "TaskFileError",
+    "is_label",
+    "is_score",
+    "is_text",
+    "read_table",
+]
+
+Rule: TypeAlias = tuple[str, Callable[[object], bool]]
+"""What a cell must be, in words and as a test."""
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as a whole number is written; 007 is a name
@@ -23,6 +36,10 @@ _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as a whole number is written; 0
 
 class TaskFileError(MidlayerError, ValueError):
     """A file that cannot be a task as it is."""
+
+
+class ColumnsError(TaskFileError):
+    """A file whose columns are those of no task."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +55,15 @@ class Table:
     def columns(self) -> list[str]:
         """Every column that some row has."""
         return list(dict.fromkeys(name for row in self.rows for name in row))
+
+    def cells(self, name: str, rule: Rule) -> list[Any]:
+        """Return a column, every cell of it as the rule says; raise naming the rows where one is not."""
+        requirement, is_good = rule
+        values = [row.get(name) for row in self.rows]
+        bad = [number for number, value in enumerate(values) if not is_good(value)]
+        if bad:
+            raise TaskFileError(self.complaint(bad, f"`{name}` must be {requirement}, but got {shown(values[bad[0]])}"))
+        return values
 
     def complaint(self, bad: Sequence[int], what: str) -> str:
         """Return the file, the first bad rows as an editor counts them, what is wrong with the first, and the cure."""
@@ -148,8 +174,11 @@ def _read_parquet(path: Path) -> Table:
 
 def _parsed(column: str, cells: list[str]) -> list[Any]:
     """Return the cells of a CSV column as JSON would have them: numbers and lists where the column holds them."""
-    if column in ("label", "labels") and all(map(_NUMBER.fullmatch, cells)):  # beside 007, 7 is a name too
-        return list(map(int, cells))
+    if column in ("label", "labels"):
+        if all(map(_NUMBER.fullmatch, cells)):  # beside 007, 7 is a name too
+            return list(map(int, cells))
+        lists = [_cell(cell, _list) for cell in cells]
+        return lists if all(isinstance(one, list) for one in lists) else [cell or None for cell in cells]
     read: dict[str, Callable[[str], Any]] = {"score": float, "positive": _list, "negative": _list}
     return [_cell(cell, read.get(column, str)) for cell in cells]
 

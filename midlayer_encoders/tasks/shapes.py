@@ -1,4 +1,4 @@
-"""The five local tasks: mteb's own evaluations over rows in memory.
+"""Local tasks: mteb's own evaluations over rows in memory.
 
 Imports mteb, which takes seconds: import this module inside functions.
 """
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset, DatasetDict
 from mteb.abstasks import (
     AbsTask,
+    AbsTaskBitextMining,
     AbsTaskClustering,
+    AbsTaskMultilabelClassification,
     AbsTaskPairClassification,
     AbsTaskRetrieval,
     AbsTaskSTS,
@@ -32,7 +34,13 @@ _MAIN_SCORES: dict[TaskType, str] = {
     "PairClassification": "max_ap",
     "Reranking": "map_at_1000",
     "STS": "cosine_spearman",
+    "Retrieval": "ndcg_at_10",
+    "MultilabelClassification": "accuracy",
+    "BitextMining": "f1",
 }
+
+
+_OF_CLASSES: tuple[TaskType, ...] = ("Classification", "Clustering", "MultilabelClassification")
 
 
 def local_task(data: TaskData) -> AbsTask:
@@ -48,9 +56,9 @@ class _LocalTask(AbsTask):
         self.metadata = TaskMetadata(
             name=data.name,
             description=data.description,
-            type=data.type,
+            type=data.type,  # type: ignore[arg-type]  # of texts without labels no task is made
             dataset={"path": f"local/{data.label}", "revision": data.revision},
-            category="t2c" if data.type in ("Classification", "Clustering") else "t2t",
+            category="t2c" if data.type in _OF_CLASSES else "t2t",
             eval_splits=["test"],
             eval_langs=["eng-Latn"],
             main_score=_MAIN_SCORES[data.type],
@@ -78,6 +86,14 @@ class _Classification(ListedLabels, _LocalTask):
     pass
 
 
+class _MultilabelClassification(_LocalTask, AbsTaskMultilabelClassification):
+    pass
+
+
+class _BitextMining(_LocalTask, AbsTaskBitextMining):
+    pass
+
+
 class _Clustering(_LocalTask, AbsTaskClustering):
     max_fraction_of_documents_to_embed = None  # mteb's default keeps 4 %
 
@@ -95,10 +111,23 @@ class _STS(_LocalTask, AbsTaskSTS):
 
 class _Reranking(_LocalTask, AbsTaskRetrieval):
     def _datasets(self) -> dict[str, dict[str, RetrievalSplitData]]:
-        return {"default": {split: _retrieval(rows) for split, rows in self.data.splits.items()}}
+        return {"default": {split: _candidates(rows) for split, rows in self.data.splits.items()}}
 
 
-def _retrieval(rows: Mapping[str, Sequence[Any]]) -> RetrievalSplitData:
+class _Retrieval(_LocalTask, AbsTaskRetrieval):
+    def _datasets(self) -> dict[str, dict[str, RetrievalSplitData]]:
+        tables = self.data.splits
+        relevant: dict[str, dict[str, int]] = {}
+        for query, document, score in zip(*tables["qrels"].values(), strict=True):
+            relevant.setdefault(query, {})[document] = score
+        queries, corpus = (Dataset.from_dict(dict(tables[name])) for name in ("queries", "corpus"))
+        found: RetrievalSplitData = {
+            "queries": queries, "corpus": corpus, "relevant_docs": relevant, "top_ranked": None
+        }  # fmt: skip
+        return {"default": {"test": found}}
+
+
+def _candidates(rows: Mapping[str, Sequence[Any]]) -> RetrievalSplitData:
     """The rows as mteb's retrieval wants them: each distinct passage once, each query with its own candidates."""
     passages = {text for column in ("positive", "negative") for texts in rows[column] for text in texts}
     # Equal similarities are ranked by id or position: numbers that do not know which passage is right.
@@ -120,4 +149,7 @@ _SHAPES: dict[TaskType, type[_LocalTask]] = {
     "PairClassification": _PairClassification,
     "Reranking": _Reranking,
     "STS": _STS,
+    "Retrieval": _Retrieval,
+    "MultilabelClassification": _MultilabelClassification,
+    "BitextMining": _BitextMining,
 }

@@ -18,12 +18,22 @@ from midlayer_encoders.files import at_home, exists
 from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, builtin_data
 from midlayer_encoders.tasks.data import TaskData
 from midlayer_encoders.tasks.files import files_data
-from midlayer_encoders.tasks.reading import SUFFIXES, TaskFileError
+from midlayer_encoders.tasks.reading import SUFFIXES, TaskFileError, is_text, read_table
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
-__all__ = ["PAPER_TASKS", "TaskSource", "builtin_tasks", "paper_tasks", "resolve_tasks", "task_sources"]
+__all__ = [
+    "PAPER_TASKS",
+    "FilesSource",
+    "TaskSource",
+    "TextsSource",
+    "builtin_tasks",
+    "own_texts",
+    "paper_tasks",
+    "resolve_tasks",
+    "task_sources",
+]
 
 PAPER_TASKS: tuple[str, ...] = (
     # Classification
@@ -68,6 +78,7 @@ PAPER_TASKS: tuple[str, ...] = (
 
 _log = logging.getLogger(__name__)
 
+_TEXT_COLUMNS = ("text", "sentences", "sentence1", "sentence2", "query", "positive", "negative")
 _PAPER_BENCHMARK = "MTEB(eng, v1)"
 
 
@@ -136,6 +147,27 @@ class FilesSource:
         if data.name != self.name:
             raise TaskFileError(f"{self.path} must not change while it is used, but its rows did. Start again.")
         return _made(data)
+
+
+@dataclass(frozen=True)
+class TextsSource:
+    """Texts without labels, the name that they had, with its digest, when they were resolved, and what showed it."""
+
+    path: Path
+    name: str
+    why: str
+
+    def make(self) -> AbsTask:
+        """Raise: nothing can be scored on them."""
+        path = shown(str(self.path), 200)
+        raise TaskFileError(
+            f"{path} holds texts without labels, on which nothing can be scored. `midlayer select MODEL --texts {path}`"
+            f" chooses a layer without labels, `midlayer metrics MODEL --texts {path}` measures every layer."
+        )
+
+    def texts(self) -> list[str]:
+        """Return the texts in their order."""
+        return own_texts(self.path)
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +254,7 @@ def _sources(name: str | Path | AbsTask) -> Sequence[TaskSource]:
         data = _files_data(path, _stamps(path))
         if data.note:
             _log.warning("%s: %s", path, data.note)
-        return [FilesSource(path, data.name)]
+        return [TextsSource(path, data.name, data.why) if data.type == "Unlabeled" else FilesSource(path, data.name)]
     if isinstance(name, str):
         if name == "builtin":
             return [BuiltinSource(label) for label in BUILTIN_TASKS]
@@ -230,6 +262,32 @@ def _sources(name: str | Path | AbsTask) -> Sequence[TaskSource]:
     if not hasattr(name, "metadata"):
         raise OptionError(f"`tasks` must be names, paths or mteb's task objects, but got {shown(name)}.")
     return [ObjectSource(name)]
+
+
+def own_texts(path: Path, *, column: str | None = None) -> list[str]:
+    """Return the texts of your own data, labeled or not, in the order in which they stand there.
+
+    Texts without labels are all of the rows; of a task each distinct text is returned once.
+
+    Args:
+        path: a file or folder as :func:`task_sources` takes it.
+        column: of a file that is no task: the one that holds texts.
+
+    Raises:
+        TaskFileError: for data that cannot be a task, or texts.
+    """
+    path = path.absolute()
+    if column is not None:
+        return list(read_table(path).cells(column, ("a string that is not empty", is_text)))
+    data = _files_data(path, _stamps(path))
+    if data.type == "Unlabeled":
+        return list(data.splits["test"]["text"])
+    found: dict[str, None] = {}
+    for rows in data.splits.values():
+        for name in _TEXT_COLUMNS:
+            for cell in rows.get(name, ()):
+                found |= dict.fromkeys([cell] if isinstance(cell, str) else cell)
+    return [text for text in found if text.strip()]
 
 
 @lru_cache(maxsize=8)
@@ -240,8 +298,9 @@ def _files_data(path: Path, stamps: tuple[tuple[str, int, int, int], ...]) -> Ta
 
 def _stamps(path: Path) -> tuple[tuple[str, int, int, int], ...]:
     try:
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
-        stats = [(file.name, file.stat()) for file in files if file.exists()]  # a link may lead nowhere
+        folders = [folder for folder in (path, path / "qrels") if folder.is_dir()]
+        files = [file for folder in folders for file in sorted(folder.iterdir())] or [path]
+        stats = [(str(file), file.stat()) for file in files if file.exists()]  # a link may lead nowhere
     except OSError as reason:
         raise TaskFileError(f"{path} cannot be read: {reason.strerror}.") from reason
     return tuple((name, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size) for name, stat in stats)

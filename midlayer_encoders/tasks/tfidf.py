@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from midlayer_encoders._random import isolated_random
+from midlayer_encoders.tasks.sources import ObjectSource, TaskSource, TextsSource
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from mteb.types import Array
     from torch.utils.data import DataLoader
 
-__all__ = ["TextEncoder", "TfidfEncoder", "encoder_score", "task_texts", "tfidf_scores"]
+__all__ = ["TextEncoder", "TfidfEncoder", "encoder_score", "source_texts", "task_texts", "tfidf_scores"]
 
 
 class TextEncoder(ABC):
@@ -92,16 +93,14 @@ def tfidf_scores(task: AbsTask) -> float:
     return encoder_score(task, TfidfEncoder)
 
 
-def encoder_score(task: AbsTask, made_for: Callable[[Sequence[str]], TextEncoder]) -> float:
+def encoder_score(task: AbsTask, made_for: Callable[[Sequence[str]], Any]) -> float:
     """Return the main score of an encoder on ``task``, as :func:`tfidf_scores`.
 
     Args:
         task: left as it was.
-        made_for: returns the encoder, given the task's texts.
+        made_for: returns the encoder, or whatever else mteb evaluates, given the task's texts.
     """
     import mteb
-
-    from midlayer_encoders.tasks.sources import ObjectSource
 
     task = ObjectSource(task).make()
 
@@ -120,6 +119,11 @@ def task_texts(task: AbsTask) -> list[str]:
         task.load_data()
     columns = {"title", *content_columns(task)}  # a passage's title is joined to its text
     return list(dict.fromkeys(_strings(task.dataset, columns)))
+
+
+def source_texts(source: TaskSource) -> list[str]:
+    """Return the distinct texts of a task that is not made yet, or those without labels."""
+    return list(dict.fromkeys(source.texts())) if isinstance(source, TextsSource) else task_texts(source.make())
 
 
 def _strings(data: Any, columns: set[str]) -> Iterator[str]:

@@ -6,14 +6,14 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from midlayer_encoders.errors import OptionError, check_list, shown
-from midlayer_encoders.tasks.reading import Table, TaskFileError, is_label, is_score, is_text, read_table
+from midlayer_encoders.tasks.reading import Rule, Table, TaskFileError, is_label, is_score, is_text, read_table
 
 __all__ = ["Kind", "Pairs", "read_pairs"]
 
@@ -124,14 +124,14 @@ def _rows(table: Table) -> tuple[Kind, list[Row]]:
                 "positive (query and positive, or sentence1 and sentence2), with hard negatives in negative, "
                 "negative_2 and so on; pairs with a degree: score, or label 0 or 1, too; classes: text and label."
             )
-        texts, labels = _cells(table, text, _TEXT), _cells(table, label, _LABEL)
+        texts, labels = table.cells(text, _TEXT), table.cells(label, _LABEL)
         return "labels", [{"text": one, "label": of} for one, of in zip(texts, labels, strict=True)]
     if score is not None or label is not None:
         rule = _SCORE if score is not None else _ZERO_ONE
-        cells = [_cells(table, first, _TEXT), _cells(table, second, _TEXT), _cells(table, score or str(label), rule)]
+        cells = [table.cells(first, _TEXT), table.cells(second, _TEXT), table.cells(score or str(label), rule)]
         return "scored", [{"sentence1": a, "sentence2": b, "score": float(of)} for a, b, of in zip(*cells, strict=True)]
     negatives = [name for name in table.columns if _NEGATIVE.fullmatch(name)]
-    columns = [_cells(table, name, _SOME_TEXT) for name in (first, second, *negatives)]
+    columns = [table.cells(name, _SOME_TEXT) for name in (first, second, *negatives)]
     names = ("anchor", "positive", *negatives)
     return "pairs", [dict(zip(names, row, strict=True)) for cells in zip(*columns, strict=True) for row in _each(cells)]
 
@@ -158,22 +158,12 @@ def _check(kind: Kind, rows: Sequence[Row], path: Path) -> None:
         raise TaskFileError(f"{path} must have labels of one kind, but some are strings and some are numbers.")
 
 
-def _cells(table: Table, name: str, rule: tuple[str, Callable[[object], bool]]) -> list[Any]:
-    """Return a column, every cell of it usable."""
-    what, is_good = rule
-    values = [row.get(name) for row in table.rows]
-    bad = [number for number, value in enumerate(values) if not is_good(value)]
-    if bad:
-        raise TaskFileError(table.complaint(bad, f"`{name}` must be {what}, but got {shown(values[bad[0]])}"))
-    return values
-
-
 def _is_some(value: object) -> bool:
     return is_text(value) or (isinstance(value, list) and bool(value) and all(map(is_text, value)))
 
 
-_TEXT: tuple[str, Callable[[object], bool]] = ("a string that is not empty", is_text)
-_SOME_TEXT: tuple[str, Callable[[object], bool]] = ("a string that is not empty, or a list of such", _is_some)
-_LABEL: tuple[str, Callable[[object], bool]] = ("a label, a string or a whole number", is_label)
-_SCORE: tuple[str, Callable[[object], bool]] = ("a finite number", is_score)
-_ZERO_ONE: tuple[str, Callable[[object], bool]] = ("0 or 1", lambda value: isinstance(value, int) and value in (0, 1))
+_TEXT: Rule = ("a string that is not empty", is_text)
+_SOME_TEXT: Rule = ("a string that is not empty, or a list of such", _is_some)
+_LABEL: Rule = ("a label, a string or a whole number", is_label)
+_SCORE: Rule = ("a finite number", is_score)
+_ZERO_ONE: Rule = ("0 or 1", lambda value: isinstance(value, int) and value in (0, 1))

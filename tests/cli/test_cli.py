@@ -160,3 +160,16 @@ def test_a_wrong_task_is_said_before_the_model_is_loaded(tmp_path: Path) -> None
     )  # fmt: skip
     assert done.returncode == 2
     assert "nowhere.jsonl" in done.stderr
+
+
+def test_metrics_lie_beside_a_sweep_when_no_folder_is_named(
+    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``tests/docs`` runs the other commands without ``--out``, as the pages print them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    model = tiny_folder("Llama")
+    words = ["metrics", model, "--texts", "texts.txt", "--metrics", "curvature", "--layers", "1", "--device", "cpu"]
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "midlayer-results" / f"metrics-{Path(model).name}" / "metrics.parquet").is_file()

@@ -51,8 +51,16 @@ def words(tiny_folder: Folder, tmp_path: Path) -> list[str]:
 def test_a_folder_that_cannot_be_written_to(command: Any, words: list[str], read_only_disk: Path) -> None:
     code, said = command(*words, "--device", "cpu", "--out", read_only_disk / "out")
     assert code == 1
-    assert said.startswith(f"Error: {read_only_disk}/out/")
-    assert said.endswith("Read-only file system.")
+    assert said.startswith(f"Error: The folder {read_only_disk}/out/")
+    assert said.endswith("cannot be made (Read-only file system): name another place, which can be written to.")
+
+
+def test_a_folder_that_cannot_be_made(command: Any, words: list[str]) -> None:
+    assert command(*words, "--out", "/proc/none/out") == (
+        1,
+        "Error: The folder /proc/none/out cannot be made (No such file or directory): name another place, which can be "
+        "written to.",
+    )
 
 
 def test_a_link_that_leads_nowhere_a_file_in_the_way_and_a_folder_in_use(

@@ -73,7 +73,7 @@ def test_the_old_flag_for_audio_still_works_and_says_so(tiny_folder: Folder, tmp
         ("cache . --unused-days -1", "`--unused-days` must be a finite number, from 0"),
         ("cache . --keep-gb nan", "`--keep-gb` must be a finite number, 0 or more, but got nan"),
         ("cache . --dry-run", "`--dry-run` must be left out where nothing is to be removed"),
-        ("sweep no/model --tasks ,", "`tasks` must be names or paths, but one of them is empty"),
+        ("sweep . --tasks ,", "`tasks` must be names or paths, but one of them is empty"),
         ("export no/model --layer 1 --device gpu", "`device` must be one of cpu"),
         ("export no/model --layer 1 --device cuda:99", "`device` must be one of cpu"),
         ("reproduce fig1 --swept broken.parquet", "broken.parquet must be a frame of results, but cannot be read"),

@@ -10,7 +10,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -110,10 +109,10 @@ def test_processes_reach_the_sweep_and_the_demo_is_of_the_built_in_model(
 ) -> None:
     """Recorded, not run: several processes and a real model take minutes."""
     from midlayer_encoders import sweeping
-    from midlayer_encoders.encoder import build
+    from midlayer_encoders.models import hub
 
     told: list[dict[str, Any]] = []
-    result = SimpleNamespace(frame=rows_frame([]), failures={})
+    result = SweepResult(rows_frame([]), tmp_path, Notes("", "m", {}))
     monkeypatch.setattr(
         sweeping,
         "sweep",
@@ -125,7 +124,7 @@ def test_processes_reach_the_sweep_and_the_demo_is_of_the_built_in_model(
     assert [told[0][name] for name in names[:3]] == [3, 2, 4]
     one_pass = ["prompt_entropy", "dataset_entropy", "effective_rank", "curvature"]
     assert [told[1][name] for name in names] == [None, 1, 1, one_pass, "all", "float32", None, None]
-    monkeypatch.setattr(build, "built_in_model", lambda: (tiny_folder("Llama"), None))
+    monkeypatch.setattr(hub, "built_in_model", lambda _: (tiny_folder("Llama"), None))
     run("demo", "--out", str(tmp_path / "demo"))
     assert isinstance(told[2]["model"], LayerEncoder)
     assert told[2]["model"].source == "built-in"
@@ -218,7 +217,7 @@ def test_the_page_is_written_again_with_everything_that_stood_beside_the_frame(t
     page = (tmp_path / "report.html").read_text()
     for words in (
         "10.0 M instead of 50.0 M",
-        "1.5 s instead of 3 s",
+        "93.8 ms instead of 188 ms",
         "−80 %",
         "−50 %",
         "A remark.",

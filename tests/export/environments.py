@@ -22,21 +22,23 @@ def _home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or tempfile.mkdtemp()) / "engines"
 
 
-def environment(name: str, *wanted: str, without: tuple[str, ...] = ()) -> str:
+def environment(name: str, *wanted: str, without: tuple[str, ...] = (), python: str = sys.executable) -> str:
     """Return the Python of an environment, made once; skip the test where pip cannot make it.
 
     Args:
         name: of its folder.
         wanted: what pip is asked for.
         without: what is removed afterwards.
+        python: that it is made of; another than this one does not share torch.
     """
     home = _home() / name
-    done, python = home / "done.json", home / "bin" / "python"
+    done, own = home / "done.json", home / "bin" / "python"
     asked = [*wanted, *(f"-{one}" for one in without), importlib.metadata.version("torch")]
     if done.is_file() and json.loads(done.read_text()) == asked:
-        return str(python)
-    subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
-    _share_torch(home)
+        return str(own)
+    subprocess.run([python, "-m", "venv", "--clear", home], check=True)
+    if python == sys.executable:
+        _share_torch(home)
     pip = [home / "bin" / "pip", "--quiet", "--disable-pip-version-check"]
     made = subprocess.run(
         [*pip, "install", *wanted], capture_output=True, text=True, timeout=60 * _MINUTES, check=False
@@ -46,7 +48,7 @@ def environment(name: str, *wanted: str, without: tuple[str, ...] = ()) -> str:
     if without:
         subprocess.run([*pip, "uninstall", "--yes", *without], check=True, capture_output=True)
     done.write_text(json.dumps(asked))
-    return str(python)
+    return str(own)
 
 
 def _share_torch(home: Path) -> None:

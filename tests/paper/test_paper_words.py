@@ -146,12 +146,17 @@ def test_training_is_called_by_the_model() -> None:
 
 
 def test_layers_that_rules_choose() -> None:
-    """Eleven layers; A's own texts have the lowest DiME at layer 2, all others at 6. Layer 5 was not scored."""
+    """Eleven layers; A's own texts have the lowest DiME at layer 2, all others at 6. Layer 5 was not scored.
+
+    InfoNCE was not measured on C's own texts, so C counts for no rule.
+    """
     dime = [9.0, 8, 7, 6, 5, 4, 1, 3, 4, 5, 6]
     scores = {"A": [k / 20 for k in range(11)], "B": [(10 - 2 * abs(k - 7)) / 20 for k in range(11)]}
+    scores["C"] = scores["B"]
     own = frame({"dime": [9.0, 8, 1, 6, 5, 4, 2, 3, 4, 5, 6], "infonce": [0.0 if k == 5 else 1.0 for k in range(11)]},
                 num_layers=10).with_columns(dataset=pl.lit("A"))  # fmt: skip
-    swept = pl.concat([frame({"dime": dime}, scores, num_layers=10), own])
+    lacking = frame({"dime": dime}, num_layers=10).with_columns(dataset=pl.lit("C"))
+    swept = pl.concat([frame({"dime": dime}, scores, num_layers=10), own, lacking])
     swept = swept.filter((pl.col("kind") != "score") | (pl.col("layer") != 5))
     setting = Setting((), lambda _: pytest.fail("no model is needed"), Path(), swept=(swept,))
     found = EXPERIMENTS["table2"].run(setting)
@@ -160,6 +165,7 @@ def test_layers_that_rules_choose() -> None:
         ("A", "best"): 7, ("A", "last"): 10, ("A", "fixed-depth"): 8, ("A", "min-dime"): 2, ("A", "min-infonce"): 4,
     }  # fmt: skip
     assert layers["B", "min-dime"] == 6
+    assert {task for task, _ in layers} == {"A", "B"}
     values = {(task, rule): value for task, rule, value in found.select("dataset", "name", "value").rows()}
     assert values["A", "min-dime"] == scores["A"][2]
     assert values["B", "last"] == scores["B"][10]

@@ -1,4 +1,4 @@
-"""The page in a real browser, where one is installed."""
+"""Unusual pages in Chromium: how they fit, at two widths and in both themes, and that their rows are level."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from midlayer_encoders.report.charts import Dots, Line, Panel
 from midlayer_encoders.report.experiments import curves_panel
 from midlayer_encoders.report.experiments_page import Finding, experiments_html
 from tests.report.made_frames import full_frame, metrics_frame, scores_frame
+
+pytestmark = pytest.mark.browser
 
 WIDTHS = (375, 1100)
 HOSTILE = "<img src=x onerror='parent.hacked = 1'><script>parent.hacked = 1</script>"
@@ -78,7 +80,7 @@ def looked_at(pages: dict[str, str], folder: Path, *, dark: bool) -> tuple[dict[
     return {page["name"]: page for page in seen["pages"]}, seen["hacked"]
 
 
-@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["light", "dark"])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_pages_fit_a_phone_and_a_desk_in_both_themes(tmp_path: Path, dark: bool) -> None:
     hostile = pl.concat([scores_frame(12, model=HOSTILE), metrics_frame(12, datasets=[HOSTILE, LONG], model=HOSTILE)])
     long = {"how": {"Model": LONG}, "export": {"Shell": f"midlayer export {LONG}"}, "notes": [LONG]}

@@ -106,8 +106,8 @@ def test_a_baseline_is_a_level_in_points_in_the_panel_of_its_task() -> None:
     ).panels
     assert not [part for part in first.parts if isinstance(part, Level)]
     assert [part for part in second.parts if isinstance(part, Level)] == [
-        Level(70.0, "TF-IDF 70.0"),
-        Level(80.0, "MiniLM 80.0", style=1),
+        Level(70.0, "TF-IDF 70.0", "TF-IDF"),
+        Level(80.0, "MiniLM 80.0", "MiniLM", style=1),
     ]
     assert second.caption[-2:] == ("TF-IDF 70.0", "MiniLM 80.0")
     known = {"SubmoduleClustering": 0.7, "LibraryClassification": 0.5}

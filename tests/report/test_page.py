@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import math
 import re
+from base64 import b64encode
+from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -39,8 +41,20 @@ class Balance(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
+        if self.open and self.open[-1] not in ("style", "script"):
             self.words.append(data)
+
+
+def check_script(text: str, page: Balance) -> None:
+    """Assert that a page has one script, its own, and that the browser is told to run no other."""
+    assert [attributes for tag, attributes in page.seen if tag == "script"] == [{}]
+    (script,) = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
+    (policy,) = (one["content"] or "" for _, one in page.seen if one.get("http-equiv") == "Content-Security-Policy")
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    assert policy.split("; ") == [
+        "default-src 'none'", f"script-src 'sha256-{digest}'", "style-src 'unsafe-inline'", "base-uri 'none'",
+        "form-action 'none'",
+    ]  # fmt: skip
 
 
 def checked(frame: pl.DataFrame, **options: Any) -> tuple[str, Balance]:
@@ -51,7 +65,8 @@ def checked(frame: pl.DataFrame, **options: Any) -> tuple[str, Balance]:
     page.close()
     assert page.open == []
     assert [tag for tag, _ in page.seen].count("h1") == 1
-    assert not {"script", "img", "link", "iframe"} & {tag for tag, _ in page.seen}
+    assert not {"img", "link", "iframe"} & {tag for tag, _ in page.seen}
+    check_script(text, page)
     assert not re.findall(r"https?://|url\(|@import", text)
     for picture in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
         root = ElementTree.fromstring(picture)
@@ -84,7 +99,9 @@ def test_the_numbers_on_the_page_are_those_of_the_frame() -> None:
     assert "TF-IDF 40.0" in words
     assert "MiniLM 17.5" in words
     assert "the dashed line is TF-IDF; the dotted one is MiniLM." in words
-    assert '<tr class="winner"><th scope="row">1</th><td>60.0</td><td>3.00</td><td class="top">35.0</td>' in text
+    assert "average, layer 1: 35.0\n60M parameters, 3000 ms per text" in page.words
+    assert "B, layer 0: 20.0\n10M parameters" in page.words  # not timed
+    assert '<tr class="winner"><th scope="row">1</th><td>60.0</td><td>3000</td><td class="top">35.0</td>' in text
     assert '<th scope="row">TF-IDF</th><td></td><td></td><td>40.0</td><td>70.0</td><td>10.0</td>' in text
     assert '<th scope="row">MiniLM</th><td></td><td></td><td>17.5</td><td>30.0</td><td>5.0</td>' in text
 

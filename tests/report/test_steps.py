@@ -146,7 +146,7 @@ def test_the_page_is_whole_and_shows_every_step_and_gap() -> None:
     tags = _Tags()
     tags.feed(page)
     assert tags.open == []
-    assert "script" not in tags.seen
+    assert tags.seen.count("script") == 1  # the page's own
     assert tags.seen.count("rect") == 3 * 4 - 1
     assert "step3 failed: no weights" in page
     assert all(f"step {step}, layer 1: " in page for step in TABLE)

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from midlayer_encoders.report.axes import layer_axis
-from midlayer_encoders.report.charts import Level, Line, Mark, Panel, Part, value_axis
+from midlayer_encoders.report.charts import Dots, Front, Level, Line, Mark, Panel, Part, value_axis
 from midlayer_encoders.report.style import STYLES, page_css
 from midlayer_encoders.report.svg import PANEL, PHONE, WIDE, Size, panel_svg
 
@@ -105,3 +105,18 @@ def test_words_stand_clear_of_each_other_where_the_best_layer_is_next_to_the_las
     assert abs(one - other) > 14
     dashes = [path.get("class") for path in root.iter("path") if "level" in path.get("class", "")]
     assert dashes == ["level", "level dotted"]
+
+
+def test_a_front_is_level_up_to_the_next_point() -> None:
+    root = drawn(line(1.0, 3.0, 2.0), Front((0, 1, 2), (1.0, 3.0, 3.0), "front"))
+    (first, second, last), (path,) = root.iter("circle"), root.findall("path[@class='front']")
+    (a, b), (c, d), e = *((one.attrib["cx"], one.attrib["cy"]) for one in (first, second)), last.attrib["cx"]
+    assert path.attrib["d"] == f"M{a} {b}H{c}V{d}H{e}V{d}"
+    assert path.attrib["data-curve"] == "front"
+
+
+def test_dots_open_pages_and_their_addresses_are_escaped() -> None:
+    root = drawn(line(1.0, 2.0), Dots((0, 1), (1.0, 2.0), label="a<b", links=('./x"&y.html', "")))
+    (group,) = root.findall("g[@data-curve='a<b']")
+    assert [one.tag for one in group] == ["a", "circle"]
+    assert group[0].attrib["href"] == './x"&y.html'

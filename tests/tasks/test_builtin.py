@@ -12,7 +12,6 @@ from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.tasks import (
     BUILTIN_TASKS,
     STS_GRADES,
-    TASK_TYPES,
     builtin,
     builtin_tasks,
     task_texts,
@@ -31,7 +30,7 @@ GIVEAWAYS = re.compile(
 
 def test_one_task_of_each_type_over_one_pool_of_short_texts() -> None:
     tasks = builtin_tasks()
-    assert [task.metadata.type for task in tasks] == list(TASK_TYPES)
+    assert [task.metadata.type for task in tasks] == list(BUILTIN_TASKS.values())
     pool = {text for task in tasks for text in task_texts(task)}
     assert 700 <= len(pool) <= 1000
     assert max(len(text.split()) for text in pool) <= 40

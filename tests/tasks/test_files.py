@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.tasks import TASK_TYPES, TaskFileError, resolve_tasks, task_sources, tfidf_scores
+from midlayer_encoders.tasks import TaskFileError, resolve_tasks, task_sources, tfidf_scores
 from midlayer_encoders.tasks.files import files_data
 from tests.tasks.rows import ROWS, Rows, write
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
-@pytest.mark.parametrize("task_type", TASK_TYPES)
+@pytest.mark.parametrize("task_type", ROWS)
 def test_every_format_gives_the_same_rows(tmp_path: Path, task_type: str) -> None:
     data = [files_data(write(tmp_path / suffix / f"mine{suffix}", ROWS[task_type])) for suffix in SUFFIXES]
     assert {each.type for each in data} == {task_type}
@@ -32,6 +32,10 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, task_type: str) -> Non
         (("sentences", "label"), "Clustering"),
         (("sentence1", "sentence2", "label"), "PairClassification"),
         (("sentence1", "sentence2", "labels", "score"), "STS"),
+        (("sentence1", "sentence2"), "BitextMining"),
+        (("query", "positive"), "Retrieval"),
+        (("positive", "anchor", "source"), "Retrieval"),
+        (("text",), "Unlabeled"),
     ],
 )
 def test_type_is_the_first_whose_columns_are_there(tmp_path: Path, columns: tuple[str, ...], expected: str) -> None:

@@ -11,7 +11,10 @@ from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 
 from midlayer_encoders.tasks import TfidfEncoder, resolve_tasks, task_texts
+from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, write
+
+pytestmark = MTEB
 
 
 def made(tmp_path: Path, task_type: str) -> Any:

@@ -1,0 +1,166 @@
+// What a page does beyond being read: tips at points, arrow keys along curves, keys that switch curves, tables that are
+// sorted and filtered. Without it everything is still there to read. It fetches and keeps nothing.
+"use strict";
+{
+  const all = (where, what) => [...where.querySelectorAll(what)];
+  const make = (name, more) => Object.assign(document.createElement(name), more);
+  const seen = element => element.getClientRects().length > 0;
+
+  // --- tips -------------------------------------------------------------------------------------------------------
+  const NEAR = 24; // pixels from a point at which it is pointed at: a finger is not a needle
+  const tip = make("div", { className: "tip", hidden: true });
+  document.body.append(tip);
+
+  const points = all(document, "svg title").map(title => {
+    const shape = title.parentNode, point = shape.closest("a") ?? shape;
+    point.dataset.tip = title.textContent;
+    point.setAttribute("aria-label", title.textContent);
+    point.setAttribute("role", point === shape ? "img" : "link");
+    point.setAttribute("tabindex", "-1"); // one stop for a whole figure, see below
+    title.remove(); // or the browser shows it too
+    return point;
+  });
+  // A picture with parts that can be reached is a group of them.
+  for (const point of points) point.closest("svg").setAttribute("role", "group");
+
+  const middle = element => {
+    const box = element.getBoundingClientRect();
+    return [box.x + box.width / 2, box.y + box.height / 2];
+  };
+
+  const show = point => {
+    for (const one of all(document, ".pointed")) one.classList.remove("pointed");
+    tip.hidden = !point;
+    if (!point) return;
+    point.classList.add("pointed");
+    tip.textContent = point.dataset.tip;
+    const [x, y] = middle(point), box = tip.getBoundingClientRect(), wide = document.documentElement.clientWidth;
+    tip.style.left = `${scrollX + Math.max(8, Math.min(x - box.width / 2, wide - box.width - 8))}px`;
+    tip.style.top = `${scrollY + (y - box.height - 12 > 0 ? y - box.height - 12 : y + 16)}px`;
+  };
+
+  const pointedAt = event => {
+    const under = event.target.closest?.("[data-tip]");
+    if (under) return under;
+    const chart = event.target.closest?.("svg.chart");
+    const near = chart ? all(chart, "circle[data-tip], a[data-tip]").filter(seen) : [];
+    const away = near.map(point => Math.hypot(...middle(point).map((at, k) => at - [event.clientX, event.clientY][k])));
+    const least = Math.min(...away);
+    return least <= NEAR ? near[away.indexOf(least)] : null;
+  };
+  for (const kind of ["pointermove", "pointerdown"]) document.addEventListener(kind, event => show(pointedAt(event)));
+  document.addEventListener("scroll", () => show(null), true);
+
+  // --- arrow keys: left and right along a curve, up and down to another one, Home and End to its ends -----------------
+  const curvesOf = figure =>
+    all(figure, "svg.strip, svg g.line, svg g.dots, svg g.strip")
+      .map(curve => all(curve, "[data-tip]").filter(seen))
+      .filter(curve => curve.length);
+
+  const walk = (figure, event) => {
+    const curves = curvesOf(figure), last = list => list.length - 1;
+    const row = curves.findIndex(curve => curve.includes(document.activeElement));
+    const column = row < 0 ? -1 : curves[row].indexOf(document.activeElement);
+    const clamp = (at, list) => Math.max(0, Math.min(at, last(list)));
+    const to = {
+      ArrowRight: () => (row < 0 ? [0, 0] : [row, column + 1]),
+      ArrowLeft: () => (row < 0 ? [0, 0] : [row, column - 1]),
+      ArrowDown: () => [row + 1, Math.max(column, 0)],
+      ArrowUp: () => [row < 0 ? last(curves) : row - 1, Math.max(column, 0)],
+      Home: () => [Math.max(row, 0), 0],
+      End: () => [Math.max(row, 0), Infinity],
+    }[event.key]?.();
+    if (!to || !curves.length) return;
+    event.preventDefault();
+    const curve = curves[clamp(to[0], curves)];
+    curve[clamp(to[1], curve)].focus();
+  };
+
+  for (const figure of all(document, ".panels, .heat, figure").filter(one => !one.parentNode.closest(".panels"))) {
+    if (!figure.querySelector("[data-tip]")) continue;
+    figure.tabIndex = 0;
+    figure.setAttribute("role", "group");
+    figure.setAttribute("aria-label", "Figure: arrow keys walk along its curves");
+    figure.addEventListener("keydown", event => walk(figure, event));
+  }
+  document.addEventListener("focusin", event => show(event.target.closest("[data-tip]")));
+  document.addEventListener("focusout", () => show(null));
+  document.addEventListener("keydown", event => event.key === "Escape" && show(null));
+
+  // --- keys that switch curves ----------------------------------------------------------------------------------------
+  for (const item of all(document, "[data-switch]")) {
+    const button = make("button", { type: "button" });
+    button.setAttribute("aria-pressed", "true");
+    button.append(...item.childNodes);
+    item.append(button);
+    button.addEventListener("click", () => {
+      const off = button.getAttribute("aria-pressed") === "true";
+      button.setAttribute("aria-pressed", String(!off));
+      for (const part of all(item.closest("section"), "[data-curve]"))
+        if (part.dataset.curve === item.dataset.switch) part.toggleAttribute("data-off", off);
+    });
+  }
+
+  // --- tables that are sorted and filtered ----------------------------------------------------------------------------
+  const valueOf = cell => (cell.dataset.value === undefined ? null : cell.tagName === "TD" ? +cell.dataset.value : cell.dataset.value);
+  const compared = (one, other) => (typeof one === "number" ? one - other : one.localeCompare(other, undefined, { numeric: true }));
+
+  const sort = (table, column, falling) => {
+    const body = table.tBodies[0], value = row => valueOf(row.cells[column]);
+    const known = [...body.rows].filter(row => value(row) !== null);
+    const unknown = [...body.rows].filter(row => value(row) === null); // at the end, whichever way
+    known.sort((one, other) => (falling ? -1 : 1) * compared(value(one), value(other)));
+    body.append(...known, ...unknown);
+  };
+
+  for (const table of all(document, "table.sortable")) {
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, column) => {
+      const button = make("button", { type: "button" });
+      button.append(...head.childNodes);
+      head.append(button);
+      button.addEventListener("click", () => {
+        const before = head.getAttribute("aria-sort"), first = head.dataset.first ?? "ascending";
+        const way = before ? (before === "ascending" ? "descending" : "ascending") : first;
+        for (const one of heads) one.removeAttribute("aria-sort");
+        head.setAttribute("aria-sort", way);
+        sort(table, column, way === "descending");
+      });
+    });
+  }
+
+  // "100M", "1.5B" or "5"; NaN for anything else.
+  const amountOf = text => {
+    const [, digits, unit] = /^([0-9.]+)\s*([kmbg]?)$/i.exec(text.trim()) ?? [, NaN, ""];
+    return +digits * { "": 1, k: 1e3, m: 1e6, b: 1e9, g: 1e9 }[unit.toLowerCase()];
+  };
+
+  for (const filters of all(document, ".filters")) {
+    const section = filters.closest("section"), rows = [...section.querySelector("table").tBodies[0].rows];
+    const words = filters.querySelector("[data-words]"), front = filters.querySelector("[data-front]");
+    const within = (row, input) => {
+      const most = amountOf(input.value), cell = row.querySelector(`[data-cost="${input.dataset.most}"]`);
+      input.setAttribute("aria-invalid", String(input.value.trim() !== "" && Number.isNaN(most)));
+      return Number.isNaN(most) || (cell !== null && +cell.dataset.value <= most);
+    };
+    const filter = () => {
+      const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean), away = new Set();
+      for (const row of rows) {
+        const text = row.textContent.toLowerCase();
+        const kept = all(filters, "[data-most]").map(input => within(row, input)).every(Boolean)
+          && wanted.every(word => text.includes(word)) && (!front.checked || row.hasAttribute("data-on-front"));
+        row.hidden = !kept;
+        if (!kept) away.add(row.dataset.run);
+      }
+      for (const part of all(document, "[data-curve]")) part.toggleAttribute("data-away", away.has(part.dataset.curve));
+      filters.querySelector("[role=status]").textContent = `${rows.length - away.size} of ${rows.length} runs`;
+    };
+    filters.addEventListener("input", filter);
+    filters.querySelector("[data-clear]").addEventListener("click", () => {
+      for (const input of all(filters, "input")) [input.value, input.checked] = ["", false];
+      filter();
+    });
+    filters.hidden = false;
+    filter();
+  }
+}

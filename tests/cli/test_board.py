@@ -1,0 +1,87 @@
+"""``midlayer board``: the table, the page, JSON, and the encoder for a budget."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from midlayer_encoders import board
+from midlayer_encoders.cli.board import parse_amount
+from midlayer_encoders.errors import OptionError
+from tests.cli.calls import run, tables
+from tests.report.made_runs import made_sweep
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    made_sweep(tmp_path / "runs/one", {"STS": [0.2, 0.6, 0.5]}, model="[red]m1")
+    made_sweep(tmp_path / "runs/two", {"STS": [0.1, 0.3, 0.7], "B": [0.1, 0.1, 0.1]}, model="m2")
+    return tmp_path / "runs"
+
+
+def test_the_table_the_page_and_the_lines_of_the_encoder(runs: Path, tmp_path: Path) -> None:
+    said = run("board", str(runs), "--out", str(tmp_path / "board.html"))
+    ((head, *rows),) = tables(said)
+    assert head == ["run", "layer", "score", "parameters", "ms per text", "bytes"]
+    assert rows == [["m2", "2 of 2", "70.0", "120", "3", "32"], ["[red]m1", "1 of 2", "60.0", "110", "2", "32"]]
+    assert "Left out: B, not in [red]m1." in said
+    assert said.splitlines()[-4:] == [
+        f"The report: {tmp_path / 'board.html'}",
+        "Use m2 at layer 2: 70.0 points, 120 parameters, 3 ms per text, 32 bytes per vector.",
+        "Export it: midlayer export m2 --layer 2 --out layer-2",
+        "In Python: LayerEncoder('m2', layer=2).save_pretrained(\"layer-2\")",
+    ]
+    assert (tmp_path / "board.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_the_budget_reaches_the_choice_and_json_holds_all_of_it(runs: Path, tmp_path: Path) -> None:
+    words = [
+        "board",
+        str(runs),
+        "--out",
+        str(tmp_path / "b.html"),
+        "--max-params",
+        "0.115k",
+        "--max-ms",
+        "2.5",
+        "--json",
+    ]
+    said = json.loads(run(*words, "--max-bytes", "32"))
+    assert said["chosen"]["run"] == "[red]m1"
+    assert said["chosen"]["lines"]["shell"] == "midlayer export '[red]m1' --layer 1 --out layer-1"
+    assert said["page"] == str(tmp_path / "b.html")
+    found = board(runs, max_parameters=115, max_milliseconds=2.5, max_bytes=32)
+    assert {key: said[key] for key in found.to_dict()} == json.loads(json.dumps(found.to_dict()))
+    assert said["budget"] == {"parameters": 115, "milliseconds": 2.5, "bytes": 32}
+    assert [one["fronts"] for one in said["runs"]] == [
+        ["parameters", "milliseconds", "bytes"],
+        ["parameters", "milliseconds"],
+    ]
+
+
+def test_a_budget_that_nothing_meets_still_leaves_the_page(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"none is within 9 parameters: the nearest is \[red\]m1 at layer 0"):
+        run("board", str(runs), "--out", str(tmp_path / "b.html"), "--max-params", "9")
+    assert "the nearest is [red]m1 at layer 0" in (tmp_path / "b.html").read_text()
+
+
+@pytest.mark.parametrize("text", ["", "M", "-5", "5T", "1e6", "5 M M", "nan"])
+def test_amounts_that_are_none_are_refused(text: str, runs: Path) -> None:
+    with pytest.raises(OptionError, match=r"`--max-params` must be a number such as 100M, 1\.5B or 22000000"):
+        run("board", str(runs), f"--max-params={text}")
+    assert parse_amount("5 M") == 5e6
+
+
+def test_a_board_is_made_without_the_libraries_that_run_models(runs: Path, tmp_path: Path) -> None:
+    """They take ten seconds to import."""
+    code = (
+        "import sys; from midlayer_encoders.cli import app\n"
+        f"app(['board', {str(runs)!r}, '--out', {str(tmp_path / 'b.html')!r}], standalone_mode=False)\n"
+        "print(sorted({'torch', 'transformers', 'mteb', 'matplotlib'} & set(sys.modules)))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,106 @@
+"""What ``midlayer`` says of itself: help, examples, completion, the version, and where a wrong call leads."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from midlayer_encoders import __version__
+from midlayer_encoders.cli import app, main
+from midlayer_encoders.cli._help import EXAMPLES, command_names
+
+_LINES = {name: lines for group in EXAMPLES.values() for name, lines in group.items()}
+
+
+def shown(*words: str) -> Any:
+    return CliRunner().invoke(app, [*words], env={"COLUMNS": "80"})
+
+
+def test_without_arguments_the_help_is_shown_by_what_people_do() -> None:
+    bare, asked = shown(), shown("--help")
+    assert bare.exit_code == 2  # as click has it: nothing was asked for
+    assert asked.exit_code == 0
+    assert bare.output.strip() == asked.output.strip()
+    headings = [line.split("─ ")[1].split(" ─")[0] for line in asked.output.splitlines() if line.startswith("╭")]
+    assert headings == ["Options", *EXAMPLES]
+
+
+@pytest.mark.parametrize("name", command_names(app))
+def test_every_command_has_two_examples_that_it_would_take(name: str) -> None:
+    text = shown(name, "--help").output
+    assert len(_LINES[name]) == 2
+    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    for line in _LINES[name]:
+        assert line in text  # on one line of 80 columns, to be copied
+        program, called, *words = shlex.split(line)
+        assert (program, called) == ("midlayer", name)
+        command.make_context(name, words)  # raises for a flag that it does not have, or lacks
+
+
+def test_completion_can_be_installed_and_completes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--install-completion" in shown("--help").output
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    completing = {"_MIDLAYER_COMPLETE": "complete_bash", "COMP_WORDS": "midlayer swe", "COMP_CWORD": "1"}
+    found = CliRunner().invoke(app, [], prog_name="midlayer", env=completing)
+    assert found.output.split() == ["sweep"]
+
+
+def test_the_version_is_printed_at_once() -> None:
+    code = (
+        "import sys; sys.argv = ['midlayer', '--version']\nfrom midlayer_encoders.cli import main\n"
+        "try: main()\nexcept SystemExit as end: assert not end.code\n"
+        "heavy = {'torch', 'transformers', 'mteb', 'numpy', 'polars'} & set(sys.modules); assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"midlayer-encoders {__version__}\n"), done.stderr
+
+
+def test_with_verbose_it_is_what_an_issue_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_thisisasecrettoken")
+    monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", "another secret")
+    said = shown("--version", "--verbose")
+    assert said.exit_code == 0, said.output
+    assert "secret" not in said.output
+    for words in (
+        "transformers 5.",
+        "sentence-transformers ",
+        "devices: cpu",
+        "Triton: ",
+        "built-in model: ",
+        "mteb: /",
+        "HF_TOKEN: set",
+    ):
+        assert words in said.output, words
+    alone = shown("--verbose", "demo")
+    assert alone.exit_code == 2
+    assert "it goes with --version" in " ".join(alone.output.split())
+
+
+def test_what_cannot_be_meant_ends_with_the_command_to_try(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["midlayer", "cache", "nowhere", "--dry-run"]
+    for more, tried in (([], "Try: midlayer cache --help"), (["--json"], "midlayer cache --help")):
+        monkeypatch.setattr(sys, "argv", [*words, *more])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr().err.splitlines()
+        assert ended.value.code == 2
+        assert (json.loads(said[0])["see"] if more else said[-1]) == tried
+
+
+def test_a_reader_that_ends_early_is_no_error() -> None:
+    command = [sys.executable, "-m", "midlayer_encoders.cli", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as done:
+        assert done.stdout is not None
+        assert done.stderr is not None
+        done.stdout.close()
+        assert done.stderr.read() == b""
+    assert done.returncode in (0, 1)

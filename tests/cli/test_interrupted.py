@@ -1,0 +1,39 @@
+"""Ctrl-C in the middle of a sweep, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from midlayer_encoders.sweeping import SweepResult
+
+
+@pytest.mark.slow
+def test_an_interrupted_sweep_ends_with_130_and_goes_on(tiny_folder: Callable[[str], str], tmp_path: Path) -> None:
+    rows = [{"sentence1": f"text {n}", "sentence2": "of many words " * 40, "score": n % 6} for n in range(600)]
+    (tmp_path / "many.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["sweep", tiny_folder("Llama"), "--tasks", str(tmp_path / "many.jsonl"), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "midlayer_encoders.cli", *words, "--device", "cpu", "--metrics", "none"]
+    running = subprocess.Popen([*command, "--json"], stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    assert running.stderr is not None
+    said: list[str] = []
+    for line in running.stderr:  # until it embeds
+        said.append(line)
+        if '"embedding"' in line:
+            running.send_signal(signal.SIGINT)
+            break
+    said.append(running.stderr.read())
+    running.stderr.close()
+    assert running.wait(60) == 130, said
+    assert "run again, goes on where it stopped" in said[-1]
+    assert "Traceback" not in said[-1]
+    done = subprocess.run([*command, "--quiet"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert SweepResult.load(tmp_path / "out").best() >= 0

@@ -1,0 +1,125 @@
+"""Results for machines: one JSON object on the output. Results for people: tables that fit 80 columns."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants as hub
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from midlayer_encoders import LayerEncoder, sweeping
+from midlayer_encoders.cli import app, main
+from midlayer_encoders.cli._app import print_table
+from midlayer_encoders.cli._progress import _plain
+from midlayer_encoders.sweeping import SweepResult
+from tests.others_warnings import MTEB
+from tests.tasks.rows import ROWS
+from tests.tiny_folders import TEXTS
+
+Folder = Callable[[str], str]
+pytestmark = MTEB
+
+
+def found(*words: object) -> Any:
+    """Return what a command prints under ``--json``, which must be one line."""
+    result = CliRunner().invoke(app, [*map(str, words), "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    (line,) = result.stdout.splitlines()
+    return json.loads(line)
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(TEXTS))
+    return path
+
+
+def test_a_sweep_its_page_its_store_and_its_export(tiny_folder: Folder, tmp_path: Path) -> None:
+    model, task, out = tiny_folder("Llama"), tmp_path / "near.jsonl", tmp_path / "out"
+    task.write_text("\n".join(map(json.dumps, ROWS["STS"])))
+    words = ("sweep", model, "--tasks", task, "--out", out, "--metrics", "none", "--workers", 1, "--device", "cpu")
+    swept, result = found(*words), SweepResult.load(out)
+    assert (swept["best_layer"], swept["folder"], swept["failures"]) == (result.best(), str(out), {})
+    (curve,) = result.summary().tasks
+    assert swept["tasks"][curve.name]["layers"] == {str(layer): score for layer, score in curve.points.items()}
+    assert Path(swept["report"]).is_file()
+    assert f"--layer {result.best()} " in swept["export"]["shell"]
+    assert found("report", out) == {"folder": str(out), "report": swept["report"]}
+    (store,) = found("cache", out / "embeddings")["stores"]
+    assert (store["layers"], store["texts"]) == (
+        [0, 1, 2, 3, 4],
+        len({row[f"sentence{n}"] for row in ROWS["STS"] for n in (1, 2)}),
+    )
+    assert found("cache", out / "embeddings", "--keep-gb", 0)["removed"] == [store["key"]]
+
+
+def test_a_selection_an_export_and_vectors(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
+    model = tiny_folder("Llama")
+    chosen = found("select", model, "--texts", texts, "--device", "cpu")
+    assert chosen["layer"] == next(one["layer"] for one in chosen["choices"] if one["rule"] == chosen["rule"])
+    assert f"layer={chosen['layer']})" in chosen["export"]["python"]
+    made = found("export", model, "--layer", 2, "--out", tmp_path / "cut")
+    assert (made["layer"], made["num_layers"], made["folder"]) == (2, 4, str(tmp_path / "cut"))
+    assert made["parameters"] == sum(one.numel() for one in LayerEncoder(model, 2, device="cpu").parameters())
+    written = found("embed", model, "--texts", texts, "--out", tmp_path / "v.npy", "--device", "cpu")
+    assert (written["inputs"], np.load(written["path"]).shape[:2]) == (len(TEXTS), (5, len(TEXTS)))
+
+
+def test_numbers_that_json_does_not_have() -> None:
+    assert _plain({"a": [math.nan, math.inf, 1], "b": Path("x")}) == {"a": [None, None, 1], "b": "x"}
+
+
+def test_a_long_table_fits_80_columns_in_parts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = [f"Amazon Counterfactual Classification {n}" for n in range(12)]
+    rows = [[str(layer), *(f"{layer + n / 10:.1f}" for n in range(12))] for layer in range(3)]
+    print_table(["layer", *names], rows, title="Every layer", bold=1, sections=[2])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum("Every layer" in line for line in lines) == 1
+    cells = [line.strip("│ ").split() for line in lines if line.startswith("│") and line.strip("│ ")[:1] in "012"]
+    for layer in range(3):
+        values = [cell for row in cells if row[0] == str(layer) for cell in row[1:] if cell != "│"]
+        assert values == rows[layer][1:]  # no number is broken in two, or lost
+
+
+def test_a_token_is_in_no_error_and_no_file(
+    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A client's error can hold the header that it was to send."""
+    secret = "hf_thisisasecrettoken"
+    monkeypatch.setenv("HF_TOKEN", secret)
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(sys, "argv", ["midlayer", "sweep", "someone/thing", "--tasks", "builtin"])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError(f"Illegal header value b'Bearer {secret}'")
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", refuse)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert ended.value.code == 1
+    assert "hf download someone/thing" in said.err
+    assert "Bearer hf_…" in said.err
+    assert secret not in said.err + said.out
+    task = tmp_path / "near.jsonl"
+    task.write_text("\n".join(map(json.dumps, ROWS["STS"])))
+    monkeypatch.setattr(sweeping.jobs, "_cached", refuse)
+    result = sweeping.sweep(
+        tiny_folder("Llama"), str(task), out=tmp_path / "out", scoring="mteb", workers=1, device="cpu"
+    )
+    (failure,) = result.failures.values()
+    assert "Bearer hf_…" in failure
+    for path in (tmp_path / "out").rglob("*"):
+        assert not path.is_file() or secret.encode() not in path.read_bytes(), path

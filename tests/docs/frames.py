@@ -1,0 +1,134 @@
+"""The committed frames that pages quote, read once."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import polars as pl
+
+from midlayer_encoders.frame import step_of
+from tests.docs.stated import ROOT
+
+Curve = dict[int, float]
+BENCH = ROOT / "benchmarks"
+SMOLLM2, MINILM = "SmolLM2-135M", "all-MiniLM-L6-v2"
+METRICS = ("dime", "infonce", "dataset_entropy", "prompt_entropy")
+
+
+@cache
+def table(path: str) -> pl.DataFrame:
+    return pl.read_csv(BENCH / path, infer_schema_length=None)
+
+
+def mean_by_layer(frame: pl.DataFrame) -> Curve:
+    """Return the mean x 100 over tasks of every layer."""
+    means = frame.group_by("layer").agg(100 * pl.col("value").mean()).sort("layer")
+    return dict(means.iter_rows())
+
+
+@cache
+def six_tasks(model: str) -> Curve:
+    """Return the mean score of a model on about 500 rows of six tasks."""
+    return mean_by_layer(table("results/real_tasks.csv").filter(model=model))
+
+
+@cache
+def recipe(name: str, model: str = "smollm2") -> Curve:
+    """Return the mean score under a recipe on six tasks at full size."""
+    rows = table(f"recipes/results/{model}.csv").filter(kind="score", recipe=name)
+    assert rows["dataset"].n_unique() == 6
+    complete = rows.filter(pl.col("dataset").n_unique().over("layer") == 6)  # a layer of equal vectors has no score
+    return mean_by_layer(complete)
+
+
+@cache
+def recipes(model: str) -> dict[str, Curve]:
+    return {name: recipe(name, model) for name in table(f"recipes/results/{model}.csv")["recipe"].unique()}
+
+
+def best(curve: Curve) -> tuple[float, int]:
+    layer = max(curve, key=curve.__getitem__)
+    return curve[layer], layer
+
+
+def last(curve: Curve) -> float:
+    return curve[max(curve)]
+
+
+@cache
+def trained(run: str) -> pl.DataFrame:
+    return table(f"pretraining/results/{run}.csv")
+
+
+def stage(run: str, step: int | None = None) -> pl.DataFrame:
+    """Return a run's rows at a step, by default the last that was scored."""
+    frame = trained(run)
+    steps = {step_of(revision): revision for revision in frame.filter(kind="score")["revision"].unique()}
+    return frame.filter(revision=steps[max(steps) if step is None else step])
+
+
+def metric(frame: pl.DataFrame, name: str, **which: Any) -> Curve:
+    """Return a metric's value at every layer."""
+    rows = frame.filter(name=name, **which).sort("layer")
+    return dict(rows.select("layer", "value").iter_rows())
+
+
+@cache
+def outside() -> dict[str, tuple[Curve, dict[str, Curve]]]:
+    """Return the scores and metrics by layer of the seven models outside the paper's tables."""
+    measured = table("selection/results/real_metrics.csv").filter(dataset="wikitext")
+    found = {
+        model: (six_tasks(model), {name: metric(measured, name, model=model) for name in METRICS})
+        for model in (MINILM, SMOLLM2)
+    }
+    for run in ("causal", "masked", "simcse", "ssm", "supervised"):
+        rows = stage(run)
+        found[run] = (mean_by_layer(rows.filter(kind="score")), {name: metric(rows, name) for name in METRICS})
+    return found
+
+
+def regret(rule: str, model: str) -> float:
+    """Return how far the layer of ``last``, ``fixed-depth`` or ``min-METRIC`` is below the best, in points."""
+    scores, metrics = outside()[model]
+    layer = {"last": max(scores), "fixed-depth": round(0.8 * max(scores))}.get(rule)
+    if layer is None:
+        curve = metrics[rule.removeprefix("min-").replace("-", "_")]
+        layer = min(curve, key=curve.__getitem__)
+    return max(scores.values()) - scores[layer]
+
+
+def mean_regret(rule: str) -> float:
+    return sum(regret(rule, model) for model in outside()) / len(outside())
+
+
+@cache
+def selection_table(part: str) -> dict[str, list[float]]:
+    """Return a part of benchmarks/selection/README.md: mean and worst regret, gain over the last layer, by rule.
+
+    ``benchmarks/selection/run.py`` writes it from the paper's tables, which are not in the repository.
+    """
+    text = (BENCH / "selection" / "README.md").read_text(encoding="utf8")
+    lines = text.partition(f"<!-- {part} -->\n")[2].partition("<!-- /")[0].splitlines()[2:]
+    rows = ([cell.strip() for cell in line.strip("| ").split("|")] for line in lines)
+    return {rule: [float(cell) for cell in cells] for rule, _, *cells in rows if cells and cells[0]}
+
+
+@cache
+def gates() -> pl.DataFrame:
+    """Return a row for each measurement of half match: whether the gate of 0.1 opens, and whether that of now does."""
+    rows = []
+    looked = table("selection/results/gate.csv").group_by("model", "kind", "seed", "dataset", maintain_order=True)
+    for (_, kind, _, _), part in looked:
+        values = part.sort("layer")["half_match"].to_list()
+        end, before = values[-1], max(values[: round(0.8 * (len(values) - 1)) + 1])
+        highest = end > max(values[:-1])
+        rows.append((kind, highest and end >= 0.5, highest and end - before >= max(0.15, 0.5 * (1 - before))))
+    return pl.DataFrame(rows, schema=["kind", "was", "now"], orient="row")
+
+
+@cache
+def onnx() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((BENCH / "results" / "export_onnx.json").read_text())
+    return found

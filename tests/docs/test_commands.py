@@ -1,0 +1,100 @@
+"""Every command that a page prints is run as printed, on tiny models and made-up files, or listed here with the reason why not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from midlayer_encoders.cli import app
+from tests.docs.printed import Command, commands, pages
+
+NOT_RUN = {
+    r"make (demo|demo-vision|test|test-\w+|check|bench|docs|dist)\b": "takes minutes, or needs what a fresh machine has",
+    r"(python3? -m )?pip install\b|git clone\b|uv\b|cd\b": "would change the machine",
+    r"python -m benchmarks\.": "a benchmark: it needs data that is not in the repository, or a GPU",
+    r"midlayer export .*--push\b": "needs the hub; tests/export/test_hub.py pushes to a stand-in",
+    r"midlayer export .*--for (onnx|openvino)\b": "needs an engine; tests/export runs it under make test-engines",
+    r"midlayer sweep .*--devices\b": "starts processes; tests/sweeping/test_processes.py does",
+    r"(torchrun|srun|sbatch)\b": "starts processes; tests/sweeping/test_processes.py does",
+    r"(llama-server|vllm|text-embeddings-router|ollama|echo)\b": "another program",
+    r"midlayer demo\b|midlayer demo-vision\b": "minutes; tests/cli/test_demo_numbers.py runs it",
+}
+"""Commands that are not run here, by how they begin, and why."""
+
+CHEAPER = {
+    "sweep": ["--workers", "1"],
+    "compare": ["--resamples", "4", "--views", "2"],
+    "progression": ["--views", "2"],
+    "tune": ["--tasks", "none", "--checkpoints", "1", "--epochs", "1"],
+    "reproduce": ["--limit", "3", "--tasks", "./mine", "--layers", "0,8,15,23,30"],
+}
+"""Words that are added to a command so that it takes seconds."""
+
+FIRST = {"--from": "midlayer sweep MODEL --tasks ./mine --metrics none --out midlayer-results/MODEL"}
+"""What must have been run before a command with this option."""
+
+
+@pytest.mark.docs
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("page", [page for page in pages() if commands(page)])
+def test_commands_run_as_printed(page: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.docs.desk import make_desk
+
+    monkeypatch.delenv("MIDLAYER_DATA", raising=False)
+    wrong = []
+    for number, command in enumerate(commands(page)):
+        if any(re.match(start, command.text) for start in NOT_RUN):
+            continue
+        if (named := re.fullmatch(r"export (\w+)=(\S+)", " ".join(command.words))) is not None:
+            monkeypatch.setenv(named[1], named[2])
+            continue
+        monkeypatch.chdir(tmp_path)
+        desk = tmp_path / str(number)
+        make_desk(desk)
+        monkeypatch.chdir(desk)
+        for option in command.words:
+            if option in FIRST:
+                assert not (said := run(Command(page, command.line, FIRST[option]), models)), said
+        wrong += run(command, models)
+    assert not wrong, "\n".join(wrong)
+
+
+def run(command: Command, models: Path) -> list[str]:
+    """Return a line that says where a command stands and how it failed, or none."""
+    from tests.docs.desk import here
+
+    program, *words = here(command, models)
+    if program != "midlayer":
+        return [f"{command}\n  is not run: name it in NOT_RUN, with the reason."]
+    done = CliRunner().invoke(app, [*words, *CHEAPER.get(words[0], [])], env={"COLUMNS": "200"})
+    if done.exit_code == 0:
+        return []
+    said = done.output.strip().splitlines()[-12:] if done.output.strip() else []
+    return ["\n  ".join([f"{command}", f"exit code {done.exit_code}: {done.exception!r}", *said])]
+
+
+def test_what_is_not_run_is_still_printed_somewhere() -> None:
+    printed = [command.text for page in pages() for command in commands(page)]
+    unused = [start for start in NOT_RUN if not any(re.match(start, text) for text in printed)]
+    assert not (set(unused) - set(_MAY_COME)), unused
+
+
+_MAY_COME = [start for start in NOT_RUN if start.startswith(("(python3?", "midlayer demo"))]
+
+
+def test_commands_are_found_in_blocks_and_sentences(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text(
+        "Type `midlayer metrics MODEL --texts FILE`, not `midlayer metrics`, `midlayer select --recipes` or `midlayer probe … --x`.\n"
+        "```sh\n# a comment\nmidlayer sweep A \\\n  --tasks B   # why\n```\n"
+        "```\nmidlayer compare A B\n```\n```\nno command\n```\n"
+        "````md\n```sh\nmidlayer shown\n```\n````\n"
+    )
+    found = [(command.line, command.words) for command in commands("page.md", tmp_path)]
+    assert found == [
+        (1, ["midlayer", "metrics", "MODEL", "--texts", "FILE"]),
+        (4, ["midlayer", "sweep", "A", "--tasks", "B"]),
+        (8, ["midlayer", "compare", "A", "B"]),
+    ]

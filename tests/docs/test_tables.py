@@ -1,0 +1,88 @@
+"""Tables in pages, against the functions that print them from the committed frames."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from benchmarks.pretraining import findings
+from tests.docs.stated import ROOT, Claim, wrong
+
+
+def rows(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the rows of tables, without their heads, and the lines they stand on."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        following = lines[number] if number < len(lines) else ""
+        if line.startswith("|") and not re.fullmatch(r"[|\s-]+", line) and not re.fullmatch(r"\|[|\s-]+", following):
+            yield number, line
+
+
+def test_the_training_record_has_the_rows_that_its_frames_give() -> None:
+    """The page leaves some rows out, and says of InfoNCE which way is better."""
+    made = (
+        findings.run_table(),
+        findings.dip_table(),
+        findings.settled_table(),
+        findings.best_table(),
+        findings.task_table(),
+        findings.tuning_table(),
+    )
+    given = {row for table in made for _, row in rows(table)}
+    page = (
+        (ROOT / "docs" / "training.md").read_text(encoding="utf8").replace("infonce (lower: more invariant)", "infonce")
+    )
+    found = list(rows(page))
+    assert len(found) > 50
+    assert not (said := [f"docs/training.md:{line}: {row}" for line, row in found if row not in given]), "\n".join(said)
+
+
+@pytest.mark.docs
+def test_the_tables_of_rules_are_what_the_script_writes(request: pytest.FixtureRequest) -> None:
+    """Those of the paper's models only where its tables are: they are not in the repository."""
+    from benchmarks.selection import gate, run
+
+    tables = _reference(request)
+    page = (run.HERE / "README.md").read_text(encoding="utf8")
+    for name, lines in {**run.parts(tables), "gate": gate.table()}.items():
+        stated = page.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- /{name} -->")[0].splitlines()
+        for there, made in zip(stated, lines, strict=True):
+            assert there == made, f"benchmarks/selection/README.md, {name}"
+
+
+@pytest.mark.docs
+def test_table_2_is_what_the_paper_s_tables_give(request: pytest.FixtureRequest) -> None:
+    from midlayer_encoders.paper.depth_figures import chosen_layers
+    from midlayer_encoders.paper.setting import Setting
+
+    if (tables := _reference(request)) is None:
+        pytest.skip("the paper's tables are not here")
+    chosen = chosen_layers(Setting((), lambda _: pytest.fail("no model is needed"), Path(), reference=tables))
+    chosen = chosen.with_columns(value=100 * pl.col("value"))
+    rules = ("best", "last", "min-dime", "min-infonce", "min-dataset-entropy", "fixed-depth")
+    stated: list[float] = []
+    for model in ("Pythia-410m", "LLM2Vec-mntp-unsup-simcse-8B"):
+        mine = chosen.filter(model=f"{model} (reference)")
+        means = dict(mine.group_by("name").agg(pl.col("value").mean()).iter_rows())
+        stated += [mine["dataset"].n_unique(), *(means[rule] for rule in rules)]
+    said = wrong(
+        Claim(
+            "docs/replication.md",
+            "on the {} tasks that have every metric: best {}, last {}, min-DiME {}, min-InfoNCE {}, min-dataset-entropy {}, "
+            "a fixed depth of .8 {}. LLM2Vec-8B, on {}: {}, {}, {}, {}, {}, {}.",
+            lambda: stated,
+        )
+    )
+    assert not said, "\n".join(said)
+
+
+def _reference(request: pytest.FixtureRequest) -> Path | None:
+    try:
+        tables = request.getfixturevalue("shared_data").parent / "reference"
+    except pytest.skip.Exception:
+        return None
+    return tables if tables.is_dir() else None

@@ -1,0 +1,50 @@
+"""Runs for boards: what layers score and cost is given, so that what is drawn of them can be checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from midlayer_encoders.frame import summary
+from midlayer_encoders.report.board import Run
+from midlayer_encoders.sweeping import SweepResult
+from midlayer_encoders.sweeping.result import Notes
+from tests.report.made_frames import rows_frame
+
+Scores = dict[str, Sequence[float]]
+
+
+def score_rows(scores: Scores, model: str = "m", revision: str = "default") -> list[tuple[Any, ...]]:
+    """Return the rows of a tidy frame: each task by layer."""
+    return [
+        (model, revision, layer, layer / max(len(values) - 1, 1), "score", task, "accuracy", value)
+        for task, values in scores.items()
+        for layer, value in enumerate(values)
+    ]
+
+
+def made_run(name: str, scores: Scores, **costs: Any) -> Run:
+    """Return a run of a board."""
+    return Run(name, "folder", summary(rows_frame(score_rows(scores))), **costs)
+
+
+def made_sweep(
+    folder: Path, scores: Scores, *, model: str = "m", revision: str = "default", **notes: Any
+) -> SweepResult:
+    """Write a sweep into a folder: 10 parameters more and a millisecond more for each layer, unless told."""
+    layers = range(max(map(len, scores.values()), default=0))
+    known = {
+        "parameters": {k: 100 + 10 * k for k in layers},
+        "seconds": {k: 0.016 * (k + 1) for k in layers},
+        "timing": {"texts": 16, "tokens": 9, "device": "cpu, 1 thread"},
+        "dimensions": 8,
+        "how": {"weights": model, "dtype": "float32"},
+    }
+    result = SweepResult(
+        rows_frame(score_rows(scores, model, revision)),
+        folder,
+        Notes(f"Every layer of {model}", model, **known | notes),
+    )
+    result.save()
+    return result
