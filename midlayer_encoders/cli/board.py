@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,6 +36,9 @@ def board_command(
     from midlayer_encoders.sweeping.board import board
 
     most = None if max_params is None else parse_amount(max_params)
+    for flag, given in (("--max-params", most), ("--max-ms", max_ms), ("--max-bytes", max_bytes)):
+        if given is not None and not 0 < given < math.inf:
+            raise OptionError(f"`{flag}` must be a finite number above 0, but got {given:g}.")
     found = board(runs, max_parameters=most, max_milliseconds=max_ms, max_bytes=max_bytes)
     page = found.to_html(out)
     if not as_json:
@@ -42,13 +46,15 @@ def board_command(
         for remark in found.remarks:
             console().print(remark, highlight=False, markup=False)
         print_report(page)
-    point = found.chosen()
-    if as_json:
+        _print_chosen(found, found.chosen())
+        return
+    all_of_it: dict[str, Any] = {"page": str(page), **found.to_dict(), "chosen": None}
+    try:
+        point = found.chosen()
         made = {"run": point.run, "layer": point.layer, "score": point.score, "costs": dict(point.costs)}
-        chosen = {**made, "lines": found.lines(point)}
-        typer.echo(json.dumps({"page": str(page), **found.to_dict(), "chosen": chosen}, indent=2))
-    else:
-        _print_chosen(found, point)
+        all_of_it["chosen"] = {**made, "lines": found.lines(point)}
+    finally:  # the runs are for a program also where none is within the budget
+        typer.echo(json.dumps(all_of_it, indent=2))
 
 
 def parse_amount(text: str) -> float:

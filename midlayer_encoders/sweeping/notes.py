@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from midlayer_encoders._types import EncoderSpec, Norm
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.models.cut import plan_cut
+from midlayer_encoders.models.hub import BUILT_IN
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.sweeping.baselines import Baseline, lacks_bm25
@@ -64,7 +66,7 @@ def sweep_notes(
     }
     return Notes(
         title=f"Every layer of {spec.model}" + ("" if spec.site == "block" else f": its {spec.site}"),
-        model=encoder.source,
+        model=_from_anywhere(encoder.source),
         how=_how(encoder, spec, sources, seconds, tokens) | _scoring(found.ways) | _timing(timing),
         parameters=_parameters(encoder, layers, spec.norm) if spec.site == "block" else {},
         seconds=reached,
@@ -78,6 +80,12 @@ def sweep_notes(
         dimensions=num_dims(encoder, spec.norm) if spec.site == "block" else 0,
         timing=timing,
     )
+
+
+def _from_anywhere(source: str) -> str:
+    """Return the path of a local model from any folder: the lines that make an encoder may be run in another one."""
+    local = source not in ("", BUILT_IN) and Path(source).is_dir()
+    return str(Path(source).absolute()) if local else source
 
 
 def _compared(
