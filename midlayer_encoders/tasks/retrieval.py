@@ -27,7 +27,7 @@ _MAYBE: Rule = (
 _MOST_RELEVANT = 1_000_000  # trec_eval counts every grade up to the highest: of 1e9 it runs out of memory and returns 0
 _RELEVANCE: Rule = (
     f"a whole number, 1 or more for what is relevant, {_MOST_RELEVANT} at most",
-    lambda value: is_score(value) and value == int(value) and value <= _MOST_RELEVANT,  # type: ignore[call-overload, operator]
+    lambda value: is_score(value) and value == int(value) and abs(value) <= _MOST_RELEVANT,  # type: ignore[call-overload, arg-type]
 )
 
 

@@ -148,6 +148,7 @@ def replaced(rows: list[dict[str, Any]], number: int, **values: Any) -> list[dic
         ({"qrels": [("q0", "d0", 1), ("q1", "d0", 0)]}, "test.tsv, line 3: every query must have .* 'q1' has none"),
         ({"qrels": [("q0", "d0", 0.5)]}, "test.tsv, line 2: `score` must be a whole number, 1 or more .* but got 0.5"),
         ({"qrels": [("q0", "d0", 1), ("q0", "d1", 10**30)]}, "test.tsv, line 3: `score` must be a whole number, .* 1000000 at most, but got 1e[+]30"),
+        ({"qrels": [("q0", "d0", 1), ("q0", "d1", -(10**20))]}, "test.tsv, line 3: `score` must be .* 1000000 at most, but got -1e[+]20"),
         ({"qrels": [("q0", "d0", 1), ("q0", "d0", 2)]}, "line 3: the same query and document have another score above"),
         ({"header": ""}, r"test.tsv must have the column query-id, but has q0, d0, 2\. Its first line must name the columns"),
     ],
