@@ -19,7 +19,7 @@ from midlayer_encoders.models.hub import BUILT_IN
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.sweeping.baselines import Baseline, lacks_bm25
-from midlayer_encoders.sweeping.jobs import Score
+from midlayer_encoders.sweeping.jobs import Score, quiet_mteb
 from midlayer_encoders.sweeping.result import Notes
 from midlayer_encoders.sweeping.stored_layer import num_dims
 from midlayer_encoders.tasks import STS_GRADES, TaskSource, TextsSource, task_label
@@ -96,7 +96,8 @@ def _compared(
     for source in sources:
         score = known.get(source.name, {}).get(baseline.name)
         if score is None and baseline.applies(task := source.make()):
-            score = baseline.score(task)
+            with quiet_mteb():
+                score = baseline.score(task)
         if score is not None and not (baseline.searches and math.isnan(score)):
             found[source.name] = score
     return found
