@@ -102,17 +102,17 @@ def add_lora(encoder: LayerEncoder, rank: int) -> None:
 
 def check_lora(encoder: LayerEncoder) -> None:
     """Raise where PEFT has no adapters for a model: they are put in without memory of their own, and taken out."""
-    _inject(encoder, 1, low_cpu_mem_usage=True)  # on the device "meta": nothing is drawn
+    _inject(encoder, 1, empty=True)  # on the device "meta": nothing is drawn
     _take_out(encoder)
 
 
-def _inject(encoder: LayerEncoder, rank: int, **how: bool) -> None:
+def _inject(encoder: LayerEncoder, rank: int, *, empty: bool = False) -> None:
     import peft
 
     # The model itself stays in place, without PEFT's wrapper around it: callbacks and exports know it as it is.
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.05, target_modules="all-linear")
     try:
-        peft.inject_adapter_in_model(config, encoder.transformer, **how)
+        peft.inject_adapter_in_model(config, encoder.transformer, low_cpu_mem_usage=empty)
     except ValueError as error:  # as of state-space models, whose layers it has no adapters for
         raise OptionError(f"`lora` must be False for {encoder.name}, which PEFT refuses: {error}") from error
 
