@@ -194,6 +194,14 @@ def test_the_command_takes_the_scores_of_a_sweep_with_the_same_options(
     assert "midlayer.json" in files
 
 
+def test_what_else_lies_in_a_folder_is_not_uploaded(hub: Hub, source: Path, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("SECRET=1")
+    line = ["export", str(source), "--layer", "2", "--push", "someone/cut", "--out", str(tmp_path), "--overwrite"]
+    with pytest.raises(OptionError, match=r"`--out` must be a new or empty folder.* no --push, which uploads all"):
+        run(*line)
+    assert not hub.asked
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
