@@ -15,7 +15,7 @@ from midlayer_encoders._types import EncoderSpec, Norm
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.models.cut import plan_cut
-from midlayer_encoders.models.hub import BUILT_IN
+from midlayer_encoders.models.hub import BUILT_IN, BUILT_IN_MINILM
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.sweeping.baselines import Baseline, lacks_bm25
@@ -84,7 +84,7 @@ def sweep_notes(
 
 def _from_anywhere(source: str) -> str:
     """Return the path of a local model from any folder: the lines that make an encoder may be run in another one."""
-    local = source not in ("", BUILT_IN) and Path(source).is_dir()
+    local = source not in ("", BUILT_IN, BUILT_IN_MINILM) and Path(source).is_dir()
     return str(Path(source).absolute()) if local else source
 
 
