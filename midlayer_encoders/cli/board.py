@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,15 +36,22 @@ def board_command(
     from midlayer_encoders.sweeping.board import board
 
     most = None if max_params is None else parse_amount(max_params)
+    for flag, given in (("--max-params", most), ("--max-ms", max_ms), ("--max-bytes", max_bytes)):
+        if given is not None and not 0 < given < math.inf:
+            raise OptionError(f"`{flag}` must be a finite number above 0, but got {given:g}.")
     found = board(runs, max_parameters=most, max_milliseconds=max_ms, max_bytes=max_bytes)
     page = found.to_html(out)
     _print_table(found)
     for remark in found.remarks:
         console().print(remark, highlight=False, markup=False)
     print_report(page)
-    point = found.chosen()
-    made = {"run": point.run, "layer": point.layer, "score": point.score, "costs": dict(point.costs)}
-    print_result(page=page, **found.to_dict(), chosen={**made, "lines": found.lines(point)})
+    chosen: dict[str, Any] | None = None
+    try:
+        point = found.chosen()
+        made = {"run": point.run, "layer": point.layer, "score": point.score, "costs": dict(point.costs)}
+        chosen = {**made, "lines": found.lines(point)}
+    finally:  # the runs are for a program also where none is within the budget
+        print_result(page=page, **found.to_dict(), chosen=chosen)
     _print_chosen(found, point)
 
 

@@ -79,8 +79,9 @@ def export(
         raise OptionError("`--out` must name a folder to write, unless --push names a repository.")
     elif scores is not None or license_ is not None or private:
         raise OptionError("`--scores`, `--license` and `--private` must be left out without --push.")
-    if out is not None:
-        check_out(out, overwrite, "--out", "--overwrite")
+    if out is not None:  # a folder is uploaded whole, so nothing else may lie in it
+        cure = "--overwrite" if push is None else "no --push, which uploads all that it holds"
+        check_out(out, overwrite and push is None, "--out", cure)
     for flag, given, about in (("--int8", int8, ("onnx", "gguf")), ("--optimize", optimize, ("onnx",))):
         if given and target not in about:
             raise OptionError(f"`{flag}` must be left out without --for {' or '.join(about)}, which it is about.")

@@ -222,7 +222,7 @@ def _print_scores(result: SweepResult) -> None:
     from midlayer_encoders.frame import average_baseline
     from midlayer_encoders.report.words import confirmed_words
     from midlayer_encoders.sweeping import RecipesResult
-    from midlayer_encoders.tasks import task_label
+    from midlayer_encoders.sweeping.result import task_labels
 
     if result.frame.filter(pl.col("kind") == "score").is_empty():
         return
@@ -233,7 +233,8 @@ def _print_scores(result: SweepResult) -> None:
         result = result.winner
     scores = result.frame.filter(pl.col("kind") == "score")
     found = result.summary()
-    labels = (re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", task_label(curve.name)) for curve in found.tasks)
+    named = task_labels([curve.name for curve in found.tasks])
+    labels = (re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", named[curve.name]) for curve in found.tasks)
     curves = [*found.tasks, *([found.average] if found.average else [])]
     layers = sorted(scores["layer"].unique().to_list())
     rows = [[str(layer), *(_points(curve.points.get(layer)) for curve in curves)] for layer in layers]

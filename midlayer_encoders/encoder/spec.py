@@ -232,6 +232,7 @@ def _more_lines(data: CardData, repository: str | None) -> str:
     more = ModelCardData(
         language=data.language or None,
         license=data.license,
+        **dict(data.terms),
         eval_results=scores,
         model_name=(repository or _FOLDER) if scores else None,
     )
@@ -252,10 +253,12 @@ class CardData(SentenceTransformerModelCardData):
 
     Attributes:
         scores: what the card lists as results.
+        terms: ``license_name`` and ``license_link`` of a license that is not one of the hub's.
         made_of: name on the hub of what a local model was made of.
     """
 
     scores: Sequence[EvalResult] = ()
+    terms: Sequence[tuple[str, str]] = ()
     made_of: str | None = None
 
     def _spec(self) -> Any:

@@ -121,6 +121,9 @@ def _stops(why: str) -> CutError:
 def _check_config(config: dict[str, Any], kind: str) -> None:
     if config.get("use_sliding_window"):
         raise _stops("has no sliding windows for this type")
+    heads = config.get("num_attention_heads")
+    if kind in CUDA_ONLY and config.get("head_dim") and heads and config["head_dim"] * heads != config["hidden_size"]:
+        raise _stops("has the width of a head be hidden_size / num_attention_heads for this type")
     missing = [name for name in _SETTINGS[kind].split() if config.get(name) is None]
     if missing:
         raise _stops(f"needs {', '.join(missing)} in config.json")

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
-from huggingface_hub import EvalResult, ModelCard, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub import EvalResult, HfApi, ModelCard, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
 from midlayer_encoders.encoder.spec import CardData
@@ -66,14 +66,18 @@ def push_to_hub(
     check_flag("overwrite", overwrite)
     if folder is not None:
         check_path("folder", folder)
+    if private and overwrite:
+        _check_unseen(repository, token)
     data = cast(CardData, encoder.model_card_data)
     source = _source_card(encoder)
-    kept = data.scores, data.license, data.language, data.made_of
+    kept = data.scores, data.license, data.terms, data.language, data.made_of
     try:
         data.scores = score_results(encoder, scores) if scores is not None else ()
+        data.made_of = next(iter(_listed(source.get("base_model"))), None)
+        if not (license or data.license):
+            data.terms = _terms(source, data.made_of if encoder.name.startswith("local/") else encoder.name)
         data.license = license or data.license or source.get("license")
         data.language = data.language or _listed(source.get("language"))
-        data.made_of = next(iter(_listed(source.get("base_model"))), None)
         if data.license is None:
             logger.warning("The card of %s names no license. Pass `license` if you know it.", encoder.name)
         with TemporaryDirectory() as scratch:
@@ -85,7 +89,7 @@ def push_to_hub(
             options = {"token": token, "private": private, "revision": branch, "exist_ok": overwrite}
             return _uploaded(encoder, repository, home, options)
     finally:
-        data.scores, data.license, data.language, data.made_of = kept
+        data.scores, data.license, data.terms, data.language, data.made_of = kept
 
 
 def check_repository(repository: str, token: str | None = None, argument: str = "repository") -> None:
@@ -97,8 +101,13 @@ def check_repository(repository: str, token: str | None = None, argument: str = 
         raise OptionError(f"`{argument}` must be a name on the hub, but got {repository!r}: {reason}") from reason
     if "/" not in repository:
         raise OptionError(f"`{argument}` must name its owner too, as 'owner/{repository}', but got {repository!r}.")
-    if (token or get_token()) is None:
+    given = token or get_token()
+    if given is None:
         raise OptionError("There is no token of the hub to write with. Run `hf auth login`, set HF_TOKEN, or pass one.")
+    if not given.isascii():  # it goes into a header of HTTP, and is never printed
+        raise OptionError(
+            "`token` must be of ASCII characters alone, but has others. Copy it again, or `hf auth login`."
+        )
 
 
 def score_results(encoder: LayerEncoder, scores: pl.DataFrame) -> list[EvalResult]:
@@ -152,7 +161,20 @@ def _task_metadata(name: str) -> Any:
 
 
 def _listed(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else list(value or ())
+    """Return names on a card as a list; YAML reads that of Norwegian, ``no``, as false."""
+    names = [value] if isinstance(value, str | bool) else list(value or ())
+    return ["no" if one is False else str(one) for one in names]
+
+
+def _terms(source: dict[str, Any], base: str | None) -> list[tuple[str, str]]:
+    """Return name and link of a license that is not one of the hub's; a file beside the card by its address."""
+    terms = {key: str(source[key]) for key in ("license_name", "license_link") if source.get(key)}
+    link = terms.get("license_link", "://")
+    if "://" not in link and base is None:
+        del terms["license_link"]
+    elif "://" not in link:
+        terms["license_link"] = f"https://huggingface.co/{base}/blob/main/{link}"
+    return list(terms.items())
 
 
 def _source_card(encoder: LayerEncoder) -> dict[str, Any]:
@@ -162,11 +184,26 @@ def _source_card(encoder: LayerEncoder) -> dict[str, Any]:
     if own.is_dir() and not (own / "README.md").is_file():
         return {}
     try:
-        made: dict[str, Any] = ModelCard.load(place).data.to_dict()
+        made: dict[str, Any] = ModelCard.load(place, ignore_metadata_errors=True).data.to_dict()
     except Exception as reason:  # no card, one that is no YAML, or no answer: the card is for people to complete
         logger.warning("The card of %s cannot be read (%s).", encoder.name, type(reason).__name__)
         return {}
     return made
+
+
+def _check_unseen(repository: str, token: str | None) -> None:
+    """Raise where a repository exists that others see: the hub's client would upload there all the same."""
+    try:
+        found = HfApi(token=token).model_info(repository)
+    except RepositoryNotFoundError:
+        return
+    except Exception as error:
+        raise _refusal(error, repository) or error from error
+    if not found.private:
+        raise OptionError(
+            f"`private` must be left out for {repository}, which exists and is public. Make it private in its settings "
+            "on the hub first, or name another."
+        )
 
 
 def _uploaded(encoder: LayerEncoder, repository: str, folder: Path, options: dict[str, Any]) -> str:
@@ -186,7 +223,7 @@ def _refusal(reason: BaseException, repository: str) -> HubError | None:
         cure = {
             401: " The token is not valid: run `hf auth login`.",
             403: " The token has no right to write there: take one with the role of writing, or another owner.",
-            409: " It exists: pass overwrite=True to upload into it.",
+            409: " It exists: pass overwrite=True (--overwrite) to upload into it.",
         }.get(status or 0, "")
         told = " ".join((getattr(reason, "server_message", None) or str(reason)).split())[:300]
         return HubError(f"The hub refused {repository} (status {status}: {told}).{cure}")

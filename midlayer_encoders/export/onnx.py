@@ -28,6 +28,13 @@ __all__ = ["export_onnx"]
 
 logger = logging.getLogger(__name__)
 
+# What a folder may hold of another export: an 8-bit graph of another layer is not taken for one of this.
+_GRAPHS = tuple(
+    f"{stem}{kind}.onnx{weights}"
+    for stem in ("model", "text", "image")
+    for kind in ("_int8", "_optimized", "")
+    for weights in (".data", "")
+)
 _LOW = 0.99  # a cosine of the 8-bit graph that is worth a warning
 
 
@@ -60,7 +67,7 @@ def export_onnx(encoder: LayerEncoder, home: Path, *, int8: bool = False, optimi
         used = versions("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
         write_card(aside, encoder, "onnx", graphs=graphs, versions=used)
 
-    write_folder(home, write, last=("midlayer.json",))
+    write_folder(home, write, last=(*_GRAPHS, "midlayer.json"))
     engine = f"onnxruntime {versions('onnxruntime')['onnxruntime']}"
     worst = max(graph["error"] for graph in graphs.values() if "error" in graph)
     return Exported(

@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import logging
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +34,8 @@ _COMPARED = (
     "bert", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama", "mistral", "modernbert", "olmo2",
     "opt", "phi3", "qwen2", "qwen3", "roberta", "smollm3", "xlm-roberta",
 )  # fmt: skip
+# Of those, the ones without a causal mask in vLLM where `is_causal` is false; others leave that setting unread.
+_BOTH_WAYS = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 _MOST, _MOST_IN_HALF = 1e-4, 5e-2  # relative error
 
 
@@ -62,7 +65,8 @@ def export_served(encoder: LayerEncoder, home: Path, target: Literal["vllm", "te
         serve = serving_line(encoder, target, ".")
         write_card(aside, encoder, target, error=error, versions=used, **read, serve=serve)
 
-    write_folder(home, write, last=("model.safetensors", "modules.json", "config.json"))
+    # The index too: vLLM reads the shards that one of a model before names, instead of the weights beside it.
+    write_folder(home, write, last=("model.safetensors.index.json", "model.safetensors", "modules.json", "config.json"))
     if encoder.default_prompt:
         cure = (
             "name it with --default-prompt-name" if target == "tei" else f"begin texts with {encoder.default_prompt!r}"
@@ -73,11 +77,13 @@ def export_served(encoder: LayerEncoder, home: Path, target: Literal["vllm", "te
 
 def serving_line(encoder: LayerEncoder, target: str, folder: Path | str) -> str:
     """Return the command that serves a folder with the vectors of the encoder."""
+    place = shlex.quote(str(folder))
     if target == "vllm":
-        return f"vllm serve {folder} --runner pooling --dtype {str(encoder.dtype).removeprefix('torch.')}"
+        return f"vllm serve {place} --runner pooling --dtype {str(encoder.dtype).removeprefix('torch.')}"
     dtype = "float16" if _kind(encoder) in CUDA_ONLY else "float32"
-    prompt = f" --default-prompt-name {encoder.default_prompt_name}" if encoder.default_prompt else ""
-    return f"text-embeddings-router --model-id {folder} --dtype {dtype}{prompt}"
+    name = shlex.quote(encoder.default_prompt_name or "")
+    prompt = f" --default-prompt-name {name}" if encoder.default_prompt else ""
+    return f"text-embeddings-router --model-id {place} --dtype {dtype}{prompt}"
 
 
 def _kind(encoder: LayerEncoder) -> str:
@@ -121,6 +127,8 @@ def _refuse(encoder: LayerEncoder, target: str) -> None:
             f"models of the type {_kind(encoder)!r} were not compared there; those that were "
             f"are {', '.join(_COMPARED)}. With vLLM installed beside this package, its vectors are compared now"
         )
+    elif encoder.options.bidirectional and _kind(encoder) not in _BOTH_WAYS and not _has_vllm():
+        why = f"it leaves the causal mask on in models of the type {_kind(encoder)!r}: leave out `bidirectional`"
     if why is not None:
         raise _cannot(encoder, target, why)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from midlayer_encoders.errors import OptionError, did_you_mean, shown
 from midlayer_encoders.files import at_home, exists, json_rows, read_lines
 
 __all__ = ["read_texts", "wikitext_paragraphs"]
+
+logger = logging.getLogger(__name__)
 
 _HEADING = re.compile(r"^\s*=.*=\s*$")
 
@@ -30,13 +33,15 @@ def read_texts(path: Path | str, *, field: str | None = None) -> list[str]:
             f"`field` must name the text in {path.name}. It has: {', '.join(first) or 'no JSON objects'}."
         )
     if field is None:
-        texts = [line for line in read_lines(path, OptionError) if line.strip()]
+        found = read_lines(path, OptionError)
     else:
-        found = (_field(path, number, row, field) for number, row in json_rows(path, OptionError))
-        texts = [text for text in found if text.strip()]
-    if not texts:
+        found = [_field(path, number, row, field) for number, row in json_rows(path, OptionError)]
+    places = [place for place, text in enumerate(found) if text.strip()]
+    if not places:
         raise OptionError(f"`texts` must hold at least one text, but {path} has none.")
-    return texts
+    if blank := places[-1] + 1 - len(places):  # those at the end move no text
+        logger.warning("%s: %d blank lines were left out: row n is the n-th text, not the n-th line.", path, blank)
+    return [found[place] for place in places]
 
 
 def _field(path: Path, number: int, row: Mapping[str, object], field: str) -> str:

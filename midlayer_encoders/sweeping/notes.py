@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,10 +15,11 @@ from midlayer_encoders._types import EncoderSpec, Norm
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.models.cut import plan_cut
+from midlayer_encoders.models.hub import BUILT_IN, BUILT_IN_MINILM
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.sweeping.baselines import Baseline, lacks_bm25
-from midlayer_encoders.sweeping.jobs import Score
+from midlayer_encoders.sweeping.jobs import Score, quiet_mteb
 from midlayer_encoders.sweeping.result import Notes
 from midlayer_encoders.sweeping.stored_layer import num_dims
 from midlayer_encoders.tasks import STS_GRADES, TaskSource, TextsSource, task_label
@@ -64,7 +66,7 @@ def sweep_notes(
     }
     return Notes(
         title=f"Every layer of {spec.model}" + ("" if spec.site == "block" else f": its {spec.site}"),
-        model=encoder.source,
+        model=_from_anywhere(encoder.source),
         how=_how(encoder, spec, sources, seconds, tokens) | _scoring(found.ways) | _timing(timing),
         parameters=_parameters(encoder, layers, spec.norm) if spec.site == "block" else {},
         seconds=reached,
@@ -80,6 +82,12 @@ def sweep_notes(
     )
 
 
+def _from_anywhere(source: str) -> str:
+    """Return the path of a local model from any folder: the lines that make an encoder may be run in another one."""
+    local = source not in ("", BUILT_IN, BUILT_IN_MINILM) and Path(source).is_dir()
+    return str(Path(source).absolute()) if local else source
+
+
 def _compared(
     baseline: Baseline, sources: Sequence[TaskSource], known: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float]:
@@ -88,7 +96,8 @@ def _compared(
     for source in sources:
         score = known.get(source.name, {}).get(baseline.name)
         if score is None and baseline.applies(task := source.make()):
-            score = baseline.score(task)
+            with quiet_mteb():
+                score = baseline.score(task)
         if score is not None and not (baseline.searches and math.isnan(score)):
             found[source.name] = score
     return found

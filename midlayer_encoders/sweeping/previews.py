@@ -158,7 +158,7 @@ def preview(
     stores = {store_key(one.spec): one for one in made}
     timing = Timing(encoder, wanted, site, token_budget, Stage(progress, "timing"))
     one_pass = timing.embedding(asked)
-    one_layer, not_timed = timing.scoring({look.found.name: look.recorded for look in looks if look.task is not None})
+    one_layer, not_timed = timing.scoring([(look.found.name, look.recorded) for look in looks if look.task is not None])
     measured = passes * min(_METRIC_TEXTS, len(asked)) / len(asked)
     seconds = {
         "embedding": one_pass * sum(times_longer(encoder, one, asked) for one in stores.values()),

@@ -119,15 +119,15 @@ class Timing:
                     break
         return rates
 
-    def scoring(self, asked: Mapping[str, Sequence[Recorded]]) -> tuple[float, list[str]]:
+    def scoring(self, asked: Sequence[tuple[str, Sequence[Recorded]]]) -> tuple[float, list[str]]:
         """Return the seconds that scoring one layer of all tasks takes, by random vectors, and the tasks left out.
 
         Args:
-            asked: what each task asks, by its name; nothing where it is left to mteb, which is not timed.
+            asked: the name of each task and what it asks; nothing where it is left to mteb, which is not timed.
         """
         dim, generator = num_dims(self.encoder, self.encoder.norm), np.random.default_rng(0)
         seconds, left_out = 0.0, list[str]()
-        for name, recorded in asked.items():
+        for name, recorded in asked:
             rows = max((len(one.keys) for one in recorded), default=0)
             if not rows or rows * dim > _LARGEST or seconds > _PATIENCE:
                 left_out.append(name)

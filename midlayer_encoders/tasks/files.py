@@ -212,6 +212,8 @@ def _type(table: Table) -> tuple[TaskType, str]:
         missing = ", ".join(name for name in needed if name not in columns)
         fits.setdefault(task_type, f"{task_type} needs {', '.join(needed)} (missing: {missing})")
     alone_words = " Without labels, text must stand alone." if "text" in columns else ""
+    if columns.issuperset(("sentence1", "sentence2")):
+        alone_words = " Of translations, sentence1 and sentence2 must stand alone."
     raise ColumnsError(
         f"{table.path} must have the columns of a task, but has {', '.join(table.columns)}. "
         f"{'; '.join(fits.values())}.{alone_words}"
@@ -246,6 +248,8 @@ def _check_whole(table: Table, task_type: TaskType, *, columns: Mapping[str, lis
             raise TaskFileError(
                 table.complaint(both, f"a passage must not be both positive and negative: {text[:60]!r}")
             )
+    if task_type == "BitextMining" and len(table.rows) < 2:
+        raise TaskFileError(f"{table.path} must have two sentences or more, but has one: every search would find it.")
     if task_type not in ("STS", "PairClassification", "Clustering", *_TRAINED):
         return
     name = "score" if task_type == "STS" else _label_column(task_type)
@@ -326,7 +330,7 @@ _TEXT: Rule = ("a string that is not empty", is_text)
 _TEXTS: Rule = ("a list of strings, none of them empty (in CSV: as JSON)", _is_texts)
 _LABEL: Rule = ("a label, a string or a whole number", is_label)
 _LABELS: Rule = (
-    "a list of labels, strings or whole numbers (in CSV: as JSON)",
+    "a list of labels, each once, strings or whole numbers (in CSV: as JSON)",
     lambda value: isinstance(value, list) and all(map(is_label, value)) and len(set(value)) == len(value),
 )
 _RULES: dict[tuple[TaskType, str], Rule] = {

@@ -88,17 +88,24 @@ def _ranked(task: Any) -> dict[str, Any]:
         titles = corpus["title"][:] if "title" in corpus.column_names else [""] * len(texts)
         documents = [f"{title or ''} {text}".strip() for title, text in zip(titles, texts, strict=True)]
         judged = split["relevant_docs"]
-        kept = set(judged)
-        queries = [
-            text
+        asked = [
+            (name, text)
             for name, text in zip(split["queries"]["id"][:], split["queries"]["text"][:], strict=True)
-            if name in kept and isinstance(text, str)
+            if name in judged and isinstance(text, str)
         ]
-        relevant += [sum(score > 0 for score in found.values()) for found in judged.values()]
-        rows.update({"queries": len(queries), "documents": len(documents), "relevant pairs": sum(relevant)})
+        queries = [text for _, text in asked]
+        counts = [sum(score > 0 for score in found.values()) for found in judged.values()]
+        relevant += counts
+        rows.update({"queries": len(queries), "documents": len(documents), "relevant pairs": sum(counts)})
         duplicates.update({"queries": _repeated(queries), "documents": _repeated(documents)})
-        known = {*documents, *texts}
-        leaks["queries that are also documents"] += sum(query in known for query in queries)
+        known: dict[str, set[str]] = {}  # the ids of documents, by their text
+        for name, *words in zip(corpus["id"][:], documents, texts, strict=True):
+            for one in words:
+                known.setdefault(one, set()).add(name)
+        own = bool(getattr(task, "ignore_identical_ids", False))  # of a query, does not count as found
+        leaks["queries that are also documents"] += sum(
+            bool(known.get(text, set()) - ({name} if own else set())) for name, text in asked
+        )
     spread = {"fewest": min(relevant), "most": max(relevant), "mean": sum(relevant) / len(relevant)} if relevant else {}
     return {
         "rows": dict(rows), "duplicates": _some(duplicates), "leaks": _some(leaks),

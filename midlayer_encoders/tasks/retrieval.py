@@ -24,9 +24,10 @@ _MAYBE: Rule = (
     "a string",
     lambda value: value is None or (isinstance(value, str) and half_character(value) is None),
 )
+_MOST_RELEVANT = 1_000_000  # trec_eval counts every grade up to the highest: of 1e9 it runs out of memory and returns 0
 _RELEVANCE: Rule = (
-    "a whole number, 1 or more for what is relevant",
-    lambda value: is_score(value) and value == int(value),  # type: ignore[call-overload]
+    f"a whole number, 1 or more for what is relevant, {_MOST_RELEVANT} at most",
+    lambda value: is_score(value) and value == int(value) and abs(value) <= _MOST_RELEVANT,  # type: ignore[call-overload, arg-type]
 )
 
 
@@ -55,11 +56,23 @@ def beir_files(path: Path, *, asked: bool) -> dict[str, Path] | None:
         has = ", ".join(file.name for file in judged.values()) or "no such file"
         cure = "Rename the one to score on to test" if judged else "Add it"
         raise TaskFileError(f"{qrels} must hold test.tsv, which says what is relevant, but holds {has}. {cure}.")
-    return {"corpus": top["corpus"], "queries": top["queries"], "qrels": judged["test"]}
+    return {"corpus": _alone(top["corpus"]), "queries": _alone(top["queries"]), "qrels": _alone(judged["test"])}
 
 
 def _by_stem(folder: Path) -> dict[str, Path]:
     return {file.stem: file for file in sorted(folder.iterdir()) if file.suffix.lower() in SUFFIXES}
+
+
+def _alone(file: Path) -> Path:
+    """Return a file, or raise where its folder has another of the same name: either could be meant."""
+    same = [
+        one.name for one in sorted(file.parent.iterdir()) if one.stem == file.stem and one.suffix.lower() in SUFFIXES
+    ]
+    if len(same) > 1:
+        raise TaskFileError(
+            f"{file.parent} must hold one file of each name, but has {' and '.join(same)}: remove all but one."
+        )
+    return file
 
 
 def beir_tables(files: Mapping[str, Path]) -> Tables:
@@ -174,9 +187,12 @@ def pair_tables(queries: Sequence[str], positives: Sequence[Sequence[str]]) -> T
 def finds_itself(tables: Tables) -> bool:
     """Return whether queries are documents themselves, under one id, so that finding themselves must not count.
 
-    Where an id is shared by a query and a document of another text, ids are numbers that mean nothing.
+    Where an id is shared by a query and a document of another text, ids are numbers that mean nothing. Where a query's
+    own document is judged relevant, it is to be found.
     """
     corpus, queries = tables["corpus"], tables["queries"]
+    if any(query == document and score > 0 for query, document, score in zip(*tables["qrels"].values(), strict=True)):
+        return False
     documents = {
         name: {text.strip(), f"{title} {text}".strip()}
         for name, title, text in zip(corpus["id"], corpus["title"], corpus["text"], strict=True)

@@ -113,11 +113,15 @@ def encoder_score(task: AbsTask, made_for: Callable[[Sequence[str]], Any]) -> fl
 
 def task_texts(task: AbsTask) -> list[str]:
     """Return the distinct texts of a task, in the order in which they stand in its data."""
+    from mteb.abstasks import AbsTaskRetrieval
+
     from midlayer_encoders.tasks.compat import content_columns
 
     if not task.data_loaded:
         task.load_data()
-    columns = {"title", *content_columns(task)}  # a passage's title is joined to its text
+    columns = content_columns(task)
+    if isinstance(task, AbsTaskRetrieval):
+        columns |= {"title"}
     return list(dict.fromkeys(_strings(task.dataset, columns)))
 
 
@@ -131,6 +135,10 @@ def _strings(data: Any, columns: set[str]) -> Iterator[str]:
     if isinstance(data, str):
         yield from filter(None, [data])
     elif hasattr(data, "column_names") and isinstance(data.column_names, list):
+        if {"title", "text"} <= columns.intersection(data.column_names):  # a passage is both, as mteb joins them
+            both = zip(data["title"][:], data["text"][:], strict=True)
+            yield from filter(None, (f"{title or ''} {text or ''}".strip() for title, text in both))
+            columns = columns - {"title", "text"}
         for column in data.column_names:
             if column in columns:
                 yield from _strings(data[column][:], columns)

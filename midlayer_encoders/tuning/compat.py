@@ -17,7 +17,16 @@ from midlayer_encoders.files import beside
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["WEIGHTS", "WeightsTrainer", "add_lora", "check_packages", "merge_lora", "since_best", "without_autocast"]
+__all__ = [
+    "WEIGHTS",
+    "WeightsTrainer",
+    "add_lora",
+    "check_lora",
+    "check_packages",
+    "merge_lora",
+    "since_best",
+    "without_autocast",
+]
 
 WEIGHTS = "trained.safetensors"
 
@@ -87,25 +96,40 @@ def check_packages(*, lora: bool) -> None:
 
 def add_lora(encoder: LayerEncoder, rank: int) -> None:
     """Put adapters of a rank into every linear layer of the model, and freeze all else."""
+    encoder.requires_grad_(False)
+    _inject(encoder, rank)
+
+
+def check_lora(encoder: LayerEncoder) -> None:
+    """Raise where PEFT has no adapters for a model: they are put in without memory of their own, and taken out."""
+    _inject(encoder, 1, empty=True)  # on the device "meta": nothing is drawn
+    _take_out(encoder)
+
+
+def _inject(encoder: LayerEncoder, rank: int, *, empty: bool = False) -> None:
     import peft
 
     # The model itself stays in place, without PEFT's wrapper around it: callbacks and exports know it as it is.
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.05, target_modules="all-linear")
-    encoder.requires_grad_(False)
     try:
-        peft.inject_adapter_in_model(config, encoder.transformer)
+        peft.inject_adapter_in_model(config, encoder.transformer, low_cpu_mem_usage=empty)
     except ValueError as error:  # as of state-space models, whose layers it has no adapters for
         raise OptionError(f"`lora` must be False for {encoder.name}, which PEFT refuses: {error}") from error
 
 
 def merge_lora(encoder: LayerEncoder) -> None:
     """Add what the adapters learned to the weights, and leave a model without them."""
+    _take_out(encoder, merge=True)
+
+
+def _take_out(encoder: LayerEncoder, *, merge: bool = False) -> None:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     model: Any = encoder.transformer
     for path, module in list(model.named_modules()):
         if isinstance(module, BaseTunerLayer):
-            module.merge()
+            if merge:
+                module.merge()
             above, _, name = path.rpartition(".")
             setattr(model.get_submodule(above), name, module.get_base_layer())
     if hasattr(model, "peft_config"):

@@ -131,7 +131,7 @@ def _rows(table: Table) -> tuple[Kind, list[Row]]:
         cells = [table.cells(first, _TEXT), table.cells(second, _TEXT), table.cells(score or str(label), rule)]
         return "scored", [{"sentence1": a, "sentence2": b, "score": float(of)} for a, b, of in zip(*cells, strict=True)]
     negatives = [name for name in table.columns if _NEGATIVE.fullmatch(name)]
-    columns = [table.cells(name, _SOME_TEXT) for name in (first, second, *negatives)]
+    columns = [table.cells(first, _TEXT), *(table.cells(name, _SOME_TEXT) for name in (second, *negatives))]
     names = ("anchor", "positive", *negatives)
     return "pairs", [dict(zip(names, row, strict=True)) for cells in zip(*columns, strict=True) for row in _each(cells)]
 
@@ -139,7 +139,7 @@ def _rows(table: Table) -> tuple[Kind, list[Row]]:
 def _each(cells: Sequence[str | list[str]]) -> list[tuple[str, ...]]:
     """Return a row for each positive of a list, with negatives of theirs in turn."""
     anchor, positive, *others = ([cell] if isinstance(cell, str) else cell for cell in cells)
-    return [(anchor[0], one, *(texts[number % len(texts)] for texts in others)) for number, one in enumerate(positive)]
+    return [(*anchor, one, *(texts[number % len(texts)] for texts in others)) for number, one in enumerate(positive)]
 
 
 def _check(kind: Kind, rows: Sequence[Row], path: Path) -> None:

@@ -24,6 +24,7 @@ from midlayer_encoders.tuning.compat import (
     WEIGHTS,
     WeightsTrainer,
     add_lora,
+    check_lora,
     merge_lora,
     since_best,
     without_autocast,
@@ -189,6 +190,8 @@ def check_training(encoder: LayerEncoder, pairs: Pairs, training: Training) -> N
             f"{encoder.truncate_dim} of their dimensions would be used. Pass matryoshka=[{encoder.truncate_dim}]."
         )
     _loss(encoder, pairs, training)
+    if training.lora:
+        check_lora(encoder)
 
 
 def _callback(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from midlayer_encoders import board
+from midlayer_encoders.cli import app
 from midlayer_encoders.cli.board import parse_amount
 from midlayer_encoders.errors import OptionError
 from tests.cli.calls import run, tables
@@ -67,6 +68,25 @@ def test_a_budget_that_nothing_meets_still_leaves_the_page(runs: Path, tmp_path:
     with pytest.raises(OptionError, match=r"none is within 9 parameters: the nearest is \[red\]m1 at layer 0"):
         run("board", str(runs), "--out", str(tmp_path / "b.html"), "--max-params", "9")
     assert "the nearest is [red]m1 at layer 0" in (tmp_path / "b.html").read_text()
+
+
+def test_json_holds_the_runs_where_nothing_meets_the_budget(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(OptionError, match="none is within 9 parameters"):
+        app(
+            ["board", str(runs), "--out", str(tmp_path / "b.html"), "--max-params", "9", "--json"],
+            standalone_mode=False,
+        )
+    said = json.loads(capsys.readouterr().out)
+    assert said["chosen"] is None
+    assert [one["run"] for one in said["runs"]] == ["m2", "[red]m1"]
+
+
+@pytest.mark.parametrize("flag", ["--max-params", "--max-ms", "--max-bytes"])
+def test_a_budget_of_nothing_names_its_flag(flag: str, runs: Path) -> None:
+    with pytest.raises(OptionError, match=f"`{flag}` must be a finite number above 0, but got 0"):
+        run("board", str(runs), flag, "0")
 
 
 @pytest.mark.parametrize("text", ["", "M", "-5", "5T", "1e6", "5 M M", "nan"])

@@ -174,6 +174,14 @@ def test_a_table_with_gaps_ties_and_failures(
     assert "Layer 1 of 4 scores 40.0 on average over 2 tasks, 5.0 points more than the last layer (35.0)." in page
 
 
+def test_two_tasks_of_one_name_keep_their_digests(
+    tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = made(tmp_path, {"mine-0123abcd": [0.1] * 5, "mine-4567cdef": [0.2] * 5}, failures={})
+    ((head, *_),) = tables(printed(result, tmp_path, tiny_folder("Llama"), tasks, monkeypatch))
+    assert head == ["layer", "mine-0123abcd", "mine-4567cdef", "mean"]
+
+
 def test_recipes_stand_beside_baselines_and_the_lines_that_make_the_winner_come_last(
     tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

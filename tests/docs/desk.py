@@ -38,6 +38,7 @@ FILES = {
     ("--audio", "FOLDER"): "recordings",
     ("--data", "FOLDER"): "classes",
     ("--tasks", "STSBenchmark"): "./mine",  # mteb would fetch it
+    ("--tasks", "./my_data"): "./mine",
 }
 """What stands behind an option in a page, and in the test. Names of files, as ``texts.txt``, are those of the desk."""
 
@@ -128,6 +129,13 @@ def make_desk(folder: Path) -> None:
         for n, (a, b) in enumerate(zip(SENTENCES, SENTENCES[1:], strict=False))
     ]
     _jsonl(folder / "mine" / "test.jsonl", scores)
+    (folder / "mine.csv").write_text((folder / "test.csv").read_text())
+    _jsonl(folder / "my_texts" / "texts.jsonl", [{"text": text} for text in SENTENCES])
+    _jsonl(folder / "my_search" / "corpus.jsonl", [{"_id": f"d{n}", "text": text} for n, text in enumerate(SENTENCES)])
+    _jsonl(folder / "my_search" / "queries.jsonl", [{"_id": subject, "text": subject} for subject in SUBJECTS])
+    (folder / "my_search" / "qrels").mkdir()
+    answers = [f"{subject}\td{4 * n}\t1" for n, subject in enumerate(SUBJECTS)]
+    (folder / "my_search" / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *answers]) + "\n")
     for row_number, row in enumerate(rows):
         path = folder / "classes" / row["label"] / f"{row_number}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -51,6 +51,11 @@ def pages() -> list[str]:
     return ["README.md", *(path.relative_to(ROOT).as_posix() for path in own)]
 
 
+def not_run_elsewhere() -> list[str]:
+    """Return the pages but for those that a test of their own runs from the first line to the last."""
+    return [page for page in pages() if page != "docs/start.md" and not page.startswith("docs/tutorials/")]
+
+
 def blocks(page: str, root: Path = ROOT) -> Iterator[Block]:
     """Yield the fenced blocks of a page; a fence ends with as many ticks as it began."""
     lines = (root / page).read_text(encoding="utf8").splitlines()

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from midlayer_encoders.cli import app
-from tests.docs.printed import Command, commands, pages
+from tests.docs.printed import Command, commands, not_run_elsewhere, pages
 
 NOT_RUN = {
     r"make (demo|demo-vision|test|test-\w+|check|bench|docs|dist)\b": "takes minutes, or needs what a fresh machine has",
@@ -33,13 +33,16 @@ CHEAPER = {
 }
 """Words that are added to a command so that it takes seconds."""
 
-FIRST = {"--from": "midlayer sweep MODEL --tasks ./mine --metrics none --out midlayer-results/MODEL"}
-"""What must have been run before a command with this option."""
+FIRST = {
+    "--from": "midlayer sweep MODEL --tasks ./mine --metrics none --out midlayer-results/MODEL",
+    "board": "midlayer sweep MODEL --tasks ./mine --metrics none --out runs/one",
+}
+"""What must have been run before a command with this word."""
 
 
 @pytest.mark.docs
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("page", [page for page in pages() if commands(page)])
+@pytest.mark.parametrize("page", [page for page in not_run_elsewhere() if commands(page)])
 def test_commands_run_as_printed(page: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.docs.desk import make_desk
 

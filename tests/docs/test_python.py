@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
-from tests.docs.printed import Block, blocks, pages
+from tests.docs.printed import Block, blocks, not_run_elsewhere, pages
 from tests.docs.stated import ROOT
 
 NOT_RUN = {
     ("docs/encoders.md", "bidirectional=True"): "models and adapters of gigabytes; tests/encoder tests each option",
     ("docs/callbacks.md", ""): "a training run; tests/callbacks has them",
+    (
+        "docs/encoders.md",
+        "CIFAR10",
+    ): "mteb would fetch the tasks; examples/mteb_in_five_lines.py and tests/encoder run them",
     ("docs/media.md", "CIFAR10"): "mteb would fetch the images",
     ("docs/media.md", "from_module"): "modules that a reader has; tests/encoder/test_media_exact.py makes some",
     ("docs/export.md", ""): "needs an engine or the hub; tests/export runs them under make test-engines",
@@ -51,6 +55,7 @@ states, mask = torch.randn(4, 9, 16), torch.ones(4, 9, dtype=torch.bool)
 """What a reader has before the first block of a page."""
 
 BEFORE = {
+    ("docs/board.md", "board("): "sweep(model, './mine', metrics=[], out='runs/one', workers=1)",
     ("docs/selection.md", "found.confidence"): """
 from types import SimpleNamespace
 from midlayer_encoders import measure
@@ -86,7 +91,7 @@ def is_run(block: Block) -> bool:
 
 @pytest.mark.docs
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("page", [page for page in pages() if any(map(is_run, python(page)))])
+@pytest.mark.parametrize("page", [page for page in not_run_elsewhere() if any(map(is_run, python(page)))])
 def test_python_runs_as_printed(page: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.docs.desk import make_desk
 

@@ -94,7 +94,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self._large(json.loads(body))
         if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit|branch|revision)/([^/]+)", path):
             return self._repository(*found.groups(), body=body)
-        return self._answer(404, {"error": f"no {path}"})
+        if (found := re.fullmatch(r"/api/models/([^/]+/[^/]+)", path)) and found[1] in self.server.repositories:
+            private = found[1] in self.server.private
+            return self._answer(200, {"id": found[1], "private": private, "siblings": [], "tags": []})
+        return self._answer(404, {"error": f"no {path}"}, X_Error_Code="RepoNotFound")
 
     do_GET = do_POST = do_PUT = _handle  # noqa: N815  (the names that the base class looks for)
 

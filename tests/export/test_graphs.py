@@ -137,6 +137,14 @@ def test_eight_bits_and_an_optimized_graph_and_the_command_says_how_near(tiny_fo
     assert "MatMulInteger" in small - plain
 
 
+def test_graphs_of_another_layer_are_gone(tiny_folder: Folder, tmp_path: Path) -> None:
+    for name in ("model_int8.onnx", "model_optimized.onnx", "model.onnx.data", "notes.txt"):
+        (tmp_path / name).write_text("of a layer that was exported before")
+    export_for(LayerEncoder(tiny_folder("BERT"), 0, device="cpu"), "onnx", tmp_path, overwrite=True)
+    assert {one.name for one in tmp_path.iterdir() if "onnx" in one.name} == {"model.onnx"}
+    assert (tmp_path / "notes.txt").exists()
+
+
 def onnx_nodes(path: Path) -> Any:
     import onnx
 

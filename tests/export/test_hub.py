@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -102,6 +103,36 @@ def test_a_license_that_is_named_and_a_branch(hub: Hub, tiny_folder: Folder) -> 
     assert plain.model_card_data.license is None  # the encoder is as before
 
 
+@pytest.mark.parametrize(
+    ("link", "wanted"),
+    [("LICENSE", "https://huggingface.co/someone/whole/blob/main/LICENSE"), ("https://a.b/c", "https://a.b/c")],
+)
+def test_a_license_of_its_own_keeps_its_name_and_link(
+    link: str, wanted: str, hub: Hub, tmp_path: Path, tiny_folder: Folder
+) -> None:
+    shutil.copytree(tiny_folder("Llama"), tmp_path / "whole")
+    own = f"license: other\nlicense_name: research\nlicense_link: {link}\nbase_model: someone/whole\n"
+    odd = "language: [en, no]\nmodel-index: 5\n"  # YAML reads Norwegian as false; results that cannot be read
+    (tmp_path / "whole" / "README.md").write_text(f"---\n{own}{odd}---\n")
+    push_to_hub(LayerEncoder(str(tmp_path / "whole"), 1, device="cpu"), "someone/cut")
+    (tmp_path / "README.md").write_bytes(hub.repositories["someone/cut"]["main"]["README.md"])
+    data = ModelCard.load(tmp_path / "README.md").data
+    assert (data.license, data.license_name, data.license_link) == ("other", "research", wanted)
+    assert (data.language, data.base_model) == (["en", "no"], "someone/whole")
+    push_to_hub(LayerEncoder(str(tmp_path / "whole"), 1, device="cpu"), "someone/cut", license="mit", overwrite=True)
+    assert b"license_name" not in hub.repositories["someone/cut"]["main"]["README.md"]
+
+
+def test_nothing_private_goes_where_others_see_it(hub: Hub, encoder: LayerEncoder) -> None:
+    push_to_hub(encoder, "someone/new", private=True, overwrite=True)
+    push_to_hub(encoder, "someone/new", private=True, overwrite=True)
+    assert hub.private == {"someone/new"}
+    hub.repositories["someone/seen"] = {"main": {}}
+    with pytest.raises(OptionError, match=r"`private` must be left out for someone/seen, which exists and is public"):
+        push_to_hub(encoder, "someone/seen", private=True, overwrite=True)
+    assert hub.repositories["someone/seen"] == {"main": {}}
+
+
 def test_what_is_wrong_is_said_before_anything_is_written(
     encoder: LayerEncoder, monkeypatch: pytest.MonkeyPatch, hub: Hub
 ) -> None:
@@ -111,6 +142,9 @@ def test_what_is_wrong_is_said_before_anything_is_written(
         push_to_hub(encoder, "a/b/c")
     with pytest.raises(OptionError, match=r"must hold scores of .* at layer 2, but has none"):
         push_to_hub(encoder, "someone/cut", scores=frame(encoder, recipe="plain"))
+    with pytest.raises(OptionError, match=r"`token` must be of ASCII characters alone") as told:
+        push_to_hub(encoder, "someone/cut", token="hf_s\u00e9cret")
+    assert "cret" not in str(told.value)
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere/token")
     with pytest.raises(OptionError, match=r"no token of the hub.*hf auth login.*HF_TOKEN"):
@@ -158,6 +192,14 @@ def test_the_command_takes_the_scores_of_a_sweep_with_the_same_options(
     files = hub.repositories["someone/cut"]["main"]
     assert b"value: 51.24" in files["README.md"]
     assert "midlayer.json" in files
+
+
+def test_what_else_lies_in_a_folder_is_not_uploaded(hub: Hub, source: Path, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("SECRET=1")
+    line = ["export", str(source), "--layer", "2", "--push", "someone/cut", "--out", str(tmp_path), "--overwrite"]
+    with pytest.raises(OptionError, match=r"`--out` must be a new or empty folder.* no --push, which uploads all"):
+        run(*line)
+    assert not hub.asked
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.export import export_for
-from midlayer_encoders.export._comparison import cosine, relative_error
+from midlayer_encoders.export._comparison import cosine, relative_error, seeing_a_full_disk
 from tests.cli.calls import run
 from tests.tiny_folders import TEXTS
 
@@ -88,3 +89,9 @@ def test_the_command_refuses_before_a_model_is_read(tmp_path: Path) -> None:
         run(*line, "--int8")
     with pytest.raises(OptionError, match="`--optimize` must be left out without --for onnx, "):
         run(*line, "--for", "gguf", "--optimize")
+
+
+def test_room_that_numpy_does_not_find_is_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="no room for what is written") as told, seeing_a_full_disk(tmp_path):
+        raise OSError("Not enough free space to write 30081024 bytes after offset 1770208")  # as `tofile` says it
+    assert told.value.errno == errno.ENOSPC

@@ -6,6 +6,7 @@ vLLM itself runs them in ``tests/export/test_vllm.py``.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,7 @@ from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError
-from midlayer_encoders.export import export_for
+from midlayer_encoders.export import export_for, serving_line
 from midlayer_encoders.export._tei import read_as_tei, tei_tokens
 from midlayer_encoders.export._vllm import read_as_vllm, vllm_vectors
 from tests.cli.calls import run
@@ -104,6 +105,37 @@ def test_what_text_embeddings_inference_alone_lacks(tiny_folder: Folder, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("name", "read"), [("Llama", True), ("Qwen2", True), ("GPT2", False), ("GPTNeoX", False)])
+def test_vllm_leaves_the_causal_mask_of_some_models_on(
+    tiny_folder: Folder, tmp_path: Path, name: str, read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("midlayer_encoders.export.serving._has_vllm", lambda: False)
+    encoder = LayerEncoder(tiny_folder(name), 2, device="cpu", bidirectional=True)
+    if read:
+        export_for(encoder, "vllm", tmp_path / "out")
+        assert json.loads((tmp_path / "out" / "config.json").read_text())["is_causal"] is False
+        return
+    with pytest.raises(CutError, match=r"it leaves the causal mask on .*leave out `bidirectional`"):
+        export_for(encoder, "vllm", tmp_path / "out")
+
+
+def test_the_command_that_serves_is_one_for_a_shell(tiny_folder: Folder, tmp_path: Path) -> None:
+    prompts: Any = {"prompts": {"a search": "hm: "}, "default_prompt_name": "a search"}
+    encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu", **prompts)
+    line = serving_line(encoder, "tei", tmp_path / "my cut")
+    assert shlex.split(line)[2] == str(tmp_path / "my cut")
+    assert shlex.split(line)[-1] == "a search"
+    assert shlex.split(serving_line(encoder, "vllm", "my cut"))[2] == "my cut"
+
+
+def test_vllm_does_not_find_the_shards_of_a_model_that_was_there_before(tiny_folder: Folder, tmp_path: Path) -> None:
+    for name in ("model.safetensors.index.json", "notes.txt"):
+        (tmp_path / name).write_text("{}")
+    export_for(LayerEncoder(tiny_folder("Llama"), 2, device="cpu"), "vllm", tmp_path, overwrite=True)
+    assert not (tmp_path / "model.safetensors.index.json").exists()  # it would read the files that this one names
+    assert (tmp_path / "notes.txt").exists()
+
+
 def test_a_prompt_that_a_server_does_not_put_itself_is_warned_of(
     tiny_folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -122,6 +154,7 @@ def test_a_prompt_that_a_server_does_not_put_itself_is_warned_of(
         ("config.json", {"hidden_act": "mish"}, "no activation 'mish'"),
         ("config.json", {"position_embedding_type": "relative_key"}, "absolute positions alone"),
         ("config.json", {"rope_scaling": {"rope_type": "yarn"}}, "does not scale rotary positions"),
+        ("config.json", {"model_type": "llama", "head_dim": 64}, "the width of a head be hidden_size / num_attention"),
         ("config.json", {"model_type": "rwkv"}, "no model of the type 'rwkv'"),
         ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False}, "no such pooling"),
     ],

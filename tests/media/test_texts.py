@@ -16,6 +16,17 @@ def test_lines_and_json_fields(tmp_path: Path) -> None:
     assert read_texts(tmp_path / "a.jsonl", field="body") == ["text 0", "text 1"]
 
 
+def test_blank_lines_that_move_the_rows_after_them_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n\n \n")
+    assert read_texts(tmp_path / "a.txt") == ["one", "two"]
+    assert not caplog.text  # at the end they move none
+    (tmp_path / "b.txt").write_text("one\n\n \ntwo\n\n")
+    assert read_texts(tmp_path / "b.txt") == ["one", "two"]
+    assert "b.txt: 2 blank lines were left out: row n is the n-th text, not the n-th line." in caplog.text
+
+
 @pytest.mark.parametrize(
     ("name", "content", "field", "text"),
     [

@@ -73,6 +73,15 @@ def test_parameters_are_those_of_real_cut_encoders(family: str, norm: Any, tiny_
     assert part.notes.parameters == {layer: noted[layer] for layer in (1, 3)}
 
 
+def test_the_lines_find_a_local_model_from_any_folder(
+    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Path(tiny_folder("Llama"))
+    monkeypatch.chdir(model.parent)
+    noted = sweep(f"./{model.name}", out=tmp_path / "out", device="cpu").notes
+    assert noted.model == str(model)
+
+
 def test_the_folder_holds_what_the_sweep_returned(tiny_folder: Folder, tmp_path: Path) -> None:
     model, tasks = tiny_folder("Llama"), [near(tmp_path), ranks(tmp_path)]
     result = sweep(

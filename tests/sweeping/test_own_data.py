@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,14 @@ def test_a_folder_of_beir_s_is_scored_together_with_prompts_of_queries_and_docum
     assert set(result.frame.filter(kind="score")["name"]) == {"ndcg_at_10"}
     checked = result.frame.filter(kind="confirmed", layer=2)["value"].to_list()
     assert checked == [pytest.approx(expected, abs=1e-4)]
+
+
+def test_mteb_s_own_warnings_stay_out_of_a_sweep_with_baselines(tiny_folder: Folder, tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl", ROWS["BitextMining"][:6])
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        sweep(tiny_folder("Llama"), path, layers=[1], out=tmp_path / "out", workers=1, device="cpu")
+    assert [str(one.message) for one in heard if "mteb" in one.filename] == []
 
 
 @pytest.mark.parametrize("task_type", ["MultilabelClassification", "BitextMining"])

@@ -101,3 +101,14 @@ def test_what_a_sweep_would_refuse_is_said_and_the_rest_is_looked_at(tiny_folder
     images = preview(tiny_folder("ViT"), good, device="cpu")
     assert images.error is not None
     assert "takes image: only texts are counted here" in images.error
+
+
+def test_tasks_of_one_name_are_timed_each(tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        "midlayer_encoders.sweeping.timing.layer_scores", lambda _, keys, *__, **___: asked.append(len(keys))
+    )
+    rows = ROWS["STS"]
+    tasks = [write(tmp_path / "one/mine.jsonl", rows[:20]), write(tmp_path / "two/mine.jsonl", rows[20:45])]
+    preview(LayerEncoder(tiny_folder("Llama"), -1, device="cpu"), tasks)
+    assert len(asked) == 2

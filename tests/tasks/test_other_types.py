@@ -106,3 +106,14 @@ def test_texts_without_labels_are_no_task_and_say_what_they_are_for(tmp_path: Pa
 def test_own_texts_are_the_task_s(tmp_path: Path, task_type: str) -> None:
     path = write(tmp_path / "mine.jsonl", ROWS[task_type])
     assert set(own_texts(path)) == set(task_texts(resolve_tasks(path)[0]))
+
+
+def test_what_is_wrong_with_several_labels_and_with_translations_is_named(tmp_path: Path) -> None:
+    rows = [{"text": text, "labels": ["a", "a"] if n % 2 else ["b"]} for n, text in enumerate(SENTENCES)]
+    with pytest.raises(TaskFileError, match=r"`labels` must be a list of labels, each once, .* but got \['a', 'a'\]"):
+        files_data(write(tmp_path / "twice.jsonl", rows))
+    with pytest.raises(TaskFileError, match="must have two sentences or more, but has one: every search would find it"):
+        files_data(write(tmp_path / "one.jsonl", ROWS["BitextMining"][:1]))
+    numbered = [{"id": n, **row} for n, row in enumerate(ROWS["BitextMining"])]
+    with pytest.raises(TaskFileError, match="Of translations, sentence1 and sentence2 must stand alone"):
+        files_data(write(tmp_path / "numbered.jsonl", numbered))

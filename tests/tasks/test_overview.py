@@ -48,6 +48,22 @@ def test_a_retrieval_names_queries_that_are_documents(tmp_path: Path) -> None:
     assert list(found.balance.values()) == [1, 2, pytest.approx(14 / 13)]
 
 
+def test_a_query_that_must_not_find_itself_gives_nothing_away(tmp_path: Path) -> None:
+    corpus = [*CORPUS, {**CORPUS[1], "_id": "again"}]
+    queries = [{"_id": one["_id"], "text": one["text"]} for one in CORPUS[:12]]
+    found = overview(beir(tmp_path / "mine", corpus, queries, [(f"d{n}", f"d{n + 12}", 1) for n in range(12)]))
+    assert "does not count as found" in found.note
+    assert found.leaks == {"queries that are also documents": 1}  # of d1, under another id
+
+
+def test_relevant_pairs_of_several_subsets_are_counted_once(tmp_path: Path) -> None:
+    (source,) = task_sources(beir(tmp_path / "mine"))
+    task = source.make()
+    task.load_data()
+    task.dataset = dict.fromkeys(("one", "two", "three"), task.dataset["default"])
+    assert task_overview(source, task).rows == {"queries": 36, "documents": 144, "relevant pairs": 72}
+
+
 @pytest.mark.parametrize(
     ("task_type", "rows", "leaks", "balance"),
     [

@@ -11,7 +11,7 @@ import mteb
 import pytest
 import pytrec_eval
 
-from midlayer_encoders.tasks import TaskFileError, TfidfEncoder, resolve_tasks, task_sources, task_texts
+from midlayer_encoders.tasks import TaskFileError, TfidfEncoder, resolve_tasks, task_sources, task_texts, tfidf_scores
 from midlayer_encoders.tasks.files import files_data
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
@@ -111,6 +111,10 @@ def test_a_query_that_is_a_document_under_its_own_id_does_not_find_itself(tmp_pa
     found = score(task)
     task.ignore_identical_ids = False
     assert score(task) < found
+    # Where a query's own document is judged relevant, it is to be found: without it the query could find nothing.
+    own = [*qrels[1:], ("d0", "d0", 1)]
+    (task,) = resolve_tasks(beir(tmp_path / "own", queries=queries, qrels=own))
+    assert not task.ignore_identical_ids
     # Ids that both sides count from 1 say nothing.
     numbers = {one["_id"]: n for n, one in enumerate(QUERIES)}
     (task,) = resolve_tasks(
@@ -143,6 +147,8 @@ def replaced(rows: list[dict[str, Any]], number: int, **values: Any) -> list[dic
         ({"qrels": [("q0", "d0", 0)]}, "test.tsv, line 2: every query must have a document whose `score` is 1 or more, but 'q0' has none"),
         ({"qrels": [("q0", "d0", 1), ("q1", "d0", 0)]}, "test.tsv, line 3: every query must have .* 'q1' has none"),
         ({"qrels": [("q0", "d0", 0.5)]}, "test.tsv, line 2: `score` must be a whole number, 1 or more .* but got 0.5"),
+        ({"qrels": [("q0", "d0", 1), ("q0", "d1", 10**30)]}, "test.tsv, line 3: `score` must be a whole number, .* 1000000 at most, but got 1e[+]30"),
+        ({"qrels": [("q0", "d0", 1), ("q0", "d1", -(10**20))]}, "test.tsv, line 3: `score` must be .* 1000000 at most, but got -1e[+]20"),
         ({"qrels": [("q0", "d0", 1), ("q0", "d0", 2)]}, "line 3: the same query and document have another score above"),
         ({"header": ""}, r"test.tsv must have the column query-id, but has q0, d0, 2\. Its first line must name the columns"),
     ],
@@ -159,13 +165,25 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, parts: Mapping[str, Any], 
         (lambda f: (f / "qrels/test.tsv").unlink(), r"qrels must hold test.tsv, .* but holds no such file\. Add it"),
         (lambda f: (f / "queries.jsonl").unlink(), r"must hold corpus.jsonl, queries.jsonl and qrels/test.tsv, .* but has no queries\.\*"),
         (lambda f: [(f / "qrels/test.tsv").unlink(), (f / "qrels").rmdir()], "but has no qrels/"),
+        (lambda f: (f / "corpus.csv").write_text("_id,text\nd0,x\n"), r"must hold one file of each name, but has corpus.csv and corpus.jsonl: remove all but one"),
+        (lambda f: (f / "qrels/test.csv").write_text("query-id,corpus-id,score\nq0,d1,1\n"), r"qrels must hold one file of each name, but has test.csv and test.tsv"),
     ],
 )  # fmt: skip
-def test_a_file_that_is_not_there_is_named(tmp_path: Path, change: Callable[[Path], Any], message: str) -> None:
+def test_a_file_that_is_not_there_or_there_twice_is_named(
+    tmp_path: Path, change: Callable[[Path], Any], message: str
+) -> None:
     folder = beir(tmp_path / "mine")
     change(folder)
     with pytest.raises(TaskFileError, match=message):
         files_data(folder)
+
+
+def test_words_of_a_document_are_counted_in_its_title_and_text_as_one(tmp_path: Path) -> None:
+    joined = [{"_id": one["_id"], "text": f"{one['title']} {one['text']}".strip()} for one in CORPUS]
+    (titled,), (plain,) = resolve_tasks(beir(tmp_path / "a")), resolve_tasks(beir(tmp_path / "b", joined))
+    assert task_texts(titled) == task_texts(plain)
+    assert "title 1" not in task_texts(titled)
+    assert tfidf_scores(titled) == tfidf_scores(plain)
 
 
 def test_a_document_may_have_a_title_alone_and_a_judgment_may_be_there_twice(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from accelerate.state import AcceleratorState
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.tuning.compat import WEIGHTS, add_lora, merge_lora, without_autocast
+from midlayer_encoders.tuning.compat import WEIGHTS, add_lora, check_lora, merge_lora, without_autocast
 from tests.tiny_folders import TEXTS
 from tests.tuning.rows import tuned
 
@@ -41,6 +41,16 @@ def test_adapters_alone_are_trained_and_merging_them_changes_no_vector(tiny_fold
     assert not hasattr(encoder.transformer, "peft_config")
     assert not any("lora" in name for name, _ in encoder.named_modules())
     assert all(one.requires_grad for one in encoder.parameters())
+
+
+def test_whether_adapters_fit_is_asked_without_a_trace(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    names, before, drawn = [name for name, _ in encoder.named_modules()], encoder.encode(TEXTS), torch.get_rng_state()
+    check_lora(encoder)
+    assert [name for name, _ in encoder.named_modules()] == names
+    assert not hasattr(encoder.transformer, "peft_config")
+    assert torch.equal(torch.get_rng_state(), drawn)
+    np.testing.assert_array_equal(encoder.encode(TEXTS), before)
 
 
 @pytest.mark.parametrize(("lora", "package", "argument"), [(False, "accelerate", "tune"), (4, "peft", "lora")])

@@ -142,3 +142,11 @@ def test_texts_of_a_label_are_paired_each_an_anchor_once() -> None:
     assert all(row["anchor"] != row["positive"] for row in made)
     assert {(row["anchor"][0], row["label"]) for row in made} == {("a", 0), ("b", 1)}
     assert made != read_pairs(texts).trained_on(seed=1)
+
+
+def test_a_list_of_anchors_is_refused_instead_of_its_first_taken() -> None:
+    rows = [{"query": [f"one {n}", f"other {n}"], "positive": f"text {n}"} for n in range(4)]
+    with pytest.raises(
+        TaskFileError, match=r"`query` must be a string that is not empty, but got \['one 0', 'other 0'\]"
+    ):
+        read_pairs(rows)

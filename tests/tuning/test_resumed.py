@@ -29,8 +29,8 @@ def stop(*_: Any, **__: Any) -> None:
     [
         ("in training", IDLE),
         ("before it is saved", IDLE),
-        ("before it is saved", WITHIN),
-        ("after it is saved", WITHIN),
+        pytest.param("before it is saved", WITHIN, marks=pytest.mark.slow),
+        pytest.param("after it is saved", WITHIN, marks=pytest.mark.slow),
         ("at its end", WITHIN),
     ],
 )

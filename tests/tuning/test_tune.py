@@ -193,8 +193,15 @@ def test_the_trainers_autocast_is_off_when_it_has_ended(
 def test_what_training_cannot_do_is_said(tiny_folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(NotFiniteError, match=r"became NaN or infinity in training with learning_rate=1e\+10\. Pass a"):
         tuned(tiny_folder("Llama"), tmp_path / "far", learning_rate=1e10, max_steps=20, held_out=0)
+
+
+def test_a_model_that_peft_has_no_adapters_for_is_refused_before_it_is_scored(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    scored = {"tasks": str(sts(tmp_path / "mine.jsonl")), "progress": lambda *_: pytest.fail("not refused at once")}
     with pytest.raises(OptionError, match=r"`lora` must be False for .*Mamba.*, which PEFT refuses"):
-        tuned(tiny_folder("Mamba"), tmp_path / "lora", lora=4)
+        tuned(tiny_folder("Mamba"), tmp_path / "lora", lora=4, **scored)
+    assert not (tmp_path / "lora").exists()
 
 
 def test_a_model_with_merged_adapters_is_trained_whole(tiny_folder: Folder, tmp_path: Path) -> None:
