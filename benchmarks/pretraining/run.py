@@ -27,7 +27,7 @@ import torch
 from benchmarks.pretraining.corpus import STRETCH, Windows, parts, read_tokenizer, read_tokens
 from benchmarks.pretraining.models import Size, block_parameters, language_model, sees_ahead
 from benchmarks.pretraining.module import Pretraining, pl
-from benchmarks.pretraining.tasks import Evaluation, read_tasks
+from benchmarks.pretraining.tasks import ASKED, Evaluation, read_tasks
 from benchmarks.pretraining.variants import VARIANTS
 from benchmarks.pretraining.watching import MEASURED, Aside, Pause, Stages, TimedLook, looks, stages
 
@@ -56,7 +56,8 @@ def train(given: argparse.Namespace) -> bool:
         max_length=128, figures=False, dirpath=given.out / "history" / given.variant, strict=True,
     )  # fmt: skip
     aside = Aside(looks(steps), texts, views, tokenizer, sinks=0 if variant.blocks == "mamba2" else 32)
-    stage = Stages(stages(steps), Evaluation(read_tasks(given.data / "tasks"), tokenizer), held_out)
+    evaluation = Evaluation(read_tasks(given.data / "tasks"), tokenizer, recipes=given.recipes)
+    stage = Stages(stages(steps), evaluation, held_out)
     kept = given.out / f"{given.variant}.ckpt"
     pause = Pause(given.seconds, kept)
 
@@ -121,6 +122,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--probes", type=int, default=200, help="texts to measure")
+    parser.add_argument("--recipes", nargs="+", choices=ASKED, default=ASKED, help="how the tasks' texts are asked")
     parser.add_argument("--stretch", type=int, default=STRETCH, help="tokens in a stretch; every hundredth is held out")
     parser.add_argument("--threads", type=int, default=1, help="16 made a measurement five times as long as 1 did")
     parser.add_argument("--seconds", type=float, default=1e9, help="after which to pause")

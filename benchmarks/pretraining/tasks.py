@@ -69,18 +69,21 @@ class Evaluation:
     Args:
         tasks: what to score.
         tokenizer: of the models to come.
+        recipes: how to ask: plain, or for one word too.
         longest: tokens that are read, those of a template included.
     """
 
-    def __init__(self, tasks: Sequence[Task], tokenizer: Any, *, longest: int = 128) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], tokenizer: Any, *, recipes: Sequence[str] = ASKED, longest: int = 128
+    ) -> None:
         self.tasks = list(tasks)
         self.texts, self.places = _numbered([text for task in tasks for text in task.texts])
-        self.ids = {name: _asked(self.texts, tokenizer, RECIPES[name], longest) for name in ASKED}
+        self.ids = {name: _asked(self.texts, tokenizer, RECIPES[name], longest) for name in recipes}
 
     def __call__(self, backbone: Any) -> dict[tuple[str, str], tuple[str, list[float]]]:
         """Return for each recipe and task the name of its score and the score of each layer."""
         made = {}
-        for recipe in ASKED:
+        for recipe in self.ids:
             vectors = self.embed(backbone, recipe)
             for task in self.tasks:
                 rows = torch.tensor([self.places[text] for text in task.texts], device=vectors.device)
