@@ -23,6 +23,7 @@ from typing import Any
 
 import polars
 import torch
+from torch import Tensor
 
 from benchmarks.pretraining.corpus import STRETCH, Windows, parts, read_tokenizer, read_tokens
 from benchmarks.pretraining.models import Size, block_parameters, language_model, sees_ahead
@@ -47,7 +48,8 @@ def train(given: argparse.Namespace) -> bool:
     module = Pretraining(model, variant, compiled=given.compile)
 
     tokenizer = read_tokenizer(given.data, bos=variant.bos > 0)
-    train_ids, held = parts(torch.from_numpy(read_tokens(given.data / "tokens.xz")).to(device), given.stretch)
+    train_ids, held = texts_of(given.data, given.stretch, more=variant.more)
+    train_ids, held = train_ids.to(device), held.to(device)
     held_out = next(iter(Windows(held, 1, min(HELD, len(held) // given.length - 1), given.length)))
     probes = json.loads((given.data / "probes.json").read_text())
     texts, views = probes["texts"][: given.probes], [view[: given.probes] for view in probes["views"]]
@@ -102,13 +104,26 @@ def train(given: argparse.Namespace) -> bool:
     return True
 
 
+def texts_of(data: Path, stretch: int = STRETCH, *, more: bool) -> tuple[Tensor, Tensor]:
+    """Return the ids to train on, with ``more.xz`` after the novels or without, and the ids held out, of the novels alone."""
+    train_ids, held = parts(torch.from_numpy(read_tokens(data / "tokens.xz")), stretch)
+    if not more:
+        return train_ids, held
+    if not (data / "more.xz").is_file():
+        raise FileNotFoundError(
+            f"{data / 'more.xz'} must be there for a variant with more text. Make it, on Debian 12, with "
+            f"`python -m benchmarks.pretraining.more_text {data} --cache CACHE`."
+        )
+    return torch.cat([train_ids, torch.from_numpy(read_tokens(data / "more.xz"))]), held
+
+
 def write(path: Path, model: str, rows: list[dict[str, Any]]) -> None:
     """Write rows of the tidy frame, in single precision: nothing here is known to more digits."""
     columns = ("revision", "layer", "depth", "kind", "dataset", "name", "value")
     frame = polars.DataFrame([{"model": model} | {name: row[name] for name in columns} for row in rows])
-    frame.with_columns(polars.col("value", "depth").cast(polars.Float32), polars.col("layer").cast(polars.Int16)).write_parquet(
-        path, compression="zstd", compression_level=15
-    )
+    frame.with_columns(
+        polars.col("value", "depth").cast(polars.Float32), polars.col("layer").cast(polars.Int16)
+    ).write_parquet(path, compression="zstd", compression_level=15)
 
 
 def arguments() -> argparse.ArgumentParser:

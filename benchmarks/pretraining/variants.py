@@ -21,6 +21,8 @@ class Variant:
         tied: whether the output layer has the embeddings' weights.
         seed: of the first weights; the order of the data is the same for all.
         steps: of 65,536 tokens each.
+        more: whether the text of ``more_text.py`` follows the novels, so that a long run sees nothing more than four times;
+            the held-out part is of the novels alone, as every other variant's.
     """
 
     blocks: str = "llama"
@@ -32,6 +34,7 @@ class Variant:
     tied: bool = True
     seed: int = 0
     steps: int = 2000
+    more: bool = False
 
     def changed(self) -> dict[str, object]:
         """Return what differs from the base."""
@@ -52,7 +55,7 @@ VARIANTS = {
     "no-sink": replace(BASE, sink=False),
     "masked": replace(BASE, objective="masked"),
     "mamba2": replace(BASE, blocks="mamba2"),
-    "long": replace(BASE, steps=9600),
+    "long": replace(BASE, steps=9600, more=True),
     # What docs/training_first.md tells of: 67M tokens, no BOS.
     "first-causal": FIRST,
     "first-masked": replace(FIRST, objective="masked"),
