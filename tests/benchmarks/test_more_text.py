@@ -16,23 +16,17 @@ import torch
 
 from benchmarks.pretraining import more_text
 from benchmarks.pretraining.corpus import encode, parts, read_tokens, train_tokenizer, write_tokens
-from benchmarks.pretraining.more_text import (
-    PACKAGES,
-    SOURCES,
-    Package,
+from benchmarks.pretraining.more_text import PACKAGES, SOURCES, Package, Tally, listed, main, prose
+from benchmarks.pretraining.prose import (
     Seen,
-    Tally,
     docstring_paragraphs,
     fault,
     format_of,
     html_paragraphs,
     json_paragraphs,
-    listed,
-    main,
     man_paragraphs,
-    prose,
     text_paragraphs,
-)  # fmt: skip
+)
 from benchmarks.pretraining.run import texts_of
 from benchmarks.pretraining.variants import VARIANTS
 
@@ -217,7 +211,7 @@ def test_the_same_downloads_give_the_same_file_and_the_manifest_adds_up(
         len(tokens) == sum(row["tokens"] for row in manifest["packages"]) == sum(manifest["tokens_by_format"].values())
     )
     assert [tuple(row.values())[:4] for row in manifest["packages"]] == [
-        ("sdist", "one", "1.5", "Apache-2.0"), ("wheel", "two", "2.0", "MIT")
+        ("wheel", "two", "2.0", "MIT"), ("sdist", "one", "1.5", "Apache-2.0")
     ]  # fmt: skip
     assert manifest["absent"] == ["sdist gone"]
     assert str(data) not in json.dumps(manifest)
