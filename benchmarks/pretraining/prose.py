@@ -225,9 +225,8 @@ def fault(paragraph: str) -> str | None:
     if not 3.2 <= letters / len(words) <= 8:
         return "words"
     plain = [word for word in words if word.isalpha() or word.rstrip(".,;:!?)\"'").lstrip("(\"'").isalpha()]
-    if len(plain) < 0.8 * len(words) or sum(not word[1:].islower() for word in plain if len(word) > 2) > 0.2 * len(
-        words
-    ):
+    named = sum(not word[1:].islower() for word in plain if len(word) > 2)
+    if len(plain) < 0.8 * len(words) or named > 0.2 * len(words):
         return "names"
     if sum(word.lower() in COMMON for word in words) < 0.25 * len(words):
         return "language"
