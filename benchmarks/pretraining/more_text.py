@@ -151,8 +151,8 @@ def wanted(path: str, size: int) -> bool:
 
 
 NAMED = re.compile(
-    r"\b(?:A|L)?GPL(?:-\d(?:\.\d)?)?\b|GNU Free Documentation License|GNU (?:Lesser |Library |Affero )?General Public License|"
-    r"\bMIT\b|\bBSD\b|\bApache License\b|\bArtistic\b|Mozilla Public License|Creative Commons [\w-]+|[Pp]ublic domain|\bPython Software"
+    r"GNU (?:Lesser |Library |Affero )?(?:General Public|Free Documentation) Licen[cs]e|\b[AL]?GPL[-\d.+v]*|\bMIT\b|\bBSD\b|"
+    r"Apache (?:Software )?License|\bArtistic\b|Mozilla Public License|Creative Commons [\w-]+|[Pp]ublic [Dd]omain|\bPython Software"
 )
 
 
@@ -172,8 +172,10 @@ def license_of(text: str) -> str:
             re.findall(r"^License-Expression: (.+)$", text, re.M) or trove or re.findall(r"^License: (.+)$", text, re.M)
         )
     else:
-        found = re.findall(r"^License: *(\S.*)$", text, re.M) or NAMED.findall(text)
-    return ", ".join(dict.fromkeys(one.strip()[:60] for one in found)) or "not named in its metadata"
+        found = re.findall(r"^License: *(\S.*)$", text, re.M) or re.findall(r"common-licenses/([\w.+-]*\w)", text)
+        found = found or NAMED.findall(text)
+    names = list(dict.fromkeys(one.strip()[:60] for one in found)) or ["terms of its own, in its copyright file"]
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
 
 def collect(
@@ -190,7 +192,7 @@ def collect(
         if file is None:
             continue
         tally = Tally()
-        terms = "not in this package"
+        terms = "of the package that its documentation folder links to"
         texts: dict[str, list[str]] = {kind: [] for kind in READERS}
         for path, data in members(file):
             text = data.decode("utf8", errors="replace")
