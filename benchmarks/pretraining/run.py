@@ -3,6 +3,8 @@
     python -m benchmarks.pretraining.corpus DATA                      # once: tokenizer, ids, texts to measure, tasks
     python -m benchmarks.pretraining.run DATA OUT --compile           # the base, on one GPU in about three minutes
     python -m benchmarks.pretraining.run DATA OUT --variant no-bos --compile
+    python -m benchmarks.pretraining.more_text DATA --cache CACHE     # once, for the variant that trains on more text:
+    python -m benchmarks.pretraining.run DATA OUT --variant long --compile --seconds 500
     python -m benchmarks.pretraining.run DATA OUT --steps 20 --blocks 2 --width 64 --batch 4      # a try on a CPU
 
 Writes ``OUT/VARIANT.parquet``, tidy rows, and ``OUT/VARIANT.json``: losses and seconds. ``--seconds 500`` pauses a run after
