@@ -36,7 +36,6 @@ from benchmarks.pretraining.prose import READERS, Seen, fault, format_of
 PACKAGES = Path(__file__).with_name("more_packages.txt")
 SOURCES = ("debian", "sdist", "wheel")
 DOCUMENT = 400  # characters that a file must keep, or nothing of it is: a lone sentence has no context to learn from
-MOST = 20_000_000  # characters kept of a package, so that none has more than a twentieth of all
 LARGEST = 20_000_000  # bytes of a file; larger ones are data
 
 
@@ -174,7 +173,7 @@ def license_of(text: str) -> str:
     else:
         found = re.findall(r"^License: *(\S.*)$", text, re.M) or re.findall(r"common-licenses/([\w.+-]*\w)", text)
         found = found or NAMED.findall(text)
-    names = list(dict.fromkeys(one.strip()[:60] for one in found)) or ["terms of its own, in its copyright file"]
+    names = list(dict.fromkeys(one.strip()[:60] for one in found)) or ["not named in its metadata"]
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
 
@@ -198,7 +197,7 @@ def collect(
             text = data.decode("utf8", errors="replace")
             if (kind := format_of(path)) is None:
                 terms = license_of(text)
-            elif tally.kept < MOST:
+            else:
                 tally.read += len(data)
                 texts[kind].append(prose(kind, text, seen, tally))
         tokens = 0
