@@ -239,6 +239,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--offline", action="store_true", help="take what the cache has")
     given = parser.parse_args(words)
     packages, tokenizer, seen = listed(given.packages), read_tokenizer(given.data), Seen()
+    tokenizer.backend_tokenizer.encode_special_tokens = True  # a "[MASK]" that a text speaks of is a word like others
     if not given.offline:
         download(packages, given.cache)
     remember_held_out(given.data, tokenizer, seen)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks.pretraining import more_text
-from benchmarks.pretraining.corpus import encode, parts, read_tokens, train_tokenizer, write_tokens
+from benchmarks.pretraining.corpus import SPECIAL, encode, parts, read_tokens, train_tokenizer, write_tokens
 from benchmarks.pretraining.more_text import PACKAGES, SOURCES, Package, Tally, listed, main, prose
 from benchmarks.pretraining.prose import (
     Seen,
@@ -163,7 +163,7 @@ def data(tmp_path: Path) -> Path:
     )
     files = {
         "one-1.5/PKG-INFO": "Metadata-Version: 2.1\nName: one\nLicense: Apache-2.0\n\nLicense: none of this\n",
-        "one-1.5/docs/a.rst": long + "\n\n" + NIGHT + "\n\n" + "A sentence with other words, which is as long as it must be, or else it would be left out for that.",
+        "one-1.5/docs/a.rst": long + "\n\n" + NIGHT + "\n\n" + "A sentence with other words and a [MASK], which is as long as it must be, or else it would be left out for that.",
         "one-1.5/docs/b.rst": long,
     }  # fmt: skip
     with tarfile.open(cache / "one" / "one-1.5.tar.gz", "w:gz") as tar:
@@ -215,7 +215,9 @@ def test_the_same_downloads_give_the_same_file_and_the_manifest_adds_up(
     ]  # fmt: skip
     assert manifest["absent"] == ["sdist gone"]
     assert str(data) not in json.dumps(manifest)
+    assert tokens.min() >= len(SPECIAL), "a special token that a text speaks of"
     text = more_text.read_tokenizer(data).decode(tokens.tolist())
+    assert "and a [MASK], which" in text
     assert text.count(LOCK) == 1, "a near duplicate in the same file, and its copy in another"
     assert NIGHT not in text, "a task's text"
     assert RIVER not in text, "held out"
