@@ -219,6 +219,13 @@ def collect(
     return np.concatenate(ids), told
 
 
+def written(manifest: dict[str, Any]) -> str:
+    """Return the manifest as JSON, one line a package."""
+    head = json.dumps({name: value for name, value in manifest.items() if name != "packages"}, indent=1)
+    rows = ",\n".join(f"  {json.dumps(row)}" for row in manifest["packages"])
+    return head.removesuffix("\n}") + ',\n "packages": [\n' + rows + "\n ]\n}\n"
+
+
 def remember_held_out(data: Path, tokenizer: Any, seen: Seen) -> None:
     """Count the held-out part of the novels and the tasks' texts as seen, so that none of them is trained on."""
     held = parts(torch.from_numpy(read_tokens(data / "tokens.xz")), STRETCH)[1]
@@ -246,7 +253,7 @@ def main(words: list[str] | None = None) -> None:
     ids, manifest = collect(packages, given.cache, tokenizer, seen)
     out = given.out or given.data
     write_tokens(out / "more.xz", ids)
-    (out / "more_manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    (out / "more_manifest.json").write_text(written(manifest))
     print(f"{len(ids):,} tokens")
 
 

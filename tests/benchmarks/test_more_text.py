@@ -243,6 +243,17 @@ def test_the_list_of_packages_is_read_once_each() -> None:
     assert Package("debian", "x").file(Path("nowhere")) is None
 
 
+def test_the_committed_manifest_is_of_the_list_and_adds_up() -> None:
+    text = (PACKAGES.parent / "results" / "more_manifest.json").read_text()
+    manifest = json.loads(text)
+    rows = manifest["packages"]
+    assert [Package(row["source"], row["name"]) for row in rows] == listed()
+    assert all(row["version"] and row["license"] for row in rows)
+    assert {name: sum(row[name] for row in rows) for name in manifest["totals"]} == manifest["totals"]
+    assert sum(manifest["tokens_by_format"].values()) == manifest["totals"]["tokens"]
+    assert text == more_text.written(manifest)
+
+
 def test_compressed_members_are_opened(tmp_path: Path) -> None:
     file = tmp_path / "x-1.tar.gz"
     with tarfile.open(file, "w:gz") as tar:
