@@ -21,8 +21,8 @@ class Variant:
         tied: whether the output layer has the embeddings' weights.
         seed: of the first weights; the order of the data is the same for all.
         steps: of 65,536 tokens each.
-        more: whether the text of ``more_text.py`` follows the novels, so that a long run sees nothing more than four times;
-            the held-out part is of the novels alone, as every other variant's.
+        more: whether the text of ``more_text.py`` follows the novels, 94M tokens after their 40M, so that a long run repeats
+            itself less; the held-out part is of the novels alone, as every other variant's.
     """
 
     blocks: str = "llama"
