@@ -23,7 +23,7 @@ def register() -> None:
 
 
 def sink_free_attention(
-    module: Any,
+    module: Any,  # noqa: ARG001  # transformers passes it
     query: Tensor,
     key: Tensor,
     value: Tensor,

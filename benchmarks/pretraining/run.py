@@ -106,9 +106,9 @@ def write(path: Path, model: str, rows: list[dict[str, Any]]) -> None:
     """Write rows of the tidy frame, in single precision: nothing here is known to more digits."""
     columns = ("revision", "layer", "depth", "kind", "dataset", "name", "value")
     frame = polars.DataFrame([{"model": model} | {name: row[name] for name in columns} for row in rows])
-    frame.with_columns(polars.col("value", "depth").cast(polars.Float32), polars.col("layer").cast(polars.Int16)).write_parquet(
-        path, compression="zstd", compression_level=15
-    )
+    frame.with_columns(
+        polars.col("value", "depth").cast(polars.Float32), polars.col("layer").cast(polars.Int16)
+    ).write_parquet(path, compression="zstd", compression_level=15)
 
 
 def arguments() -> argparse.ArgumentParser:

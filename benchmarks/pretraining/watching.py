@@ -46,7 +46,9 @@ def looks(steps: int) -> list[int]:
 
 def stages(steps: int) -> list[int]:
     """Return when to run the tasks, eight times in a run of 131M tokens: all of them steps to measure at."""
-    return sorted(step for step in {0, 128, 256, 512, 724, 1024, 1448, steps, *range(4096, steps, 2048)} if step <= steps)
+    return sorted(
+        step for step in {0, 128, 256, 512, 724, 1024, 1448, steps, *range(4096, steps, 2048)} if step <= steps
+    )
 
 
 class TimedLook(LayerMetricsCallback):
@@ -170,7 +172,11 @@ class Aside(_AtSteps):
         # The callback has the paper's way of everything; here is the rest, and an entropy that long states weigh in.
         wanted = {} if kind == "probe" else make_for_views(MEASURED, layers, self.views)
         wanted["prompt_entropy_raw"] = PromptEntropy(layers, center=False, unit=False)
-        return {name: metric.to(device) for name, metric in wanted.items() if name != "first_token_share" or kind == "probe-normed"}
+        return {
+            name: metric.to(device)
+            for name, metric in wanted.items()
+            if name != "first_token_share" or kind == "probe-normed"
+        }
 
     def _sink_rates(self, backbone: Any) -> dict[int, float]:
         device, usual = next(backbone.parameters()).device, backbone.config._attn_implementation
