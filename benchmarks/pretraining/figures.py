@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from benchmarks.pretraining.findings import EVENTS, RAW, event, moved, regrets
+from benchmarks.pretraining.findings import EVENTS, RAW, event, moved, regrets, valley, winners
 from benchmarks.pretraining.record import TOKENS, Run, known, read_run, seeds
 from midlayer_encoders.frame import histories, settled
 from midlayer_encoders.frame.steps import History
 from midlayer_encoders.report.axes import Axis, amount_axis, layer_axis
-from midlayer_encoders.report.charts import Chart, Dots, Line, Panel, Part, value_axis
+from midlayer_encoders.report.charts import Chart, Dots, Line, Panel, Part, Rule, value_axis
 from midlayer_encoders.report.matplotlib_figures import draw
 from midlayer_encoders.report.style import LIGHT, SERIES
 
@@ -28,12 +28,13 @@ LAST = 12
 FROM = 16  # the first step on a logarithmic axis: 1M tokens
 COLORED = 128  # the first of the map: before it every block is as low as any valley, as the formation shows
 STAGES = (128, 256, 512, 1024, 2000)
+TUNINGS = ("long-simcse", "long-supervised")
 INGREDIENTS = ("base", "no-bos", "half-bos", "gpt-neox", "low-rate", "no-decay")
 
 
 def figures() -> dict[str, Figure]:
-    """Return every figure by the name of its file."""
-    return {
+    """Return every figure by the name of its file; those of runs that the record lacks are left out."""
+    made = {
         "valley": headline(),
         "formation": formation(),
         "ingredients": ingredients(),
@@ -45,6 +46,11 @@ def figures() -> dict[str, Figure]:
         "rules": rules(),
         "losses": losses(),
     }
+    if known("long"):
+        made |= {"valley_long": headline(("long",)), "long": long_run()}
+    if known(*TUNINGS):
+        made["finetuning"] = finetuning()
+    return made
 
 
 # --- the headline ----------------------------------------------------------------------------------------------------
@@ -55,8 +61,8 @@ def headline(names: Sequence[str] = ("base", "no-bos")) -> Figure:
     from matplotlib.figure import Figure as New
 
     titles = {"base": "[BOS] before every text", "no-bos": "the same model without [BOS]"}
-    figure = New(figsize=(10, 4.1), layout="constrained")
-    places: list[Axes] = list(figure.subplots(1, len(names), sharey=True))
+    figure = New(figsize=(1.4 + 4.3 * len(names), 4.1), layout="constrained")
+    places: list[Axes] = list(figure.subplots(1, len(names), sharey=True, squeeze=False)[0])
     mesh = None
     for place, name in zip(places, names, strict=True):
         mesh = _heat(place, read_run(name))
@@ -85,7 +91,7 @@ def _heat(axes: Axes, run: Run) -> QuadMesh:
     layers = np.arange(len(one.layers) + 1) - 0.5
     mesh = axes.pcolormesh(edges, layers, one.values[seen].T, cmap="Blues_r", vmin=1.9, vmax=4.0)
     axes.set_xscale("log")
-    ticks = (1e7, 2e7, 5e7, 1e8)
+    ticks = [tick for tick in (1e7, 2e7, 5e7, 1e8, 2e8, 5e8) if tick < edges[-1]]
     axes.set_xticks(ticks, [f"{tick / 1e6:.0f}M" for tick in ticks])
     axes.minorticks_off()
     axes.tick_params(labelsize=8, colors=LIGHT["soft"], length=0)
@@ -228,8 +234,6 @@ def scores() -> Figure:
 
 def overtaking() -> Figure:
     """Return for the seeds of the base how far the best middle layer lies above the embeddings and the last layer."""
-    from benchmarks.pretraining.findings import winners
-
     runs = seeds()
     panels = []
     for words, other in (("the embeddings", "first"), ("the last layer", "last")):
@@ -291,3 +295,36 @@ def losses() -> Figure:
         parts.append(Dots(tuple(held), tuple(held.values()), style=number))
     panel = Panel("loss, nats a token (points: held out)", _tokens_axis(seeds()), value_axis(parts), tuple(parts))
     return draw(Chart((panel,), size=(6.4, 3.2)))
+
+
+def long_run() -> Figure:
+    """Return the long run: its loss, with a rule where one command ended and the next began, and how it goes on."""
+    run = read_run("long")
+    smooth = pl.Series(run.told["losses"]).rolling_mean(16, min_samples=1).to_list()[FROM - 1 :]
+    loss = Line(tuple((FROM + place) * TOKENS for place in range(len(smooth))), tuple(smooth))
+    seams = tuple(Rule(one["to"] * TOKENS) for one in run.told["sessions"][:-1])
+    across = _tokens_axis([run])
+    share = run.metric("first_token_share")
+    depths = [valley(row).depth for row in run.metric(RAW).values]
+    panels = (
+        Panel("loss, nats a token (rules: a new command)", across, value_axis([loss]), (*seams, loss)),
+        Panel("first token's share, highest layer", across, Axis("", 0, 1), (_over_tokens(share, np.nanmax(share.values, axis=1)),)),
+        Panel("depth of the valley, nats", across, value_axis([line := _over_tokens(run.metric(RAW), depths)]), (line,)),
+    )  # fmt: skip
+    return draw(Chart(panels, columns=3, size=(3.5, 2.5)))
+
+
+def finetuning() -> Figure:
+    """Return the long run before and after each fine-tuning: four metrics and the mean score, by layer."""
+    runs, panels = known(*TUNINGS), []
+    for name in (RAW, "prompt_entropy", "dataset_entropy", "infonce", "score"):
+        every = [run.scores() if name == "score" else run.metric(name) for run in runs]
+        after = (
+            _over_layers(one.values[-1], run.told["tuning"], k)
+            for k, (run, one) in enumerate(zip(runs, every, strict=True))
+        )
+        lines = (_over_layers(every[0].values[0], "before", 4), *after)
+        panels.append(
+            Panel("mean of six tasks" if name == "score" else name, layer_axis(LAST), value_axis(lines), lines)
+        )
+    return draw(Chart(tuple(panels), columns=3, size=(3.4, 2.5)))

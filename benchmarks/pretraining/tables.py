@@ -18,13 +18,14 @@ from midlayer_encoders.metrics import prompt_entropy
 __all__ = ["tables"]
 
 RUNS = ("no-bos", "half-bos", "gpt-neox", "low-rate", "no-decay", "no-sink", "masked", "mamba2", "long")
+TUNINGS = ("long-simcse", "long-supervised")
 THIRDS = {"1 to 4": range(1, 5), "5 to 8": range(5, 9), "9 to 12": range(9, 13)}
 SETTLING = ("prompt_entropy", RAW, "dataset_entropy", "curvature", "infonce", "dime", "effective_rank", "cka")
 
 
 def tables() -> dict[str, str]:
-    """Return every table by the name of its place in the page."""
-    return {
+    """Return every table by the name of its place in the page; that of runs that the record lacks is left out."""
+    made = {
         "runs": runs(),
         "formation": formation(),
         "variants": variants(),
@@ -35,6 +36,7 @@ def tables() -> dict[str, str]:
         "settling": settling(),
         "rules": rules(),
     }
+    return made | ({"finetuning": finetuning()} if known(*TUNINGS) else {})
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -143,7 +145,7 @@ def kinds() -> str:
 
 def needed(shares: Sequence[float] = (0.01, 0.5, 0.7, 0.9, 0.95, 0.98, 0.99, 0.995), tokens: int = 128) -> str:
     """Return both entropies of made-up tokens, whose first one is as long as each share asks."""
-    states = torch.randn(64, tokens, 512, generator=torch.Generator().manual_seed(0))
+    states = torch.randn(16, tokens, 512, generator=torch.Generator().manual_seed(0))
     others = states[:, 1:].square().sum(dim=(1, 2))
     rows: list[list[str]] = [["raw"], ["the paper's"]]
     for share in shares:
@@ -235,3 +237,26 @@ def rules() -> str:
         lost = [f"{fmean(one[rule][step][1] for one in every):.1f}" for step in steps]
         rows.append([f"`{rule}`", *lost, _layers([one[rule][steps[-1]][0] for one in every])])
     return _table(["rule", *(f"{step * TOKENS / 1e6:.0f}M" for step in steps), "layer at the end"], rows)
+
+
+def finetuning(layers: Sequence[int] = (1, 3, 6, 9, 12)) -> str:
+    """Return metrics and scores before and after each fine-tuning."""
+    rows = []
+    for name in (
+        RAW,
+        "prompt_entropy",
+        "dataset_entropy",
+        "effective_rank",
+        "infonce",
+        "dime",
+        "lidar",
+        "anisotropy",
+        "score",
+    ):
+        for run in known(*TUNINGS):
+            one = run.scores() if name == "score" else run.metric(name)
+            digits = 1 if name == "score" else 2
+            ends = [(one.values[0][one.layers.index(k)], one.values[-1][one.layers.index(k)]) for k in layers]
+            cells = (f"{before:.{digits}f} → {after:.{digits}f}" for before, after in ends)
+            rows.append([name, run.told["tuning"], *cells])
+    return _table(["metric", "tuning", *(f"layer {k}" for k in layers)], rows)
