@@ -190,8 +190,8 @@ def objectives() -> Figure:
 
 def first_token() -> Figure:
     """Return what is left of the valley without the first token, after the norm, and as the paper measures."""
-    runs = known("base", "no-sink", "no-bos")
-    words = {"base": "base", "no-sink": "softmax with a one added", "no-bos": "no [BOS]"}
+    runs = known("base", "one-added", "no-bos")
+    words = {"base": "base", "one-added": "softmax with a one added", "no-bos": "no [BOS]"}
     ways = {
         "raw states": (RAW, "probe"),
         "without the first token": (RAW, "probe-later"),
@@ -214,8 +214,8 @@ def first_token() -> Figure:
 
 def scores() -> Figure:
     """Return the mean score by layer at some stages; a ring at the best."""
-    runs = known("base", "no-bos", "no-sink")
-    words = {"base": "base", "no-sink": "softmax with a one added", "no-bos": "no [BOS]"}
+    runs = known("base", "no-bos", "one-added")
+    words = {"base": "base", "one-added": "softmax with a one added", "no-bos": "no [BOS]"}
     drawn: dict[str, list[Part]] = {}
     for run in runs:
         one, parts = run.scores(), drawn.setdefault(run.name, [])

@@ -17,7 +17,19 @@ from midlayer_encoders.metrics import prompt_entropy
 
 __all__ = ["tables"]
 
-RUNS = ("no-bos", "half-bos", "gpt-neox", "low-rate", "no-decay", "no-sink", "masked", "mamba2", "long")
+RUNS = (
+    "no-bos",
+    "half-bos",
+    "gpt-neox",
+    "low-rate",
+    "no-decay",
+    "one-added",
+    "own-key",
+    "first-hidden",
+    "masked",
+    "mamba2",
+    "long",
+)
 TUNINGS = ("long-simcse", "long-supervised")
 THIRDS = {"1 to 4": range(1, 5), "5 to 8": range(5, 9), "9 to 12": range(9, 13)}
 SETTLING = ("prompt_entropy", RAW, "dataset_entropy", "curvature", "infonce", "dime", "effective_rank", "cka")
@@ -66,7 +78,11 @@ def _differs(run: Run) -> str:
         "bos": {0.0: "no [BOS]", 0.5: "[BOS] before half of the sequences"},
         "peak": {5e-4: "peak rate 5e-4"},
         "decay": {0.0: "no weight decay"},
-        "sink": {False: "a one in the softmax's denominator"},
+        "sink": {
+            "one": "a one in the softmax's denominator",
+            "key": "a learned key with no value",
+            "hidden": "no later token sees the first",
+        },
     }
     return ", ".join(words[name][value] for name, value in VARIANTS[run.name].changed().items() if name in words)
 
