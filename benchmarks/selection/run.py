@@ -6,7 +6,7 @@ The reference tables are replayed model by model: each rule sees the metrics of 
 the layer it chooses. The one number that is fitted, the depth of ``fixed-depth``, is fitted on all other models (leave one model
 out) and on all other families (leave one family out). Models outside the tables: ``results/real_metrics.csv`` and
 ``few_labels.csv`` (made by ``real.py``), scored by ``benchmarks/results/real_tasks.csv``, and every tidy frame with scores in
-``benchmarks/pretraining/results/*.csv``. The reference tables are looked for in ``reference/`` beside the folder that
+``benchmarks/pretraining/results/first/*.csv``. The reference tables are looked for in ``reference/`` beside the folder that
 ``MIDLAYER_DATA`` names; without them the parts that need them are left as they are.
 """
 
@@ -99,9 +99,9 @@ def outside() -> Iterator[Model]:
 
 
 def trained() -> Iterator[Model]:
-    """Yield the last step of every model that benchmarks/pretraining has scored so far."""
+    """Yield the last step of every model of the first training record."""
     frames = []
-    for path in sorted((HERE.parent / "pretraining" / "results").glob("*.csv")):
+    for path in sorted((HERE.parent / "pretraining" / "results" / "first").glob("*.csv")):
         table = pl.read_csv(path, infer_schema_length=None)
         if set(FRAME_SCHEMA) <= set(table.columns):
             frames.append(table.select(list(FRAME_SCHEMA)).cast(FRAME_SCHEMA))
