@@ -190,11 +190,10 @@ def objectives() -> Figure:
 
 def first_token() -> Figure:
     """Return what is left of the valley without the first token, after the norm, and as the paper measures."""
-    runs = known("base", "one-added", "no-bos")
-    words = {"base": "base", "one-added": "softmax with a one added", "no-bos": "no [BOS]"}
+    runs = known("base", "base-seed1", "no-bos", "one-added", "low-rate", "masked")
     ways = {
         "raw states": (RAW, "probe"),
-        "without the first token": (RAW, "probe-later"),
+        "raw, without the first token": (RAW, "probe-later"),
         "after the final norm": (RAW, "probe-normed"),
         "centered, unit length (the paper's)": ("prompt_entropy", "probe"),
     }
@@ -207,9 +206,9 @@ def first_token() -> Figure:
     }
     up = value_axis([line for lines in curves.values() for line in lines])
     panels = tuple(
-        Panel(f"{words[name]}: entropy, nats", layer_axis(LAST), up, tuple(lines)) for name, lines in curves.items()
+        Panel(f"{name}: entropy, nats", layer_axis(LAST), up, tuple(lines)) for name, lines in curves.items()
     )
-    return draw(Chart(panels, columns=len(runs), size=(3.5, 2.7)))
+    return draw(Chart(panels, columns=3, size=(3.5, 2.5)))
 
 
 def scores() -> Figure:

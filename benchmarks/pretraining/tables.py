@@ -9,10 +9,22 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from benchmarks.pretraining.findings import EVENTS, RAW, event, event_layer, moved, overtaking, regrets, valley, winners
+from benchmarks.pretraining.findings import (
+    EVENTS,
+    RAW,
+    event,
+    event_layer,
+    lowering,
+    moved,
+    overtaking,
+    regrets,
+    valley,
+    winners,
+)
 from benchmarks.pretraining.record import TOKENS, Run, known, read_run, seeds
 from benchmarks.pretraining.variants import VARIANTS
 from midlayer_encoders.frame import settled
+from midlayer_encoders.frame.steps import History
 from midlayer_encoders.metrics import prompt_entropy
 
 __all__ = ["tables"]
@@ -57,14 +69,16 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _spread(values: Sequence[float], digits: int) -> str:
     """Return the mean, and the lowest and the highest where there are several."""
-    mean = f"{fmean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    # Adding zero to a rounded value takes the sign from a zero.
+    mean, low, high = (f"{round(value, digits) + 0.0:.{digits}f}" for value in (fmean(values), min(values), max(values)))
+    return mean if len(values) == 1 else f"{mean} ({low} to {high})"
 
 
 def _millions(values: Sequence[float]) -> str:
     if not all(map(math.isfinite, values)):
         return "not reached"
-    return _spread([value / 1e6 for value in values], 0) + "M"
+    mean, *rest = _spread([value / 1e6 for value in values], 0).split(" ", 1)
+    return " ".join([f"{mean}M", *rest])
 
 
 def _layers(found: Sequence[int]) -> str:
@@ -119,8 +133,7 @@ def formation() -> str:
     return _table(["what", "at layer", "at the end", "a tenth of it at", "half at", "nine tenths at"], rows)
 
 
-def _highest(some: Sequence[Run], name: str, digits: int) -> str:
-    every = [run.metric(name) for run in some if name in run.frame["name"]]
+def _highest(every: Sequence[History], digits: int = 2) -> str:
     if not every:
         return "–"
     values = [float(np.nanmax(one.values[-1])) for one in every]
@@ -138,18 +151,29 @@ def variants() -> str:
     """Return what each run has at its end."""
     rows = []
     for name, differs, some in _groups():
+        attending = [run.metric("attention_sink_rate") for run in some if run.told["variant"]["blocks"] != "mamba2"]
         rows.append([
-            f"{name}: {differs}", _highest(some, "first_token_share", 2), _highest(some, "attention_sink_rate", 2),
-            _spread([float(np.nanmax(run.metric("largest_state").values[-1])) for run in some], 0), _valley(some, RAW),
+            f"{name}: {differs}", _highest([run.metric("first_token_share") for run in some]), _highest(attending),
+            _spread([float(np.nanmax(run.metric("largest_state").values[-1])) for run in some], 0),
+            _highest([lowering(run) for run in some]), _valley(some, RAW), _valley(some, RAW, "probe-later"),
         ])  # fmt: skip
-    return _table(["run", "first token's share", "sink rate", "largest state", "valley, nats"], rows)
+    head = [
+        "run",
+        "first token's share",
+        "sink rate",
+        "largest state",
+        "it takes, nats",
+        "valley, nats",
+        "valley without it",
+    ]
+    return _table(head, rows)
 
 
 def kinds() -> str:
     """Return the valley in each way of reading it."""
     ways: dict[str, tuple[str, str]] = {
         "raw": (RAW, "probe"),
-        "raw, first token left out": (RAW, "probe-later"),
+        "raw, left out": (RAW, "probe-later"),
         "normed": (RAW, "probe-normed"),
         "normed, left out": (RAW, "probe-normed-later"),
         "the paper's": ("prompt_entropy", "probe"),
