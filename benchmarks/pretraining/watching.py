@@ -31,21 +31,30 @@ KINDS: dict[str, tuple[Norm, int]] = {
 """What the frame calls the texts read with a norm, and without so many tokens at their beginning."""
 
 
-def looks(steps: int) -> list[int]:
+BRIEF = (0, 64, 256, 362, 512, 724, 1024, 1448), (512, 1024)  # when a brief run is measured, and when the tasks are run
+
+
+def looks(steps: int, *, brief: bool = False) -> list[int]:
     """Return the steps to measure at: doubling, four in each doubling from 8M tokens to 100M, then every 256.
+
+    A ``brief`` run is measured nine times.
 
     Example:
         >>> looks(200)
         [0, 1, 2, 4, 8, 16, 32, 64, 128, 152, 181, 200]
     """
+    if brief:
+        return sorted({step for step in BRIEF[0] if step < steps} | {steps})
     few = {0} | {2**k for k in range(8)}
     dense = {round(128 * 2 ** (k / 4)) for k in range(15)}
     later = range(1536, min(steps, 2048), 256), range(2048, steps, 512)
     return sorted(step for step in few | dense | set(later[0]) | set(later[1]) | {steps} if step <= steps)
 
 
-def stages(steps: int) -> list[int]:
-    """Return when to run the tasks, eight times in a run of 131M tokens: all of them steps to measure at."""
+def stages(steps: int, *, brief: bool = False) -> list[int]:
+    """Return when to run the tasks, eight times in a run of 131M tokens, brief three: all of them steps to measure at."""
+    if brief:
+        return sorted({step for step in BRIEF[1] if step < steps} | {steps})
     return sorted(
         step for step in {0, 128, 256, 512, 724, 1024, 1448, steps, *range(4096, steps, 2048)} if step <= steps
     )
