@@ -33,6 +33,15 @@ def test_the_first_training_record_has_the_rows_that_its_frames_give() -> None:
 
 
 @pytest.mark.docs
+def test_the_training_record_has_the_tables_that_its_frames_give() -> None:
+    from benchmarks.pages import part_of
+    from benchmarks.pretraining.tables import tables
+
+    for name, table in tables().items():
+        assert part_of(ROOT / "docs" / "training.md", name) == table, f"docs/training.md, {name}"
+
+
+@pytest.mark.docs
 def test_the_tables_of_rules_are_what_the_script_writes(request: pytest.FixtureRequest) -> None:
     """Those of the paper's models only where its tables are: they are not in the repository."""
     from benchmarks.selection import gate, run
