@@ -81,7 +81,7 @@ class Contrastive(pl.LightningModule):
         compiled: whether to compile the blocks.
     """
 
-    def __init__(self, model: LanguageModel, *, steps: int, peak: float = 1e-4, compiled: bool = False) -> None:
+    def __init__(self, model: LanguageModel, *, steps: int, peak: float, compiled: bool = False) -> None:
         super().__init__()
         self.model = model
         if compiled:
@@ -124,10 +124,11 @@ class _DroppingEmbedding(nn.Embedding):
 
 
 def add_dropout(model: LanguageModel) -> LanguageModel:
-    """Return a Llama with dropout where BERT has it: the embeddings, and what each block adds to them twice.
+    """Return a Llama with dropout where BERT has it: the embeddings, and what each block adds to the states twice.
 
-    Llama itself has it on the attention weights alone. The parts change their class, not their names: the weights load as ever,
-    and the compiler takes the blocks for one program, which hooks with a number each would keep it from.
+    Llama itself has it on the attention weights alone, where it would take the first token's one weight, on itself, away. The
+    parts change their class, not their names: the weights load as ever, and the compiler takes the blocks for one program,
+    which hooks with a number each would keep it from.
     """
     model.backbone.embed_tokens.__class__ = _DroppingEmbedding
     for block in model.backbone.layers:
@@ -150,7 +151,7 @@ def trained_model(given: argparse.Namespace, variant: Variant) -> LanguageModel:
             f"{path} is not there: `python -m benchmarks.pretraining.run` with `--variant {given.variant}` writes it."
         )
     weights = torch.load(path, map_location="cpu", weights_only=True)
-    model = language_model(variant, size_of(weights), dropout=DROPOUT)
+    model = language_model(variant, size_of(weights))
     model.load_state_dict(weights)
     return add_dropout(model).train()
 
@@ -162,8 +163,13 @@ def supervised_pairs(given: argparse.Namespace, variant: Variant, tokens: Tensor
         raise FileNotFoundError(f"{path} is not there: `python -m benchmarks.pretraining.corpus` writes it.")
     tokenizer = read_tokenizer(given.data, bos=variant.bos > 0)
     groups = {"adjacent": adjacent_sentences(tokens, tokenizer), **json.loads(path.read_text())}
+    groups = {kind: without(some, scored) for kind, some in groups.items()}
+    if few := [kind for kind, some in groups.items() if len(some) < 2]:
+        raise ValueError(
+            f"{path} must hold two groups or more that the tasks do not, but of {', '.join(few)} it holds fewer: make DATA again."
+        )
     ids = {
-        kind: [tokenizer(group, truncation=True, max_length=LONGEST)["input_ids"] for group in without(some, scored)]
+        kind: [tokenizer(group, truncation=True, max_length=LONGEST)["input_ids"] for group in some]
         for kind, some in groups.items()
     }
     return Pairs(ids, given.steps, tokens.device, given.batch, LONGEST)
@@ -172,7 +178,7 @@ def supervised_pairs(given: argparse.Namespace, variant: Variant, tokens: Tensor
 def tune(given: argparse.Namespace) -> None:
     """Fine-tune a variant in one way."""
     name, variant = f"{given.variant}-{given.tuning}", VARIANTS[given.variant]
-    module = Contrastive(trained_model(given, variant), steps=given.steps, compiled=given.compile)
+    module = Contrastive(trained_model(given, variant), steps=given.steps, peak=given.peak, compiled=given.compile)
     watched = watch(given, variant, name, looks=steps_to_measure(given.steps), stages=steps_to_score(given.steps))
     tokens, _ = read_parts(given)
     batches = (
@@ -196,6 +202,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = shared_arguments(__doc__, [name for name, one in VARIANTS.items() if one.blocks == "llama"], "long")
     parser.add_argument("--tuning", choices=TUNINGS, required=True)
     parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--peak", type=float, default=1e-4, help="learning rate; a model of width 64 needs 2e-3")
     return parser
 
 

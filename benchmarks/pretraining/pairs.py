@@ -180,8 +180,8 @@ def adjacent_sentences(
 ) -> Groups:
     """Return pairs of a sentence and the next one, one pair from each of ``number`` windows that has such a pair."""
     generator = torch.Generator().manual_seed(seed)
-    starts = torch.randint(max(1, len(tokens) - window), (number, 1), generator=generator)
-    windows = tokens.cpu()[(starts + torch.arange(window)).clamp(max=len(tokens) - 1)]
+    starts = torch.randint(len(tokens) - window + 1, (min(number, len(tokens)), 1), generator=generator)
+    windows = tokens.cpu()[starts + torch.arange(window)]
     pairs = (_first_pair(text) for text in tokenizer.backend_tokenizer.decode_batch(windows.tolist()))
     return without((pair for pair in pairs if pair), [])
 
