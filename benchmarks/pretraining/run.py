@@ -57,7 +57,8 @@ def train(given: argparse.Namespace) -> bool:
 
     train_ids, held = read_parts(given)
     held_out = next(iter(Windows(held, 1, min(HELD, len(held) // given.length - 1), given.length)))
-    watched = watch(given, variant, given.variant, looks=looks(steps), stages=stages(steps), held=held_out)
+    measured, scored = looks(steps, brief=given.brief), stages(steps, brief=given.brief)
+    watched = watch(given, variant, given.variant, looks=measured, stages=scored, held=held_out)
     kept = given.out / f"{given.variant}.ckpt"
     pause = Pause(given.seconds, kept)
 
@@ -174,6 +175,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--brief", action="store_true", help="measure and score less often")
     parser.add_argument("--seconds", type=float, default=1e9, help="after which to pause")
     return parser
 

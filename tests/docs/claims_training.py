@@ -7,11 +7,11 @@ import polars as pl
 from tests.docs.frames import Curve, best, last, mean_by_layer, metric, stage, table, trained
 from tests.docs.stated import Claim
 
-TRAINING, VISION = (f"docs/{page}.md" for page in ("training", "vision"))
+FIRST, VISION = (f"docs/{page}.md" for page in ("training_first", "vision"))
 REPLICATION = "docs/replication.md"
 
 
-# --- the training record ---------------------------------------------------------------------------------------------
+# --- the first training record --------------------------------------------------------------------------------------
 
 
 def _scores(run: str, step: int | None = None) -> Curve:
@@ -68,21 +68,21 @@ def _invariance() -> list[float]:
 
 TRAINED = [
     Claim(
-        TRAINING,
+        FIRST,
         "stays {} to {} points below an earlier block",
         lambda: [
             (gaps := sorted(max(v for k, v in _scores(run).items() if k) - last(_scores(run)) for run in _RUNS))[0],
             gaps[-1],
         ],
     ),
-    Claim(TRAINING, "(`first_token_share`) never passes {} at any layer", lambda: [_ceiling(_largest_share())]),
+    Claim(FIRST, "(`first_token_share`) never passes {} at any layer", lambda: [_ceiling(_largest_share())]),
     Claim(
-        TRAINING,
+        FIRST,
         "as the paper says; within a text it does so at layers {} to {}, by less than {} nats at layers {} to {}, and lowers",
         lambda: _entropy_between("simcse"),
     ),
     Claim(
-        TRAINING,
+        FIRST,
         "the last layer's mean falls from {} to {} (TwitterURL {}, STSBenchmark {}, TrecQA {}, Banking77 {})",
         lambda: [
             *(last(_scores("simcse", step)) for step in (0, 256)),
@@ -90,12 +90,12 @@ TRAINED = [
         ],
     ),
     Claim(
-        TRAINING,
+        FIRST,
         "Invariance rises at layers {} to {}, a little ({} or less) at layers {} to {}, and falls at layers {} to {}",
         _invariance,
     ),
     Claim(
-        TRAINING,
+        FIRST,
         "the last layer goes from {} to {}, and the best is layer {} with {}, the only run in which a middle layer beats the "
         "embeddings ({})",
         lambda: [
@@ -105,13 +105,11 @@ TRAINED = [
         ],
     ),
     Claim(
-        TRAINING,
+        FIRST,
         "the five other tasks gain {} points at the last layer and {} at layer 7",
         lambda: [_gain(None, tuning="supervised", layer=layer) for layer in (12, 7)],
     ),
-    Claim(
-        TRAINING, "training costs its embeddings {} points", lambda: [_scores("masked", 0)[0] - _scores("masked")[0]]
-    ),
+    Claim(FIRST, "training costs its embeddings {} points", lambda: [_scores("masked", 0)[0] - _scores("masked")[0]]),
     Claim(
         REPLICATION,
         "dips of {} nats (causal) and {} (masked) at layer {}, {} (state-space) at layer {}",
