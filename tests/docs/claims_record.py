@@ -23,7 +23,7 @@ from benchmarks.pretraining.tables import RUNS, THIRDS
 from midlayer_encoders.frame import settled
 from tests.docs.stated import Claim
 
-PAGE = "docs/training.md"
+PAGE, REPLICATION = "docs/training.md", "docs/replication.md"
 
 
 def _all() -> list[Run]:
@@ -211,4 +211,29 @@ CLAIMS = [
         lambda: [_lost("min-dime"), _lost("auto"), _lost("last")],
     ),
     Claim(PAGE, "Reading raw states it would cost {}", lambda: [_lost("valley-midpoint (raw)")]),
+    Claim(
+        REPLICATION,
+        "a valley of {} to {} nats at layers {} and {} (two seeds), and a masked one of {} at layer {}, Mamba2 none",
+        lambda: [
+            *_ends([_depth(run) for run in seeds()]),
+            *_ends([valley(run.metric(RAW).values[-1]).layer for run in seeds()]),
+            (masked := valley(read_run("masked").metric(RAW).values[-1])).depth,
+            masked.layer,
+        ],
+    ),
+    Claim(
+        REPLICATION,
+        "they are {} to {}, {} and none, at layer 1",
+        lambda: [
+            *_ends([_depth(run, "prompt_entropy") for run in seeds()]),
+            _depth(read_run("masked"), "prompt_entropy"),
+        ],
+    ),
+    Claim(REPLICATION, "in the {} [own runs]", lambda: [_lowest_blocks()]),
 ]
+
+
+def _lowest_blocks() -> int:
+    """Return the number of runs, in each of which dataset entropy has its lowest block at layer 1 or 2."""
+    assert {1 + int(run.metric("dataset_entropy").values[-1][1:].argmin()) for run in _all()} == {1, 2}
+    return len(_all())

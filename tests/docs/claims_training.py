@@ -30,13 +30,6 @@ def _change(name: str, tuning: str) -> Curve:
     return {layer: after[layer] - before[layer] for layer in before}
 
 
-def _dip(run: str) -> list[float]:
-    """Return how far prompt entropy at its lowest inner layer is below both ends, and which layer that is."""
-    curve = metric(stage(run), "prompt_entropy")
-    layer = min(range(1, max(curve)), key=curve.__getitem__)
-    return [min(curve[0], last(curve)) - curve[layer], layer]
-
-
 def _rising(curve: Curve) -> list[int]:
     return [layer for layer in curve if curve[layer] > 0]
 
@@ -110,11 +103,6 @@ TRAINED = [
         lambda: [_gain(None, tuning="supervised", layer=layer) for layer in (12, 7)],
     ),
     Claim(FIRST, "training costs its embeddings {} points", lambda: [_scores("masked", 0)[0] - _scores("masked")[0]]),
-    Claim(
-        REPLICATION,
-        "dips of {} nats (causal) and {} (masked) at layer {}, {} (state-space) at layer {}",
-        lambda: [_dip("causal")[0], *_dip("masked"), *_dip("ssm")],
-    ),
     Claim(
         REPLICATION,
         "SimCSE: dataset entropy of the last layer {} to {} nats, InfoNCE {} to {}, higher",
