@@ -52,12 +52,12 @@ def train(given: argparse.Namespace) -> bool:
     probes = json.loads((given.data / "probes.json").read_text())
     texts, views = probes["texts"][: given.probes], [view[: given.probes] for view in probes["views"]]
     look = TimedLook(
-        texts, tokenizer, metrics=MEASURED, every_n_steps=looks(steps), views=views, module="model.backbone",
+        texts, tokenizer, metrics=MEASURED, every_n_steps=looks(steps, brief=given.brief), views=views, module="model.backbone",
         max_length=128, figures=False, dirpath=given.out / "history" / given.variant, strict=True,
     )  # fmt: skip
-    aside = Aside(looks(steps), texts, views, tokenizer, sinks=0 if variant.blocks == "mamba2" else 32)
+    aside = Aside(looks(steps, brief=given.brief), texts, views, tokenizer, sinks=0 if variant.blocks == "mamba2" else 32)
     evaluation = Evaluation(read_tasks(given.data / "tasks"), tokenizer, recipes=given.recipes)
-    stage = Stages(stages(steps), evaluation, held_out)
+    stage = Stages(stages(steps, brief=given.brief), evaluation, held_out)
     kept = given.out / f"{given.variant}.ckpt"
     pause = Pause(given.seconds, kept)
 
@@ -106,9 +106,9 @@ def write(path: Path, model: str, rows: list[dict[str, Any]]) -> None:
     """Write rows of the tidy frame, in single precision: nothing here is known to more digits."""
     columns = ("revision", "layer", "depth", "kind", "dataset", "name", "value")
     frame = polars.DataFrame([{"model": model} | {name: row[name] for name in columns} for row in rows])
-    frame.with_columns(polars.col("value", "depth").cast(polars.Float32), polars.col("layer").cast(polars.Int16)).write_parquet(
-        path, compression="zstd", compression_level=15
-    )
+    frame.with_columns(
+        polars.col("value", "depth").cast(polars.Float32), polars.col("layer").cast(polars.Int16)
+    ).write_parquet(path, compression="zstd", compression_level=15)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -123,6 +123,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--probes", type=int, default=200, help="texts to measure")
     parser.add_argument("--recipes", nargs="+", choices=ASKED, default=ASKED, help="how the tasks' texts are asked")
+    parser.add_argument("--brief", action="store_true", help="measure and score less often")
     parser.add_argument("--stretch", type=int, default=STRETCH, help="tokens in a stretch; every hundredth is held out")
     parser.add_argument("--threads", type=int, default=1, help="16 made a measurement five times as long as 1 did")
     parser.add_argument("--seconds", type=float, default=1e9, help="after which to pause")

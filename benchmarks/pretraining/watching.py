@@ -31,22 +31,33 @@ KINDS: dict[str, tuple[Norm, int]] = {
 """What the frame calls the texts read with a norm, and without so many tokens at their beginning."""
 
 
-def looks(steps: int) -> list[int]:
+BRIEF = (0, 64, 256, 362, 512, 724, 1024, 1448), (512, 1024)  # when a brief run is measured, and when the tasks are run
+
+
+def looks(steps: int, *, brief: bool = False) -> list[int]:
     """Return the steps to measure at: doubling, four in each doubling from 8M tokens to 100M, then every 256.
+
+    A ``brief`` run is measured nine times.
 
     Example:
         >>> looks(200)
         [0, 1, 2, 4, 8, 16, 32, 64, 128, 152, 181, 200]
     """
+    if brief:
+        return sorted({step for step in BRIEF[0] if step < steps} | {steps})
     few = {0} | {2**k for k in range(8)}
     dense = {round(128 * 2 ** (k / 4)) for k in range(15)}
     later = range(1536, min(steps, 2048), 256), range(2048, steps, 512)
     return sorted(step for step in few | dense | set(later[0]) | set(later[1]) | {steps} if step <= steps)
 
 
-def stages(steps: int) -> list[int]:
-    """Return when to run the tasks, eight times in a run of 131M tokens: all of them steps to measure at."""
-    return sorted(step for step in {0, 128, 256, 512, 724, 1024, 1448, steps, *range(4096, steps, 2048)} if step <= steps)
+def stages(steps: int, *, brief: bool = False) -> list[int]:
+    """Return when to run the tasks, eight times in a run of 131M tokens, brief three: all of them steps to measure at."""
+    if brief:
+        return sorted({step for step in BRIEF[1] if step < steps} | {steps})
+    return sorted(
+        step for step in {0, 128, 256, 512, 724, 1024, 1448, steps, *range(4096, steps, 2048)} if step <= steps
+    )
 
 
 class TimedLook(LayerMetricsCallback):
@@ -170,7 +181,11 @@ class Aside(_AtSteps):
         # The callback has the paper's way of everything; here is the rest, and an entropy that long states weigh in.
         wanted = {} if kind == "probe" else make_for_views(MEASURED, layers, self.views)
         wanted["prompt_entropy_raw"] = PromptEntropy(layers, center=False, unit=False)
-        return {name: metric.to(device) for name, metric in wanted.items() if name != "first_token_share" or kind == "probe-normed"}
+        return {
+            name: metric.to(device)
+            for name, metric in wanted.items()
+            if name != "first_token_share" or kind == "probe-normed"
+        }
 
     def _sink_rates(self, backbone: Any) -> dict[int, float]:
         device, usual = next(backbone.parameters()).device, backbone.config._attn_implementation

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from benchmarks import pages
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.frame import FRAME_SCHEMA, ByLayer, Curves
 from midlayer_encoders.paper.reference import data_folder, reference_metrics, reference_scores
@@ -259,10 +260,7 @@ def speed() -> list[str]:
 
 def write_part(name: str, lines: list[str]) -> None:
     """Write a table into its place in ``README.md``."""
-    page = HERE / "README.md"
-    text, before, after = page.read_text(encoding="utf8"), f"<!-- {name} -->\n", f"<!-- /{name} -->"
-    head, rest = text.split(before)
-    page.write_text(head + before + "\n".join(lines) + "\n" + rest[rest.index(after) :], encoding="utf8")
+    pages.write_part(HERE / "README.md", name, "\n".join(lines) + "\n")
 
 
 def parts(tables: Path | None) -> dict[str, list[str]]:
