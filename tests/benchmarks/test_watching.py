@@ -151,7 +151,7 @@ def test_the_largest_state_is_found_with_its_token_and_its_dimension(looked: Cal
         assert [found["probe", name][layer] for name in names] == pytest.approx(largest)
 
 
-@pytest.mark.parametrize("name", ["base", "no-sink"])
+@pytest.mark.parametrize("name", ["base", "own-key"])
 def test_sink_rates_are_those_of_each_text_alone(name: str, looked: Callable[[str], Looked]) -> None:
     backbone = made(VARIANTS[name]).backbone.eval()
     if name == "base":
