@@ -11,7 +11,6 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from benchmarks.pretraining.attention import SINK_FREE
 from benchmarks.pretraining.corpus import (
     BOS,
     MASK,
@@ -44,15 +43,17 @@ def test_a_variant_makes_a_model_of_its_kind_that_sees_ahead_only_where_masked(n
     model = language_model(variant, SMALL)
     backbone = model.backbone.eval()
     assert type(backbone).__name__ == KINDS[variant.blocks]
-    assert (backbone.config._attn_implementation == SINK_FREE) == (not variant.sink)
+    how = backbone.config._attn_implementation
+    assert how == f"sink_{variant.sink}" if variant.sink else not how.startswith("sink")
     assert (model.head.weight is backbone.get_input_embeddings().weight) == variant.tied
     assert sees_ahead(backbone, SMALL.vocab) == (variant.objective == "masked")
 
 
 READ = [(name, how) for name in ("base", "masked", "first-causal", "first-masked") for how in ("sdpa", "eager")]
+SINKS = [(name, f"sink_{VARIANTS[name].sink}") for name in ("one-added", "own-key", "first-hidden")]
 
 
-@pytest.mark.parametrize(("name", "attention"), [*READ, ("no-sink", SINK_FREE)])
+@pytest.mark.parametrize(("name", "attention"), [*READ, *SINKS])
 def test_padding_changes_no_state_and_not_what_is_seen(name: str, attention: str) -> None:
     """Training has no mask, the measurements have one; those of attention weights are eager."""
     variant = VARIANTS[name]
@@ -73,9 +74,8 @@ def test_padding_changes_no_state_and_not_what_is_seen(name: str, attention: str
 
 def test_models_of_the_same_blocks_start_from_the_weights_of_their_seed() -> None:
     before = torch.get_rng_state()
-    base, *same = (
-        language_model(VARIANTS[name], SMALL).state_dict() for name in ("base", "no-bos", "masked", "no-sink")
-    )
+    names = ("base", "no-bos", "masked", "one-added", "own-key", "first-hidden")
+    base, *same = (language_model(VARIANTS[name], SMALL).state_dict() for name in names)
     assert all(torch.equal(base[name], one[name]) for one in same for name in base)
     other = language_model(VARIANTS["base-seed1"], SMALL).state_dict()
     assert not torch.equal(base["head.weight"], other["head.weight"])
@@ -236,10 +236,14 @@ def test_measurements_are_dense_where_the_valley_forms_and_every_stage_has_one()
         2000,
     ]
     assert stages(2000) == [0, 128, 256, 512, 724, 1024, 1448, 2000]
-    for steps in (1, 20, *(variant.steps for variant in VARIANTS.values())):
-        assert set(stages(steps)) <= set(looks(steps))
-        assert looks(steps)[0] == 0
-        assert looks(steps)[-1] == stages(steps)[-1] == steps
+    for brief in (False, True):
+        for steps in (1, 20, *(variant.steps for variant in VARIANTS.values())):
+            measured, scored = looks(steps, brief=brief), stages(steps, brief=brief)
+            assert set(scored) <= set(measured)
+            assert measured[0] == 0
+            assert measured[-1] == scored[-1] == steps
+    assert looks(2000, brief=True) == [0, 64, 256, 362, 512, 724, 1024, 1448, 2000]
+    assert stages(2000, brief=True) == [512, 1024, 2000]
 
 
 def test_the_learning_rate_rises_to_its_peak_and_falls_to_a_tenth() -> None:

@@ -22,7 +22,7 @@ from tests.callbacks.training import ADVICE
 
 pytestmark = [*ADVICE, pytest.mark.filterwarnings("ignore:To copy construct from a tensor")]
 STEPS, SMALL = 4, "--steps 4 --blocks 2 --width 64 --batch 8 --length 16 --stretch 50"
-QUICK, SLOW = "half-bos", ("base", "masked", "mamba2", "no-sink", "first-causal")
+QUICK, SLOW = "half-bos", ("base", "masked", "mamba2", "own-key", "first-hidden", "first-causal")
 DRAW = random.Random(2)
 TEXTS = ["".join(DRAW.choices("abcdefghijklm nopq rst", k=length)) for length in range(8, 28)]
 

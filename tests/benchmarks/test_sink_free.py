@@ -1,82 +1,127 @@
-"""Attention with a one in the softmax's denominator, against the formula written out."""
+"""Attention in which no head needs the first token as its sink, against the formulas written out."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from benchmarks.pretraining.attention import sink_free_attention
+from benchmarks.pretraining.attention import SINKS, attend_past_the_first, attend_with_a_place_for_nothing
 from benchmarks.pretraining.models import Size, language_model
+from benchmarks.pretraining.module import adamw
 from benchmarks.pretraining.variants import VARIANTS
 
 B, H, T, D = 2, 3, 5, 4
+NAMES = {"one": "one-added", "key": "own-key", "hidden": "first-hidden"}
 
 
-def heads(seed: int = 0) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(B, H, T, D, generator=generator, dtype=torch.float64) for _ in range(3)]
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def padded() -> Tensor:
-    """Return who sees whom in two texts, causal, the second with its last two tokens missing."""
-    seen = torch.ones(T, T, dtype=torch.bool).tril().repeat(B, 1, 1, 1)
-    seen[1, :, :, 3:] = False
-    return seen
+class Block(nn.Module):
+    """What transformers hands to an attention: here all it knows is the head's own key."""
+
+    def __init__(self, sink: str) -> None:
+        super().__init__()
+        if sink == "key":
+            self.sink_key = nn.Parameter(drawn(H * D, seed=4))
 
 
-def written_out(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Return what is gathered ``(B, T, H, D)`` and the weights ``(B, H, T, T)``."""
+def attend(sink: str, block: Block, heads: list[Tensor], mask: Tensor | None, **more: Any) -> tuple[Tensor, Any]:
+    attention = attend_past_the_first if sink == "hidden" else attend_with_a_place_for_nothing
+    return attention(block, *heads, mask, **more)
+
+
+def seen(masked: bool) -> Tensor:
+    """Return who sees whom in two texts, causal; ``masked``: the second is without its last two tokens."""
+    made = torch.ones(T, T, dtype=torch.bool).tril().repeat(B, 1, 1, 1)
+    if masked:
+        made[1, :, :, 3:] = False
+    return made
+
+
+def written_out(sink: str, block: Block, heads: list[Tensor], visible: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Return what is gathered ``(B, T, H, D)`` and the weights ``(B, H, T, T)``, query by query."""
+    query, key, value = heads
     weights = torch.zeros(B, H, T, T, dtype=query.dtype)
-    for b in range(B):
-        for h in range(H):
-            for t in range(T):
-                sizes = [(scale * query[b, h, t] @ key[b, h, s]).exp() * seen[b, 0, t, s] for s in range(T)]
-                weights[b, h, t] = torch.stack(sizes) / (1 + torch.stack(sizes).sum())
+    for b, h, t in itertools.product(range(B), range(H), range(T)):
+        q = scale * query[b, h, t]
+        places = [s for s in range(T) if visible[b, 0, t, s] and (sink != "hidden" or s > 0 or t == 0)]
+        sizes = {s: (q @ key[b, h, s]).exp() for s in places}
+        nothing = {"one": 1.0, "hidden": 0.0}.get(sink)
+        if nothing is None:
+            nothing = (q @ block.sink_key[h * D : (h + 1) * D]).exp()
+        for s in places:
+            weights[b, h, t, s] = sizes[s] / (nothing + sum(sizes.values()))
     return (weights @ value).transpose(1, 2), weights
 
 
 @pytest.mark.parametrize("scaling", [None, 0.7])
 @pytest.mark.parametrize("masked", [False, True])
-def test_it_is_a_softmax_with_one_in_its_denominator_with_gradients_and_without(
-    masked: bool, scaling: float | None
-) -> None:
-    causal = torch.ones(T, T, dtype=torch.bool).tril().repeat(B, 1, 1, 1)
-    expected, weights = written_out(*heads(), padded() if masked else causal, scaling or 1 / math.sqrt(D))
-    mask = padded() if masked else None
-    gathered, none = sink_free_attention(None, *heads(), mask, scaling=scaling)
+@pytest.mark.parametrize("sink", SINKS)
+def test_it_is_the_formula_with_gradients_and_without(sink: str, masked: bool, scaling: float | None) -> None:
+    block, heads = Block(sink), list(drawn(3, B, H, T, D))
+    expected, weights = written_out(sink, block, heads, seen(masked), scaling or 1 / math.sqrt(D))
+    mask = seen(masked) if masked else None
+    gathered, none = attend(sink, block, heads, mask, scaling=scaling)
     torch.testing.assert_close(gathered, expected)
     assert none is None
     with torch.no_grad():
-        read, found = sink_free_attention(None, *heads(), mask, scaling=scaling)
+        read, found = attend(sink, block, heads, mask, scaling=scaling)
     torch.testing.assert_close(read, expected, rtol=1e-5, atol=1e-6)  # the weights are in single precision
     torch.testing.assert_close(found, weights.float())
-    assert found is not None
-    assert (found.sum(-1) < 1).all()
-    assert (found.sum(-1) > 0).all()
+    if sink == "hidden":
+        torch.testing.assert_close(found.sum(-1), torch.ones(B, H, T))
+        assert not found[..., 1:, 0].any()
+    else:
+        assert (found.sum(-1) < 1).all()
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_its_gradients_are_those_of_the_formula(masked: bool) -> None:
-    causal = torch.ones(T, T, dtype=torch.bool).tril().repeat(B, 1, 1, 1)
-    ours, theirs = ([one.requires_grad_() for one in heads()] for _ in range(2))
-    weigh = torch.randn(B, T, H, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    (sink_free_attention(None, *ours, padded() if masked else None)[0] * weigh).sum().backward()
-    (written_out(*theirs, padded() if masked else causal, 1 / math.sqrt(D))[0] * weigh).sum().backward()
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
+@pytest.mark.parametrize("sink", SINKS)
+def test_its_gradients_are_those_of_the_formula(sink: str, masked: bool) -> None:
+    found = []
+    for way in ("ours", "written out"):
+        block, heads = Block(sink), [one.requires_grad_() for one in drawn(3, B, H, T, D).unbind()]
+        if way == "ours":
+            gathered, _ = attend(sink, block, heads, seen(masked) if masked else None)
+        else:
+            gathered, _ = written_out(sink, block, heads, seen(masked), 1 / math.sqrt(D))
+        (gathered * drawn(B, T, H, D, seed=1)).sum().backward()
+        found.append([one.grad for one in (*heads, *block.parameters())])
+    assert len(found[0]) == (4 if sink == "key" else 3)
+    torch.testing.assert_close(*found)
 
 
-def test_a_model_trains_and_is_read_with_the_same_attention() -> None:
+@pytest.mark.parametrize("sink", SINKS)
+def test_a_model_trains_and_is_read_with_the_same_attention(sink: str) -> None:
     size = Size(blocks=2, width=64, vocab=320, length=32)
-    free, plain = (language_model(VARIANTS[name], size).backbone.eval() for name in ("no-sink", "base"))
+    backbone, plain = (language_model(VARIANTS[name], size).backbone.eval() for name in (NAMES[sink], "base"))
     ids = torch.randint(4, size.vocab, (2, 12), generator=torch.Generator().manual_seed(0))
-    trained = free(input_ids=ids).last_hidden_state
+    trained = backbone(input_ids=ids).last_hidden_state
     with torch.no_grad():
-        read = free(input_ids=ids, output_attentions=True)
+        read = backbone(input_ids=ids, output_attentions=True)
         torch.testing.assert_close(trained, read.last_hidden_state)
         assert not torch.allclose(trained, plain(input_ids=ids).last_hidden_state)
     assert len(read.attentions) == 2
-    assert all((weights.sum(-1) < 1).all() for weights in read.attentions)
+    whole = [torch.allclose(weights.sum(-1), torch.ones(())) for weights in read.attentions]
+    assert whole == [sink == "hidden"] * 2
+
+
+def test_own_keys_begin_as_a_one_added_learn_and_do_not_decay() -> None:
+    size = Size(blocks=2, width=64, vocab=320, length=32)
+    own, one = (language_model(VARIANTS[name], size) for name in ("own-key", "one-added"))
+    windows = torch.randint(4, size.vocab, (2, 12), generator=torch.Generator().manual_seed(0))
+    loss = own(windows[:, :-1], windows[:, 1:])
+    torch.testing.assert_close(loss, one(windows[:, :-1], windows[:, 1:]))
+    loss.backward()
+    keys = [block.self_attn.sink_key for block in own.backbone.layers]
+    assert all(key.grad.abs().sum() > 0 for key in keys)
+    groups = adamw(own, peak=1e-3, steps=10, warmup=1)["optimizer"].param_groups
+    decays = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+    assert {decays[id(key)] for key in keys} == {0.0}

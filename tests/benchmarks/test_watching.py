@@ -18,7 +18,7 @@ from benchmarks.pretraining.models import LanguageModel, Size, language_model
 from benchmarks.pretraining.module import Pretraining, pl
 from benchmarks.pretraining.tasks import padded
 from benchmarks.pretraining.variants import VARIANTS, Variant
-from benchmarks.pretraining.watching import KINDS, MEASURED, Aside
+from benchmarks.pretraining.watching import MEASURED, Aside
 from midlayer_encoders.measuring import make_for_views
 from tests.callbacks.training import ADVICE
 from tests.metrics.feeding import Corpus, feed
@@ -115,8 +115,10 @@ def test_every_kind_is_the_package_s_metric_of_its_states(name: str, looked: Cal
     raw, mask = states_of(backbone, looked(name).aside.ids)
     with torch.no_grad():
         normed = (backbone.norm if name == "base" else backbone.norm_f)(raw)
-    for kind, (which, skip) in KINDS.items():
-        states, real = {"none": raw, "final": normed}[which][:, :, skip:], mask[:, skip:]
+    kinds = {"probe": raw, "probe-later": raw[:, :, 1:], "probe-normed": normed, "probe-normed-later": normed[:, :, 1:]}
+    assert {kind for kind, _ in found} == kinds.keys()
+    for kind, states in kinds.items():
+        real = mask[:, 1:] if "later" in kind else mask
         pooled = (states * real[..., None]).sum(2) / real.sum(1)[:, None]
         views = pooled[:, len(TEXTS) :].unflatten(1, (len(VIEWS), len(TEXTS)))
         corpus = Corpus(states[:, : len(TEXTS)], real[: len(TEXTS)], pooled[:, : len(TEXTS)], views)
@@ -149,7 +151,7 @@ def test_the_largest_state_is_found_with_its_token_and_its_dimension(looked: Cal
         assert [found["probe", name][layer] for name in names] == pytest.approx(largest)
 
 
-@pytest.mark.parametrize("name", ["base", "no-sink"])
+@pytest.mark.parametrize("name", ["base", "own-key"])
 def test_sink_rates_are_those_of_each_text_alone(name: str, looked: Callable[[str], Looked]) -> None:
     backbone = made(VARIANTS[name]).backbone.eval()
     if name == "base":
