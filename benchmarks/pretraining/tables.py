@@ -70,7 +70,9 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _spread(values: Sequence[float], digits: int) -> str:
     """Return the mean, and the lowest and the highest where there are several."""
     # Adding zero to a rounded value takes the sign from a zero.
-    mean, low, high = (f"{round(value, digits) + 0.0:.{digits}f}" for value in (fmean(values), min(values), max(values)))
+    mean, low, high = (
+        f"{round(value, digits) + 0.0:.{digits}f}" for value in (fmean(values), min(values), max(values))
+    )
     return mean if len(values) == 1 else f"{mean} ({low} to {high})"
 
 
