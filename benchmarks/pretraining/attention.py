@@ -90,7 +90,8 @@ def attend_past_the_first(
             attn_mask=inner, dropout_p=dropout, scale=scaling, is_causal=inner is None,
         )  # fmt: skip
         return torch.cat([value[:, :, :1], gathered], dim=2).transpose(1, 2).contiguous(), None
-    made = pad(_weights(query[:, :, later], key[:, :, later], inner, scaling), (1, 0, 1, 0))
+    made = _weights(query[:, :, later], key[:, :, later], inner, scaling).nan_to_num()  # padding may see nothing at all
+    made = pad(made, (1, 0, 1, 0))
     made[..., 0, 0] = 1
     return _gathered(made, value), made
 

@@ -31,7 +31,7 @@ from benchmarks.pretraining.models import Size, block_parameters, language_model
 from benchmarks.pretraining.module import Pretraining, pl
 from benchmarks.pretraining.tasks import ASKED, Evaluation, read_tasks
 from benchmarks.pretraining.variants import VARIANTS, Variant
-from benchmarks.pretraining.watching import MEASURED, Aside, Pause, Stages, TimedLook, looks, stages
+from benchmarks.pretraining.watching import MEASURED, Aside, Pause, Progress, Stages, TimedLook, looks, stages
 
 HELD = 512  # windows of the held-out loss
 
@@ -60,10 +60,11 @@ def train(given: argparse.Namespace) -> bool:
     measured, scored = looks(steps, brief=given.brief), stages(steps, brief=given.brief)
     watched = watch(given, variant, given.variant, looks=measured, stages=scored, held=held_out)
     kept = given.out / f"{given.variant}.ckpt"
-    pause = Pause(given.seconds, kept)
-
-    before = torch.load(kept, map_location="cpu", weights_only=False) if kept.is_file() else {}
-    trainer = make_trainer(steps, [*watched, pause])
+    asked = {"variant": asdict(variant), "size": asdict(size), "batch": given.batch, "stretch": given.stretch}
+    pause = Pause(given.seconds, kept, asked)
+    before = pause.checkpoint()
+    progress = Progress(measured, watched.look, watched.aside, given.batch * given.length)
+    trainer = make_trainer(steps, [*watched, progress, pause])
     given.out.mkdir(parents=True, exist_ok=True)
     batches = Windows(train_ids, steps, given.batch, given.length, start=before.get("global_step", 0))
     start = time.perf_counter()
@@ -76,6 +77,8 @@ def train(given: argparse.Namespace) -> bool:
         print(f"{given.variant}: paused at step {trainer.global_step} of {steps} after {seconds:.1f} s", flush=True)
         return False
     tokens = steps * given.batch * given.length
+    for path in (kept, parted):  # so that the same command begins anew
+        path.unlink(missing_ok=True)
     record(given, given.variant, module, watched, {"variant": asdict(variant), "tokens": tokens, "sessions": sessions})
     return True
 

@@ -76,6 +76,26 @@ def test_a_run_that_is_paused_after_every_step_is_the_run_that_is_not(variant: s
     assert told["tokens"] == STEPS * 8 * 16
 
 
+def test_a_run_that_is_done_begins_anew_and_another_run_does_not_go_on_from_its_pause(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(data), str(tmp_path), "--variant", QUICK, "--recipes", "plain", *SMALL.split()]
+    main([*words, "--seconds", "0"])
+    assert "paused at step 1 of 4" in capsys.readouterr().out
+    with pytest.raises(RuntimeError, match=r"half-bos.ckpt is of another run \(batch 8\): delete it, or give another"):
+        main([*words, "--batch", "4"])
+    capsys.readouterr()
+    main(words)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    assert [line.partition(" of")[0] for line in lines] == ["step 2", "step 4"]
+    losses = json.loads((tmp_path / f"{QUICK}.json").read_text())["losses"]
+    assert f"loss {losses[1]:.3f}" in lines[0]
+    assert "first token's share 0." in lines[0]
+    assert not list(tmp_path.glob("*.ckpt"))
+    main(words)
+    assert [one["to"] for one in json.loads((tmp_path / f"{QUICK}.json").read_text())["sessions"]] == [STEPS]
+
+
 def unwatched(data: Path, name: str) -> Any:
     """Return the run without any callback."""
     variant = replace(VARIANTS[name], steps=STEPS)

@@ -125,3 +125,11 @@ def test_own_keys_begin_as_a_one_added_learn_and_do_not_decay() -> None:
     groups = adamw(own, peak=1e-3, steps=10, warmup=1)["optimizer"].param_groups
     decays = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
     assert {decays[id(key)] for key in keys} == {0.0}
+
+
+def test_a_text_of_the_first_token_alone_is_read_beside_a_longer_one() -> None:
+    backbone = language_model(VARIANTS["first-hidden"], Size(blocks=2, width=64, vocab=320, length=32)).backbone.eval()
+    ids, mask = torch.tensor([[3, 7, 8], [3, 0, 0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
+    with torch.no_grad():
+        both = backbone(input_ids=ids, attention_mask=mask).last_hidden_state
+        torch.testing.assert_close(both[1, :1], backbone(input_ids=ids[1:, :1]).last_hidden_state[0])
