@@ -291,7 +291,7 @@ def losses() -> Figure:
             Line(tuple((FROM + place) * TOKENS for place in range(len(smooth))), tuple(smooth), run.name, number)
         )
         held = {int(step) * TOKENS: loss for step, loss in run.told["held_out"].items() if int(step)}
-        parts.append(Dots(tuple(held), tuple(held.values()), style=number))
+        parts.append(Dots(tuple(held), tuple(held.values()), "ring", style=number))
     panel = Panel("loss, nats a token (points: held out)", _tokens_axis(seeds()), value_axis(parts), tuple(parts))
     return draw(Chart((panel,), size=(6.4, 3.2)))
 

@@ -134,7 +134,7 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "the base: {} s on one H200, {} of them training",
+        "trains the base: {} s on one H200, {} of them training",
         lambda: [
             (told := read_run("base").told)["seconds"],
             told["seconds"] - sum(told[f"{k}_seconds"] for k in ("look", "aside", "stage")),
@@ -178,6 +178,7 @@ CLAIMS = [
             valley(read_run("masked").metric(RAW).values[-1]).layer,
         ],
     ),
+    Claim(PAGE, "({} nats are left in the paper's metric)", lambda: [_depth(read_run("masked"), "prompt_entropy")]),
     Claim(
         PAGE,
         "{} of the heads of a block attend to the first token ({} to {} in the base), which takes {} nats",
