@@ -103,6 +103,15 @@ def _nothing_beats_the_embeddings() -> list[float]:
     return []
 
 
+def _dimension(run: Run, since: int) -> int:
+    """Return the one dimension of the largest states of layers 2 to 12 after some steps, all of them the first token's."""
+    token, dimension = run.metric("largest_token"), run.metric("largest_dimension")
+    later = [place for place, step in enumerate(token.steps) if step >= since]
+    assert not token.values[later, 2:].any()
+    (found,) = set(dimension.values[later, 2:].flatten().tolist())
+    return int(found)
+
+
 CLAIMS = [
     Claim(
         PAGE,
@@ -140,6 +149,12 @@ CLAIMS = [
             told["seconds"] - sum(told[f"{k}_seconds"] for k in ("look", "aside", "stage")),
         ],
     ),
+    Claim(
+        PAGE,
+        "From {}M tokens on the largest state of every layer from 2 to 12 is the first token's, in one dimension of 512: {} in seed 0, {} in seed 1",
+        lambda: [362 * TOKENS / 1e6, *(_dimension(run, since=362) for run in seeds()[:2])],
+    ),
+    Claim(PAGE, "has it in {} too", lambda: [_dimension(read_run("one-added"), since=362)]),
     Claim(
         PAGE,
         "the state takes {} to {} times the tokens, the share {} to {} times",
