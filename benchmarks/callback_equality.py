@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,15 @@ def train(given: argparse.Namespace, *, compiled: bool, watched: bool) -> Run:
     from benchmarks.pretraining.corpus import Windows, train_tokenizer
     from benchmarks.pretraining.models import Size, language_model
     from benchmarks.pretraining.module import Pretraining, pl
+    from benchmarks.pretraining.variants import VARIANTS
     from midlayer_encoders.callbacks import LayerMetricsCallback
 
     torch.compiler.reset()  # each run compiles for itself, as in a process of its own
     pl.seed_everything(0, verbose=False)
     size = Size(given.blocks, given.width, length=given.length)
-    model = language_model("causal", size, dropout=0.1)
-    module = Pretraining(model, "causal", steps=given.steps, compiled=compiled)
+    variant = replace(VARIANTS["first-causal"], steps=given.steps)
+    model = language_model(variant, size, dropout=0.1)
+    module = Pretraining(model, variant, compiled=compiled)
     texts = probe_texts(32)
     callback = LayerMetricsCallback(
         texts, train_tokenizer(texts, 2000), metrics=given.metrics, every_n_steps=2, figures=False, strict=True,

@@ -1,7 +1,7 @@
 """What the callback costs: the same training run with and without it, alternating, at its default steps.
 
 ``python -m benchmarks.callback_overhead`` trains a tiny model on a CPU and counts processor time, which other programs on the machine
-do not change. ``--device cuda --blocks 12 --width 512 --batch 256 --length 256 --steps 2048`` is the 38M model of the training record, by the
+do not change. ``--device cuda --blocks 12 --width 512 --batch 256 --length 256 --steps 2048`` is the 38M model of the first training record, by the
 clock; ``--width 1024`` has 151M parameters in its blocks, for the memory. Writes ``benchmarks/results/callbacks_<device>.md``.
 
 The bars are ratios within one run: what the callback adds in each of its parts (preparing, the first measurement, the others, the end), by
@@ -16,6 +16,7 @@ import resource
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +26,7 @@ import torch
 from benchmarks.pretraining.corpus import Windows, train_tokenizer
 from benchmarks.pretraining.models import Size, language_model
 from benchmarks.pretraining.module import Pretraining, pl
+from benchmarks.pretraining.variants import VARIANTS
 from midlayer_encoders.callbacks import LayerMetricsCallback
 
 RESULTS = Path(__file__).parent / "results"
@@ -100,8 +102,9 @@ def _wait() -> None:
 def run(given: argparse.Namespace, steps: int, callbacks: list[Any]) -> dict[str, float]:
     """Train once, and return the seconds and the peak memory."""
     size = Size(given.blocks, given.width, length=given.length)
-    model = language_model("causal", size)
-    module = Pretraining(model, "causal", steps=steps, compiled=given.device == "cuda")
+    variant = replace(VARIANTS["first-causal"], steps=steps)
+    model = language_model(variant, size)
+    module = Pretraining(model, variant, compiled=given.device == "cuda")
     tokens = torch.randint(3, size.vocab, (1_000_000,), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
     cuda = given.device == "cuda"
     trainer = pl.Trainer(

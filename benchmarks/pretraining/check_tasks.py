@@ -15,6 +15,7 @@ import polars as pl
 
 from benchmarks.pretraining.tasks import Evaluation, read_tasks
 from midlayer_encoders import LayerEncoder, sweep
+from midlayer_encoders.recipes import PLAIN
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -30,8 +31,11 @@ def main() -> None:
     encoder = LayerEncoder(
         next(iter(found.submodule_search_locations or [])) + "/model", -1, max_length=128, device="cpu"
     )
-    ours = Evaluation(read_tasks(given.folder / "tasks"), encoder.tokenizer, longest=128)(encoder[0].model)
-    rows = [(task, layer, score) for task, (_, scores) in ours.items() for layer, score in enumerate(scores)]
+    evaluation = Evaluation(read_tasks(given.folder / "tasks"), encoder.tokenizer, recipes=[PLAIN])
+    # Those of the record put tokens before a text alone; this tokenizer puts one behind it too.
+    evaluation.ids[PLAIN] = encoder.tokenizer(evaluation.texts, truncation=True, max_length=128)["input_ids"]
+    ours = evaluation(encoder[0].model)
+    rows = [(task, layer, score) for (_, task), (_, scores) in ours.items() for layer, score in enumerate(scores)]
     batched = pl.DataFrame(rows, schema=["dataset", "layer", "batched"], orient="row")
     with tempfile.TemporaryDirectory() as out:
         paths = sorted((given.folder / "tasks").iterdir())

@@ -1,7 +1,7 @@
 """The corpus of the training record: a byte-level BPE of 8192 tokens, the novels as one array of token ids, its two parts.
 
 ``python -m benchmarks.pretraining.corpus OUT`` makes, from ``MIDLAYER_DATA``, all that ``run.py`` reads: the tokenizer, the ids,
-the texts to measure with their views, and the tasks, shortened. A GPU machine needs that folder and no other data.
+the texts to measure with their views, the tasks, shortened, and the pairs to fine-tune on. A GPU machine needs that folder and no other data.
 """
 
 from __future__ import annotations
@@ -152,6 +152,7 @@ def read_tokenizer(folder: Path, *, bos: bool = False) -> Any:
 
 
 def main() -> None:
+    from benchmarks.pretraining.pairs import labeled_groups
     from benchmarks.real_tasks import shortened
     from midlayer_encoders.views.texts import augment
 
@@ -178,6 +179,7 @@ def main() -> None:
     for task in shortened(given.out / "tasks", given.rows):
         if task.parent != given.out / "tasks":
             shutil.copytree(task, given.out / "tasks" / task.name)
+    (given.out / "pairs.json").write_text(json.dumps(labeled_groups(DATA / "tasks")))
 
 
 if __name__ == "__main__":

@@ -1,137 +1,185 @@
-"""What the record's frames say, as tables: the dip of the entropy, when layers settle, the best layer, what tuning changed."""
+"""What the record's frames say, as numbers: when things form, how deep the valley is, which layer is best, what rules cost."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
-from midlayer_encoders.frame import FRAME_SCHEMA, histories, settled, step_of
+from benchmarks.pretraining.record import TOKENS, Run
+from midlayer_encoders.frame import curves
+from midlayer_encoders.frame.steps import History
+from midlayer_encoders.selection import RULES
+from midlayer_encoders.selection.rules import CannotChooseError, choose
 
-RESULTS = Path(__file__).parent / "results"
-OBJECTIVES = ("causal", "masked", "ssm")
-TUNINGS = ("simcse", "supervised")
-THIRDS = {"1 to 4": range(1, 5), "5 to 8": range(5, 9), "9 to 12": range(9, 13)}
+__all__ = [
+    "EVENTS", "FIRST_RULES", "Event", "Valley", "Winner", "crossing", "event", "lowering", "moved", "overtaking",
+    "regrets", "valley", "winners",
+]  # fmt: skip
 
-
-def read_frame(name: str) -> pl.DataFrame:
-    """Return the tidy frame of a run."""
-    return pl.read_csv(RESULTS / f"{name}.csv", schema=FRAME_SCHEMA)
-
-
-def read_runs() -> dict[str, dict[str, Any]]:
-    runs: dict[str, dict[str, Any]] = json.loads((RESULTS / "runs.json").read_text())
-    return runs
-
-
-def by_layer(frame: pl.DataFrame, name: str) -> dict[int, list[float]]:
-    """Return the values of a metric over the layers at each step."""
-    (one,) = histories(frame.filter(pl.col("name") == name))
-    return dict(zip(one.steps, one.values.tolist(), strict=True))
+Values = NDArray[np.float64]
+RAW = "prompt_entropy_raw"
+FIRST_RULES = tuple(rule for rule in RULES if rule != "few-labels")  # the others need no labels
 
 
-def mean_scores(frame: pl.DataFrame) -> dict[int, list[float]]:
-    """Return the mean of the tasks' scores x 100 over the layers at each stage."""
-    means = (
-        frame.filter(pl.col("kind") == "score").group_by("revision", "layer").agg(value=100 * pl.col("value").mean())
-    )
-    stages = sorted(means["revision"].unique(), key=step_of)
-    return {step_of(stage): means.filter(revision=stage).sort("layer")["value"].to_list() for stage in stages}
+@dataclass(frozen=True)
+class Valley:
+    """Where an entropy is lowest between the first layer and the last, and how far below both it lies."""
+
+    layer: int
+    lowest: float
+    depth: float
 
 
-def dip(values: list[float]) -> tuple[int, float]:
-    """Return the layer of the lowest value between the first and the last, and how far it lies below both.
+def valley(values: Sequence[float] | Values) -> Valley:
+    """Return the valley of a curve over all layers; a depth of 0 or less is none.
 
     Example:
-        >>> dip([4.0, 3.0, 2.5, 3.5])
-        (2, 1.0)
+        >>> valley([4.0, 3.0, 2.5, 3.5])
+        Valley(layer=2, lowest=2.5, depth=1.0)
     """
-    layer = min(range(1, len(values) - 1), key=values.__getitem__)
-    return layer, min(values[0], values[-1]) - values[layer]
+    inner = [float(value) for value in values]
+    layer = min(range(1, len(inner) - 1), key=inner.__getitem__)
+    return Valley(layer, inner[layer], min(inner[0], inner[-1]) - inner[layer])
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]) + "\n"
+def lowering(run: Run) -> History:
+    """Return by how much the first token lowers the entropy of raw states: without it, less with it."""
+    with_it, without = run.metric(RAW), run.metric(RAW, "probe-later")
+    return History("lowering", "probe", "", with_it.steps, with_it.layers, without.values - with_it.values)
 
 
-def run_table() -> str:
-    rows = []
-    for name, run in read_runs().items():
-        held = list(run["held_out"].values())
-        training = run["seconds"] - run["look_seconds"] - run["stage_seconds"]
-        end = sum(run["losses"][-20:]) / 20
-        rows.append([
-            name, f"{run['block_parameters'] / 1e6:.1f}M", str(run["steps"]), f"{training:.0f} s",
-            f"{run['look_seconds']:.1f} s", f"{run['stage_seconds']:.1f} s", f"{run['losses'][0]:.2f}", f"{end:.3f}",
-            f"{held[-1]:.3f}" if held else "",
-        ])  # fmt: skip
-    return table(
-        ["run", "in blocks", "steps", "training", "measurements", "tasks", "first loss", "last loss", "held out"], rows
-    )
+@dataclass(frozen=True)
+class Event:
+    """When something forms at the layer where it ends up strongest.
+
+    Attributes:
+        layer: that layer.
+        final: its value at the end.
+        tenth: tokens at which it passes a tenth of that for good.
+        half: tokens at which it passes half.
+        nine_tenths: tokens at which it passes nine tenths.
+    """
+
+    layer: int
+    final: float
+    tenth: float
+    half: float
+    nine_tenths: float
 
 
-def dip_table(name: str = "prompt_entropy", steps: tuple[int, ...] = (0, 16, 64, 128, 256, 512, 1024)) -> str:
-    rows = []
-    for objective in OBJECTIVES:
-        values = by_layer(read_frame(objective), name)
-        cells = [(dip(values[step]), values[step]) for step in steps]
-        rows.append([objective, *(f"{depth:+.2f} at {layer}" if depth > 0 else "none" for (layer, depth), _ in cells)])
-    return table([name, *(f"step {step}" for step in steps)], rows)
+# What forms, in words; the largest state is read where the first token's share is largest, since it stays in the
+# stream from there on and grows a little with every block.
+EVENTS: dict[str, Callable[[Run], History]] = {
+    "first token's share of the squared norm": lambda run: run.metric("first_token_share"),
+    "largest state": lambda run: _at(run.metric("largest_state"), event_layer(run.metric("first_token_share"))),
+    "heads that attend to it (sink rate)": lambda run: run.metric("attention_sink_rate"),
+    "what it takes from the entropy, nats": lowering,
+}
 
 
-def settled_table(
-    names: tuple[str, ...] = ("prompt_entropy", "dataset_entropy", "curvature", "infonce", "dime"),
-) -> str:
-    rows = []
-    for objective in OBJECTIVES:
-        found = settled(read_frame(objective).filter(pl.col("name").is_in(names)), within=0.1)
-        for name in names:
-            steps = dict(found.filter(name=name).select("layer", "step").iter_rows())
-            thirds = [f"{sum(steps[k] for k in layers) / len(layers):.0f}" for layers in THIRDS.values()]
-            rows.append([objective, name, str(steps[0]), *thirds])
-    return table(["objective", "metric", "layer 0", *(f"layers {third}" for third in THIRDS)], rows)
+def _at(one: History, layer: int) -> History:
+    place = one.layers.index(layer)
+    return History(one.name, one.dataset, one.title, one.steps, (layer,), one.values[:, [place]])
 
 
-def best_table() -> str:
-    rows = []
-    for name in (*OBJECTIVES, *TUNINGS):
-        for step, scores in mean_scores(read_frame(name)).items():
-            inner = max(range(1, len(scores)), key=scores.__getitem__)
-            cells = [f"{scores[0]:.1f}", f"{scores[inner]:.1f} at {inner}", f"{scores[-1]:.1f}"]
-            rows.append([name, str(step), *cells, f"{scores[inner] - scores[-1]:+.1f}"])
-    return table(["run", "step", "embeddings", "best of layers 1 to 12", "last", "best over last"], rows)
+def event_layer(one: History) -> int:
+    """Return the layer with the highest value at the end."""
+    return one.layers[int(np.nanargmax(one.values[-1]))]
 
 
-def task_table() -> str:
-    rows = []
-    for name in (*OBJECTIVES, *TUNINGS):
-        frame = read_frame(name).filter(pl.col("kind") == "score")
-        last = max(frame["revision"].unique(), key=step_of)
-        cells = []
-        for _, one in frame.filter(revision=last).sort("dataset", "layer").group_by("dataset", maintain_order=True):
-            scores = [100 * value for value in one["value"]]
-            inner = max(range(1, len(scores)), key=scores.__getitem__)
-            cells.append(f"{scores[0]:.1f}, {scores[inner]:.1f} at {inner}, {scores[-1]:.1f}")
-        rows.append([name, *cells])
-    return table(["run", *sorted(frame["dataset"].unique())], rows)
+def event(one: History) -> Event:
+    """Return when a history that starts near zero reached what it ends with."""
+    layer = event_layer(one)
+    curve = one.values[:, one.layers.index(layer)]
+    final = float(curve[-1])
+    return Event(layer, final, *(crossing(one.steps, curve, share * final) for share in (0.1, 0.5, 0.9)))
 
 
-def tuning_table(layers: tuple[int, ...] = (1, 6, 9, 12)) -> str:
-    rows = []
-    for name in ("prompt_entropy", "dataset_entropy", "effective_rank", "infonce", "dime", "lidar", "anisotropy"):
-        for tuning in TUNINGS:
-            values = by_layer(read_frame(tuning), name)
-            before, after = values[min(values)], values[max(values)]
-            rows.append([name, tuning, *(f"{before[k]:.2f} → {after[k]:.2f}" for k in layers)])
-    return table(["metric", "tuning", *(f"layer {k}" for k in layers)], rows)
+def crossing(steps: Sequence[int], values: Sequence[float] | Values, level: float) -> float:
+    """Return the tokens seen when a curve passed a level for the last time, on a line over the logarithm of the step.
+
+    Example:
+        >>> round(crossing([0, 1, 4, 16], [0.0, 0.0, 1.0, 3.0], 2.0) / TOKENS)
+        8
+    """
+    below = [place for place, value in enumerate(values) if not value >= level]
+    if not below:
+        return float(steps[0] * TOKENS)
+    left = below[-1]
+    if left + 1 == len(steps):
+        return math.inf
+    share = float((level - values[left]) / (values[left + 1] - values[left]))
+    ends = [math.log(max(step, 0.5)) for step in steps[left : left + 2]]
+    return TOKENS * math.exp(ends[0] + share * (ends[1] - ends[0]))
 
 
-def main() -> None:
-    for made in (run_table(), dip_table(), settled_table(), best_table(), task_table(), tuning_table()):
-        print(made)
+@dataclass(frozen=True)
+class Winner:
+    """The mean scores at a stage: of the embeddings, of the best block before the last, of the last."""
+
+    step: int
+    first: float
+    layer: int
+    best: float
+    last: float
 
 
-if __name__ == "__main__":
-    main()
+def winners(run: Run, recipe: str = "plain") -> list[Winner]:
+    """Return the layers' scores at each stage."""
+    scores = run.scores(recipe)
+    made = []
+    for step, row in zip(scores.steps, scores.values.tolist(), strict=True):
+        layer = max(range(1, len(row) - 1), key=row.__getitem__)
+        made.append(Winner(step, row[0], layer, row[layer], row[-1]))
+    return made
+
+
+def overtaking(run: Run) -> tuple[int | None, int | None]:
+    """Return the first stages from which on a middle block beats the embeddings, and the last layer, until the end."""
+    found = winners(run)
+
+    def since(wins: Callable[[Winner], bool]) -> int | None:
+        lost = [place for place, one in enumerate(found) if not wins(one)]
+        later = found[lost[-1] + 1 :] if lost else found
+        return later[0].step if later else None
+
+    return since(lambda one: one.best > one.first), since(lambda one: one.best > one.last)
+
+
+def regrets(run: Run) -> dict[str, dict[int, tuple[int, float]]]:
+    """Return for each rule without labels, at each stage, the layer it chooses and the points it loses to the best.
+
+    A rule that cannot choose, as where there is no valley, takes the last layer. ``valley-midpoint (raw)`` reads the
+    entropy of raw states.
+    """
+    scores = run.scores()
+    found: dict[str, dict[int, tuple[int, float]]] = {}
+    for step, row in zip(scores.steps, scores.values.tolist(), strict=True):
+        measured = run.frame.filter(kind="metric", dataset="probe", revision=f"step{step}")
+        swapped = measured.filter(pl.col("name") == RAW).with_columns(name=pl.lit("prompt_entropy"))
+        given = {rule: (rule, measured) for rule in FIRST_RULES} | {
+            "valley-midpoint (raw)": ("valley-midpoint", swapped)
+        }
+        for name, (rule, rows) in given.items():
+            if rows.is_empty():
+                continue
+            try:
+                layer = choose(curves(rows.cast({"depth": pl.Float64, "value": pl.Float64, "layer": pl.Int64})), rule)[
+                    0
+                ]
+            except CannotChooseError:
+                layer = len(row) - 1
+            found.setdefault(name, {})[step] = (layer, max(row) - row[layer])
+    return found
+
+
+def moved(one: History, since: int) -> list[float]:
+    """Return by how much each layer moves from look to look after a step, summed, as a share of the metric's range."""
+    after = [place for place, step in enumerate(one.steps) if step >= since]
+    path: list[float] = np.abs(np.diff(one.values[after], axis=0)).sum(axis=0).tolist()
+    return [length / one.span for length in path]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.pretraining import attention
+from benchmarks.pretraining.attention import give_sink
 from benchmarks.pretraining.corpus import BOS, EOS, MASK, PAD, VOCAB
 from benchmarks.pretraining.scan import use_matrix_products
 from benchmarks.pretraining.variants import Variant
@@ -83,9 +83,8 @@ def language_model(variant: Variant, size: Size | None = None, *, dropout: float
     with torch.random.fork_rng():
         torch.manual_seed(variant.seed)
         backbone = _MAKERS[variant.blocks](size, dropout)
-        if not variant.sink:
-            attention.register()
-            backbone.set_attn_implementation(attention.SINK_FREE)
+        if variant.sink:
+            give_sink(backbone, variant.sink)
         if variant.objective == "masked":
             _see_both_sides(backbone)
         return LanguageModel(backbone, size, tied=variant.tied)

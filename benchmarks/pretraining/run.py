@@ -19,9 +19,10 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars
 import torch
@@ -31,15 +32,22 @@ from benchmarks.pretraining.corpus import STRETCH, Windows, parts, read_tokenize
 from benchmarks.pretraining.models import Size, block_parameters, language_model, sees_ahead
 from benchmarks.pretraining.module import Pretraining, pl
 from benchmarks.pretraining.tasks import ASKED, Evaluation, read_tasks
-from benchmarks.pretraining.variants import VARIANTS
-from benchmarks.pretraining.watching import MEASURED, Aside, Pause, Stages, TimedLook, looks, stages
+from benchmarks.pretraining.variants import VARIANTS, Variant
+from benchmarks.pretraining.watching import MEASURED, Aside, Pause, Progress, Stages, TimedLook, looks, stages
 
 HELD = 512  # windows of the held-out loss
 
 
+class Watched(NamedTuple):
+    """The callbacks that measure a run."""
+
+    look: TimedLook
+    aside: Aside
+    stage: Stages
+
+
 def train(given: argparse.Namespace) -> bool:
     """Train a variant, or go on with one; return whether it is done."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     variant = VARIANTS[given.variant]
     variant = replace(variant, steps=given.steps or variant.steps)
     steps, size = variant.steps, Size(given.blocks, given.width, length=given.length)
@@ -49,29 +57,16 @@ def train(given: argparse.Namespace) -> bool:
     model.train()
     module = Pretraining(model, variant, compiled=given.compile)
 
-    tokenizer = read_tokenizer(given.data, bos=variant.bos > 0)
-    train_ids, held = texts_of(given.data, given.stretch, more=variant.more)
-    train_ids, held = train_ids.to(device), held.to(device)
+    train_ids, held = read_parts(given, more=variant.more)
     held_out = next(iter(Windows(held, 1, min(HELD, len(held) // given.length - 1), given.length)))
-    probes = json.loads((given.data / "probes.json").read_text())
-    texts, views = probes["texts"][: given.probes], [view[: given.probes] for view in probes["views"]]
-    look = TimedLook(
-        texts, tokenizer, metrics=MEASURED, every_n_steps=looks(steps), views=views, module="model.backbone",
-        max_length=128, figures=False, dirpath=given.out / "history" / given.variant, strict=True,
-    )  # fmt: skip
-    aside = Aside(looks(steps), texts, views, tokenizer, sinks=0 if variant.blocks == "mamba2" else 32)
-    evaluation = Evaluation(read_tasks(given.data / "tasks"), tokenizer, recipes=given.recipes)
-    stage = Stages(stages(steps), evaluation, held_out)
+    measured, scored = looks(steps, brief=given.brief), stages(steps, brief=given.brief)
+    watched = watch(given, variant, given.variant, looks=measured, stages=scored, held=held_out)
     kept = given.out / f"{given.variant}.ckpt"
-    pause = Pause(given.seconds, kept)
-
-    before = torch.load(kept, map_location="cpu", weights_only=False) if kept.is_file() else {}
-    trainer = pl.Trainer(
-        max_steps=steps, max_epochs=1, precision="bf16-mixed" if device.type == "cuda" else "32-true",
-        callbacks=[look, aside, stage, pause], logger=False,
-        devices=1, accelerator="gpu" if device.type == "cuda" else "cpu", enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+    asked = {"variant": asdict(variant), "size": asdict(size), "batch": given.batch, "stretch": given.stretch}
+    pause = Pause(given.seconds, kept, asked)
+    before = pause.checkpoint()
+    progress = Progress(measured, watched.look, watched.aside, given.batch * given.length)
+    trainer = make_trainer(steps, [*watched, progress, pause])
     given.out.mkdir(parents=True, exist_ok=True)
     batches = Windows(train_ids, steps, given.batch, given.length, start=before.get("global_step", 0))
     start = time.perf_counter()
@@ -83,40 +78,85 @@ def train(given: argparse.Namespace) -> bool:
     if pause.paused:
         print(f"{given.variant}: paused at step {trainer.global_step} of {steps} after {seconds:.1f} s", flush=True)
         return False
-    torch.save(model.state_dict(), given.out / f"{given.variant}.pt")
+    tokens = steps * given.batch * given.length
+    for path in (kept, parted):  # so that the same command begins anew
+        path.unlink(missing_ok=True)
+    record(given, given.variant, module, watched, {"variant": asdict(variant), "tokens": tokens, "sessions": sessions})
+    return True
+
+
+def device_here() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def read_parts(given: argparse.Namespace, *, more: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the ids to train on, with ``more.xz`` after the novels or without, and those held out, of the novels alone."""
+    train_ids, held = parts(torch.from_numpy(read_tokens(given.data / "tokens.xz")).to(device_here()), given.stretch)
+    if not more:
+        return train_ids, held
+    path = given.data / "more.xz"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} must be there for a variant with more text. Make it, on Debian 12, with "
+            f"`python -m benchmarks.pretraining.more_text {given.data} --cache CACHE`."
+        )
+    return torch.cat([train_ids, torch.from_numpy(read_tokens(path)).to(device_here())]), held
+
+
+def watch(
+    given: argparse.Namespace,
+    variant: Variant,
+    name: str,
+    *,
+    looks: list[int],
+    stages: list[int],
+    held: Tensor | None = None,
+) -> Watched:
+    """Return what measures a run called ``name`` at some steps, and runs the tasks at others."""
+    tokenizer = read_tokenizer(given.data, bos=variant.bos > 0)
+    probes = json.loads((given.data / "probes.json").read_text())
+    texts, views = probes["texts"][: given.probes], [view[: given.probes] for view in probes["views"]]
+    look = TimedLook(
+        texts, tokenizer, metrics=MEASURED, every_n_steps=looks, views=views, module="model.backbone",
+        max_length=128, figures=False, dirpath=given.out / "history" / name, strict=True,
+    )  # fmt: skip
+    aside = Aside(looks, texts, views, tokenizer, sinks=0 if variant.blocks == "mamba2" else 32)
+    evaluation = Evaluation(read_tasks(given.data / "tasks"), tokenizer, recipes=given.recipes)
+    return Watched(look, aside, Stages(stages, evaluation, held))
+
+
+def make_trainer(steps: int, callbacks: list[Any]) -> Any:
+    gpu = device_here().type == "cuda"
+    return pl.Trainer(
+        max_steps=steps, max_epochs=1, precision="bf16-mixed" if gpu else "32-true", callbacks=callbacks, logger=False,
+        devices=1, accelerator="gpu" if gpu else "cpu", enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+
+
+def record(given: argparse.Namespace, name: str, module: Any, watched: Watched, about: dict[str, Any]) -> None:
+    """Write the weights of a run that is done, all that was measured, and what is told ``about`` it."""
+    look, aside, stage = watched
+    torch.save(module.model.state_dict(), given.out / f"{name}.pt")
     losses = torch.stack([loss.cpu() for loss in module.losses]).float().tolist()
     told = {
-        "command": "python -m benchmarks.pretraining.run DATA OUT " + " ".join(given.words),
-        "variant": asdict(variant), "steps": steps, "tokens": steps * given.batch * given.length, "sessions": sessions,
-        "seconds": sum(one["seconds"] for one in sessions), "look_seconds": look.seconds,
+        "command": given.command, **about, "steps": len(losses),
+        "seconds": sum(one["seconds"] for one in about["sessions"]), "look_seconds": look.seconds,
         "aside_seconds": aside.seconds, "stage_seconds": stage.seconds,
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        "block_parameters": block_parameters(model), "parameters": sum(p.numel() for p in model.parameters()),
+        "device": torch.cuda.get_device_name() if device_here().type == "cuda" else "cpu",
+        "block_parameters": block_parameters(module.model),
+        "parameters": sum(p.numel() for p in module.model.parameters()),
         "held_out": stage.held_out, "losses": [round(loss, 4) for loss in losses],
     }  # fmt: skip
-    (given.out / f"{given.variant}.json").write_text(json.dumps(told))
+    (given.out / f"{name}.json").write_text(json.dumps(told))
     rows = [*look.history, *(row for one in (aside, stage) for some in one.rows.values() for row in some)]
-    write(given.out / f"{given.variant}.parquet", given.variant, rows)
+    write(given.out / f"{name}.parquet", name, rows)
     print(
-        f"{given.variant}: {steps} steps in {told['seconds']:.1f} s, of which measurements {look.seconds:.1f} and "
+        f"{name}: {len(losses)} steps in {told['seconds']:.1f} s, of which measurements {look.seconds:.1f} and "
         f"{aside.seconds:.1f}, tasks {stage.seconds:.1f}; loss {losses[0]:.3f} to "
         f"{sum(losses[-20:]) / len(losses[-20:]):.3f}, held out {stage.held_out}",
         flush=True,
     )
-    return True
-
-
-def texts_of(data: Path, stretch: int = STRETCH, *, more: bool) -> tuple[Tensor, Tensor]:
-    """Return the ids to train on, with ``more.xz`` after the novels or without, and the ids held out, of the novels alone."""
-    train_ids, held = parts(torch.from_numpy(read_tokens(data / "tokens.xz")), stretch)
-    if not more:
-        return train_ids, held
-    if not (data / "more.xz").is_file():
-        raise FileNotFoundError(
-            f"{data / 'more.xz'} must be there for a variant with more text. Make it, on Debian 12, with "
-            f"`python -m benchmarks.pretraining.more_text {data} --cache CACHE`."
-        )
-    return torch.cat([train_ids, torch.from_numpy(read_tokens(data / "more.xz"))]), held
 
 
 def write(path: Path, model: str, rows: list[dict[str, Any]]) -> None:
@@ -128,32 +168,44 @@ def write(path: Path, model: str, rows: list[dict[str, Any]]) -> None:
     ).write_parquet(path, compression="zstd", compression_level=15)
 
 
-def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def shared_arguments(description: str | None, names: Iterable[str], variant: str) -> argparse.ArgumentParser:
+    """Return the arguments of every run, one of ``names`` the variant."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--variant", choices=VARIANTS, default="base")
-    parser.add_argument("--steps", type=int, default=None, help="the variant's own by default")
-    parser.add_argument("--blocks", type=int, default=12)
-    parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--variant", choices=list(names), default=variant)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--probes", type=int, default=200, help="texts to measure")
     parser.add_argument("--recipes", nargs="+", choices=ASKED, default=ASKED, help="how the tasks' texts are asked")
     parser.add_argument("--stretch", type=int, default=STRETCH, help="tokens in a stretch; every hundredth is held out")
     parser.add_argument("--threads", type=int, default=1, help="16 made a measurement five times as long as 1 did")
-    parser.add_argument("--seconds", type=float, default=1e9, help="after which to pause")
     parser.add_argument("--compile", action="store_true")
     return parser
 
 
-def main(words: list[str] | None = None) -> None:
-    given = arguments().parse_args(words)
-    given.words = (sys.argv[1:] if words is None else words)[2:]
+def arguments() -> argparse.ArgumentParser:
+    parser = shared_arguments(__doc__, VARIANTS, "base")
+    parser.add_argument("--steps", type=int, default=None, help="the variant's own by default")
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--brief", action="store_true", help="measure and score less often")
+    parser.add_argument("--seconds", type=float, default=1e9, help="after which to pause")
+    return parser
+
+
+def begin(parser: argparse.ArgumentParser, module: str, words: list[str] | None) -> argparse.Namespace:
+    """Return what was asked for, the command among it, with Lightning quiet and the threads set."""
+    given = parser.parse_args(words)
+    given.command = f"python -m {module} DATA OUT " + " ".join((sys.argv[1:] if words is None else words)[2:])
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     torch.set_num_threads(given.threads)
-    train(given)
+    return given
+
+
+def main(words: list[str] | None = None) -> None:
+    train(begin(arguments(), "benchmarks.pretraining.run", words))
 
 
 if __name__ == "__main__":

@@ -123,8 +123,9 @@ def _asked(texts: list[str], tokenizer: Any, recipe: Recipe, longest: int) -> li
     return [(front + ids[:room] + back) or [PAD] for ids in own]
 
 
-def padded(ids: Sequence[list[int]], device: torch.device) -> dict[str, Tensor]:
-    longest = max(map(len, ids))
+def padded(ids: Sequence[list[int]], device: torch.device, *, width: int | None = None) -> dict[str, Tensor]:
+    """Return ids and mask of one shape: as wide as the longest, or of a given width that none is over."""
+    longest = width or max(map(len, ids))
     rows = torch.tensor([one + [PAD] * (longest - len(one)) for one in ids])
     mask = torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in ids])
     return {"input_ids": rows.to(device), "attention_mask": mask.to(device)}

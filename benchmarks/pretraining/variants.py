@@ -17,7 +17,7 @@ class Variant:
         bos: share of the sequences that begin with ``[BOS]``.
         peak: learning rate after the warm-up.
         decay: weight decay of the matrices.
-        sink: whether a head must attend to something: without, a one is added to the softmax's denominator.
+        sink: what a head may attend to instead of the first token, one of ``attention.SINKS``; empty for nothing else.
         tied: whether the output layer has the embeddings' weights.
         seed: of the first weights; the order of the data is the same for all.
         steps: of 65,536 tokens each.
@@ -30,7 +30,7 @@ class Variant:
     bos: float = 1.0
     peak: float = 2e-3
     decay: float = 0.1
-    sink: bool = True
+    sink: str = ""
     tied: bool = True
     seed: int = 0
     steps: int = 2000
@@ -52,7 +52,9 @@ VARIANTS = {
     "gpt-neox": replace(BASE, blocks="gpt_neox"),
     "low-rate": replace(BASE, peak=5e-4),
     "no-decay": replace(BASE, decay=0.0),
-    "no-sink": replace(BASE, sink=False),
+    "one-added": replace(BASE, sink="one"),
+    "own-key": replace(BASE, sink="key"),
+    "first-hidden": replace(BASE, sink="hidden"),
     "masked": replace(BASE, objective="masked"),
     "mamba2": replace(BASE, blocks="mamba2"),
     "long": replace(BASE, steps=9600, more=True),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.pretraining.findings import valley
 from benchmarks.pretraining.module import pl
 from benchmarks.pretraining.tasks import Evaluation, padded
 from midlayer_encoders._types import Norm
@@ -31,22 +33,33 @@ KINDS: dict[str, tuple[Norm, int]] = {
 """What the frame calls the texts read with a norm, and without so many tokens at their beginning."""
 
 
-def looks(steps: int) -> list[int]:
+BRIEF = (0, 64, 256, 362, 512, 724, 1024, 1448), (512, 1024)  # when a brief run is measured, and when the tasks are run
+
+
+def looks(steps: int, *, brief: bool = False) -> list[int]:
     """Return the steps to measure at: doubling, four in each doubling from 8M tokens to 100M, then every 256.
+
+    A ``brief`` run is measured nine times.
 
     Example:
         >>> looks(200)
         [0, 1, 2, 4, 8, 16, 32, 64, 128, 152, 181, 200]
     """
+    if brief:
+        return sorted({step for step in BRIEF[0] if step < steps} | {steps})
     few = {0} | {2**k for k in range(8)}
     dense = {round(128 * 2 ** (k / 4)) for k in range(15)}
     later = range(1536, min(steps, 2048), 256), range(2048, steps, 512)
     return sorted(step for step in few | dense | set(later[0]) | set(later[1]) | {steps} if step <= steps)
 
 
-def stages(steps: int) -> list[int]:
-    """Return when to run the tasks, eight times in a run of 131M tokens: all of them steps to measure at."""
-    return sorted(step for step in {0, 128, 256, 512, 724, 1024, 1448, steps, *range(4096, steps, 2048)} if step <= steps)
+def stages(steps: int, *, brief: bool = False) -> list[int]:
+    """Return when to run the tasks, eight times in a run of 131M tokens, brief three: all of them steps to measure at."""
+    if brief:
+        return sorted({step for step in BRIEF[1] if step < steps} | {steps})
+    return sorted(
+        step for step in {0, 128, 256, 512, 724, 1024, 1448, steps, *range(4096, steps, 2048)} if step <= steps
+    )
 
 
 class TimedLook(LayerMetricsCallback):
@@ -170,7 +183,11 @@ class Aside(_AtSteps):
         # The callback has the paper's way of everything; here is the rest, and an entropy that long states weigh in.
         wanted = {} if kind == "probe" else make_for_views(MEASURED, layers, self.views)
         wanted["prompt_entropy_raw"] = PromptEntropy(layers, center=False, unit=False)
-        return {name: metric.to(device) for name, metric in wanted.items() if name != "first_token_share" or kind == "probe-normed"}
+        return {
+            name: metric.to(device)
+            for name, metric in wanted.items()
+            if name != "first_token_share" or kind == "probe-normed"
+        }
 
     def _sink_rates(self, backbone: Any) -> dict[int, float]:
         device, usual = next(backbone.parameters()).device, backbone.config._attn_implementation
@@ -246,16 +263,69 @@ class Pause(pl.Callback):
     Args:
         seconds: after which.
         path: of the checkpoint.
+        asked: what decides the run; it is kept, so that another one does not go on from there.
     """
 
-    def __init__(self, seconds: float, path: Any) -> None:
-        self.end, self.path = time.perf_counter() + seconds, path
+    def __init__(self, seconds: float, path: Path, asked: dict[str, Any]) -> None:
+        self.end, self.path, self.asked = time.perf_counter() + seconds, path, asked
         self.paused = False
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Return what the last command kept, nothing where there is none."""
+        if not self.path.is_file():
+            return {}
+        found: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=False)
+        before = found["callbacks"][self.state_key]
+        if before != self.asked:
+            other = ", ".join(
+                f"{name} {before.get(name)}" for name in self.asked if before.get(name) != self.asked[name]
+            )
+            raise RuntimeError(f"{self.path} is of another run ({other}): delete it, or give another folder.")
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.asked
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if not self.paused and time.perf_counter() > self.end and trainer.global_step < trainer.max_steps:
             trainer.save_checkpoint(self.path)
             self.paused = trainer.should_stop = True
+
+
+class Progress(_AtSteps):
+    """Prints a line at each measurement: how far the run is, its loss, the first token and the valley.
+
+    Args:
+        steps: at which.
+        look: what measured the first token.
+        aside: what measured the entropy of raw states.
+        tokens: of a step.
+    """
+
+    def __init__(self, steps: Sequence[int], look: LayerMetricsCallback, aside: Aside, tokens: int) -> None:
+        super().__init__(steps)
+        self.measured, self.aside, self.tokens = look, aside, tokens
+
+    def look(self, trainer: Any, pl_module: Any) -> list[dict[str, Any]]:
+        step = trainer.global_step
+        loss = f"loss {float(pl_module.losses[-1]):.3f}, " if pl_module.losses else ""
+        share = _of(self.measured.history, step, "first_token_share")
+        entropy = _of(self.aside.rows[step], step, "prompt_entropy_raw")
+        layer = max(share, key=share.__getitem__)
+        found = valley([entropy[one] for one in sorted(entropy)])
+        words = f"valley {found.depth:.2f} nats at layer {found.layer}" if found.depth > 0 else "no valley"
+        print(
+            f"step {step} of {trainer.max_steps}, {step * self.tokens / 1e6:.0f}M tokens: {loss}first token's share "
+            f"{share[layer]:.2f} at layer {layer}, {words}",
+            flush=True,
+        )
+        return []
+
+
+def _of(rows: Iterable[dict[str, Any]], step: int, name: str) -> dict[int, float]:
+    """Return a metric of all texts' raw states by layer."""
+    wanted = (f"step{step}", name, "probe")
+    return {row["layer"]: row["value"] for row in rows if (row["revision"], row["name"], row["dataset"]) == wanted}
 
 
 def _wait(module: Any) -> None:

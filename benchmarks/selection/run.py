@@ -6,7 +6,7 @@ The reference tables are replayed model by model: each rule sees the metrics of 
 the layer it chooses. The one number that is fitted, the depth of ``fixed-depth``, is fitted on all other models (leave one model
 out) and on all other families (leave one family out). Models outside the tables: ``results/real_metrics.csv`` and
 ``few_labels.csv`` (made by ``real.py``), scored by ``benchmarks/results/real_tasks.csv``, and every tidy frame with scores in
-``benchmarks/pretraining/results/*.csv``. The reference tables are looked for in ``reference/`` beside the folder that
+``benchmarks/pretraining/results/first/*.csv``. The reference tables are looked for in ``reference/`` beside the folder that
 ``MIDLAYER_DATA`` names; without them the parts that need them are left as they are.
 """
 
@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from benchmarks import pages
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.frame import FRAME_SCHEMA, ByLayer, Curves
 from midlayer_encoders.paper.reference import data_folder, reference_metrics, reference_scores
@@ -98,9 +99,9 @@ def outside() -> Iterator[Model]:
 
 
 def trained() -> Iterator[Model]:
-    """Yield the last step of every model that benchmarks/pretraining has scored so far."""
+    """Yield the last step of every model of the first training record."""
     frames = []
-    for path in sorted((HERE.parent / "pretraining" / "results").glob("*.csv")):
+    for path in sorted((HERE.parent / "pretraining" / "results" / "first").glob("*.csv")):
         table = pl.read_csv(path, infer_schema_length=None)
         if set(FRAME_SCHEMA) <= set(table.columns):
             frames.append(table.select(list(FRAME_SCHEMA)).cast(FRAME_SCHEMA))
@@ -259,10 +260,7 @@ def speed() -> list[str]:
 
 def write_part(name: str, lines: list[str]) -> None:
     """Write a table into its place in ``README.md``."""
-    page = HERE / "README.md"
-    text, before, after = page.read_text(encoding="utf8"), f"<!-- {name} -->\n", f"<!-- /{name} -->"
-    head, rest = text.split(before)
-    page.write_text(head + before + "\n".join(lines) + "\n" + rest[rest.index(after) :], encoding="utf8")
+    pages.write_part(HERE / "README.md", name, "\n".join(lines) + "\n")
 
 
 def parts(tables: Path | None) -> dict[str, list[str]]:

@@ -109,6 +109,6 @@ figure.savefig("training.png", dpi=72, bbox_inches="tight")
 # %% [markdown]
 # ![Three metrics of each layer over a training run](figures/training.png)
 #
-# A run of 128 steps on a toy shows the tool, not the truth about language models: [the training record](../training.md) has five real runs. Where to go from
+# A run of 128 steps on a toy shows the tool, not the truth about language models: [the training record](../training.md) has real runs. Where to go from
 # here: with TensorBoard, W&B or MLflow as Lightning's logger every value is logged at its step; `LastLayerDecline` warns when the last layer
 # gets worse while earlier ones improve; Hugging Face's `Trainer` has a callback of its own ([Callbacks](../callbacks.md)).

@@ -7,6 +7,7 @@ import io
 import json
 import tarfile
 import zipfile
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from benchmarks.pretraining.prose import (
     man_paragraphs,
     text_paragraphs,
 )
-from benchmarks.pretraining.run import texts_of
+from benchmarks.pretraining.run import read_parts
 from benchmarks.pretraining.variants import VARIANTS
 
 LOCK = "The lock is held while the file is open, so that no other process can write to it at the same time as we do."
@@ -225,11 +226,12 @@ def test_the_same_downloads_give_the_same_file_and_the_manifest_adds_up(
 
 
 def test_a_run_trains_on_more_text_and_holds_out_the_same(data: Path) -> None:
+    given = Namespace(data=data, stretch=100)
     with pytest.raises(FileNotFoundError, match=r"benchmarks\.pretraining\.more_text .* --cache"):
-        texts_of(data, 100, more=True)
+        read_parts(given, more=True)
     write_tokens(data / "more.xz", np.arange(7, dtype=np.uint16))
     train, held = parts(torch.from_numpy(read_tokens(data / "tokens.xz")), 100)
-    alone, longer = texts_of(data, 100, more=False), texts_of(data, 100, more=True)
+    alone, longer = ([one.cpu() for one in read_parts(given, more=more)] for more in (False, True))
     assert torch.equal(alone[0], train)
     assert torch.equal(longer[0], torch.cat([train, torch.arange(7)]))
     assert all(torch.equal(one[1], held) for one in (alone, longer))

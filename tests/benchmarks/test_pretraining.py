@@ -1,47 +1,99 @@
-"""The training record's own parts: the objectives, the order of the data, and how the tasks are read."""
+"""The training record's own parts: the variants, the order of the data, when it is measured, and how the tasks are read."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 import torch
 from scipy.stats import spearmanr
 
-from benchmarks.pretraining.corpus import MASK, VOCAB, Windows, encode, paragraphs, parts, train_tokenizer, write_tokens
-from benchmarks.pretraining.findings import dip
-from benchmarks.pretraining.finetuning import SameLabel, SamePassages
-from benchmarks.pretraining.models import IGNORED, OBJECTIVES, Size, language_model, sees_ahead, task_of
+from benchmarks.pretraining.corpus import (
+    BOS,
+    MASK,
+    SPECIAL,
+    VOCAB,
+    Windows,
+    encode,
+    paragraphs,
+    parts,
+    read_tokenizer,
+    train_tokenizer,
+)
+from benchmarks.pretraining.models import IGNORED, Size, language_model, sees_ahead, task_of
 from benchmarks.pretraining.module import rate
-from benchmarks.pretraining.tasks import read_tasks
-from benchmarks.pretraining.watching import METRICS, looks, stages
+from benchmarks.pretraining.tasks import Evaluation, read_tasks
+from benchmarks.pretraining.variants import VARIANTS, Variant
+from benchmarks.pretraining.watching import looks, stages
 
-SMALL = Size(blocks=2, width=64, vocab=256, length=32)
+SMALL = Size(blocks=2, width=64, vocab=320, length=32)
+KINDS = {"llama": "LlamaModel", "gpt_neox": "GPTNeoXModel", "mamba2": "Mamba2Model"}
 
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_only_the_masked_model_sees_ahead(objective: str) -> None:
-    assert sees_ahead(language_model(objective, SMALL).backbone.eval(), SMALL.vocab) == (objective == "masked")
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_makes_a_model_of_its_kind_that_sees_ahead_only_where_masked(name: str) -> None:
+    variant = VARIANTS[name]
+    model = language_model(variant, SMALL)
+    backbone = model.backbone.eval()
+    assert type(backbone).__name__ == KINDS[variant.blocks]
+    how = backbone.config._attn_implementation
+    assert how == f"sink_{variant.sink}" if variant.sink else not how.startswith("sink")
+    assert (model.head.weight is backbone.get_input_embeddings().weight) == variant.tied
+    assert sees_ahead(backbone, SMALL.vocab) == (variant.objective == "masked")
 
 
-def test_causal_and_masked_start_from_the_same_weights_and_leave_the_generator_alone() -> None:
+READ = [(name, how) for name in ("base", "masked", "first-causal", "first-masked") for how in ("sdpa", "eager")]
+SINKS = [(name, f"sink_{VARIANTS[name].sink}") for name in ("one-added", "own-key", "first-hidden")]
+
+
+@pytest.mark.parametrize(("name", "attention"), [*READ, *SINKS])
+def test_padding_changes_no_state_and_not_what_is_seen(name: str, attention: str) -> None:
+    """Training has no mask, the measurements have one; those of attention weights are eager."""
+    variant = VARIANTS[name]
+    backbone = language_model(variant, SMALL).backbone.eval()
+    backbone.set_attn_implementation(attention)
+    ids = torch.randint(len(SPECIAL), SMALL.vocab, (2, 12), generator=generator())
+    mask = torch.ones_like(ids)
+    mask[1, 9:] = 0
+    with torch.no_grad():
+        both = backbone(input_ids=ids, attention_mask=mask).last_hidden_state
+        for row, length in ((0, 12), (1, 9)):
+            alone = backbone(input_ids=ids[row : row + 1, :length]).last_hidden_state[0]
+            torch.testing.assert_close(both[row, :length], alone)
+        ids[1, 8] = (ids[1, 8] + 1) % SMALL.vocab
+        changed = backbone(input_ids=ids, attention_mask=mask).last_hidden_state
+    assert torch.equal(both[1, 0], changed[1, 0]) == (variant.objective == "causal")
+
+
+def test_models_of_the_same_blocks_start_from_the_weights_of_their_seed() -> None:
     before = torch.get_rng_state()
-    causal, masked = (language_model(objective, SMALL).state_dict() for objective in ("causal", "masked"))
-    assert all(torch.equal(causal[name], masked[name]) for name in causal)
+    names = ("base", "no-bos", "masked", "one-added", "own-key", "first-hidden")
+    base, *same = (language_model(VARIANTS[name], SMALL).state_dict() for name in names)
+    assert all(torch.equal(base[name], one[name]) for one in same for name in base)
+    other = language_model(VARIANTS["base-seed1"], SMALL).state_dict()
+    assert not torch.equal(base["head.weight"], other["head.weight"])
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_variant_says_what_is_changed_in_it() -> None:
+    assert VARIANTS["base"].changed() == {}
+    assert VARIANTS["half-bos"].changed() == {"bos": 0.5}
+    assert VARIANTS["first-mamba2"].changed() == {
+        "blocks": "mamba2", "bos": 0.0, "peak": 1e-3, "tied": False, "steps": 1024
+    }  # fmt: skip
 
 
 def test_the_matrix_mixer_is_the_same_function_as_transformers_own() -> None:
     from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-    backbone = language_model("ssm", SMALL).backbone.eval()
+    backbone = language_model(VARIANTS["mamba2"], SMALL).backbone.eval()
     for parameter in backbone.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator())
     ids = torch.randint(3, SMALL.vocab, (3, 30), generator=generator())
@@ -54,13 +106,27 @@ def test_the_matrix_mixer_is_the_same_function_as_transformers_own() -> None:
         torch.testing.assert_close(ours, backbone(input_ids=ids, attention_mask=mask).last_hidden_state)
 
 
-def test_targets_are_the_next_token_or_the_token_under_the_mask() -> None:
-    windows = torch.randint(3, 200, (64, 33), generator=generator())
-    inputs, targets = task_of("causal", windows, generator())
+@pytest.mark.parametrize("bos", [0.0, 0.5, 1.0])
+def test_the_target_is_the_next_token_and_bos_stands_before_a_share_of_the_windows(bos: float) -> None:
+    windows = torch.randint(len(SPECIAL), 200, (64, 33), generator=generator())
+    inputs, targets = task_of(Variant(bos=bos), windows, generator())
+    assert inputs.shape == targets.shape == (64, 32)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
-    hidden, under = task_of("masked", windows, generator())
+    begun = inputs[:, 0] == BOS
+    assert torch.equal(targets[begun], windows[begun, :-1])
+    assert torch.equal(targets[~begun], windows[~begun, 1:])
+    assert not (inputs[:, 1:] == BOS).any()
+    assert {0.0: begun.sum() == 0, 0.5: 20 < begun.sum() < 44, 1.0: begun.all()}[bos]
+
+
+@pytest.mark.parametrize("bos", [0.0, 0.5, 1.0])
+def test_the_target_is_the_token_under_the_mask_and_bos_is_never_under_it(bos: float) -> None:
+    windows = torch.randint(len(SPECIAL), 200, (64, 33), generator=generator())
+    plain, _ = task_of(Variant(bos=bos), windows, generator())
+    hidden, under = task_of(Variant(bos=bos, objective="masked"), windows, generator())
     assert torch.equal(hidden == MASK, under != IGNORED)
-    assert torch.equal(torch.where(hidden == MASK, under, hidden), windows[:, :-1])
+    assert torch.equal(torch.where(hidden == MASK, under, hidden), plain)
+    assert not (under == BOS).any()
     assert 0.27 < (hidden == MASK).float().mean() < 0.33
 
 
@@ -74,77 +140,113 @@ def test_windows_cover_an_epoch_once_in_an_order_of_their_seed() -> None:
     assert torch.equal(first[0][0], torch.arange(33) + first[0][0, 0])
 
 
-def test_held_out_text_is_apart_and_the_tokenizer_gives_the_text_back() -> None:
+@pytest.mark.parametrize("start", [1, 8, 11])  # an epoch of 30 or 31 windows ends in the eighth batch
+def test_windows_go_on_where_a_run_was_paused(start: int) -> None:
+    tokens = torch.arange(1000, dtype=torch.int32)
+    whole, rest = list(Windows(tokens, 12, 4, 32)), Windows(tokens, 12, 4, 32, start=start)
+    assert len(rest) == 12, "Lightning counts the batches before too"
+    assert torch.equal(torch.stack(whole[start:]), torch.stack(list(rest)))
+
+
+def test_held_out_text_is_apart_and_the_tokenizer_gives_the_text_back(tmp_path: Path) -> None:
     text = "It was a dark night, said the café's owner.\n" * 50
     portions = paragraphs(text, size=200)
     assert "".join(portions) == text
     tokenizer = train_tokenizer(portions, 300)
     assert tokenizer.decode(encode(portions, tokenizer).tolist()) == text
     assert len(tokenizer) <= 300 < VOCAB
+    tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (plain,), (begun,) = (read_tokenizer(tmp_path, bos=bos)(["dark"])["input_ids"] for bos in (False, True))
+    assert begun == [BOS, *plain]
     train, held = parts(torch.arange(1000), stretch=5)
     assert not set(train.tolist()) & set(held.tolist())
     assert len(held) == 10
 
 
-@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
-def test_tasks_are_read_with_their_scores(tmp_path: Path) -> None:
-    texts = [f"text {number}" for number in range(12)]
-    rows = [{"sentence1": texts[n], "sentence2": texts[(5 * n + 1) % 12], "score": n % 5} for n in range(12)]
+TEXTS = [f"text {number}" for number in range(12)]
+ROWS = [{"sentence1": TEXTS[n], "sentence2": TEXTS[(5 * n + 1) % 12], "score": n % 5} for n in range(12)]
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
     (tmp_path / "STSBenchmark").mkdir()
-    (tmp_path / "STSBenchmark" / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (task,) = read_tasks(tmp_path)
-    assert (task.name, task.score_name, sorted(task.texts)) == ("STSBenchmark", "cosine_spearman", sorted(texts))
+    (tmp_path / "STSBenchmark" / "test.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    return tmp_path
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+def test_tasks_are_read_with_their_scores(tasks: Path) -> None:
+    (task,) = read_tasks(tasks)
+    assert (task.name, task.score_name, sorted(task.texts)) == ("STSBenchmark", "cosine_spearman", sorted(TEXTS))
     vectors = torch.randn(2, 12, 6, generator=generator())
     place = {text: number for number, text in enumerate(task.texts)}
-    first, second = (vectors[:, [place[row[side]] for row in rows]] for side in ("sentence1", "sentence2"))
+    first, second = (vectors[:, [place[row[side]] for row in ROWS]] for side in ("sentence1", "sentence2"))
     cosine = torch.nn.functional.cosine_similarity(first, second, dim=-1)
-    expected = [spearmanr(found, [row["score"] for row in rows]).statistic for found in cosine]
+    expected = [spearmanr(found, [row["score"] for row in ROWS]).statistic for found in cosine]
     np.testing.assert_allclose(task.score(vectors), expected, atol=1e-6)
 
 
-def test_pairs_are_the_same_passage_or_of_the_same_label() -> None:
-    (batch,) = SamePassages(torch.arange(500), 1, batch=4, length=8)
-    assert torch.equal(*batch["input_ids"].chunk(2))
-    ids, labels = [[number] for number in range(3, 12)], [0, 0, 0, 1, 1, 1, 2, 2, 3]
-    (batch,) = SameLabel(ids, labels, 1, torch.device("cpu"))
-    first, second = ([labels[one - 3] for one in half[:, 0].tolist()] for half in batch["input_ids"].chunk(2))
-    assert first == second == [0, 1, 2]  # label 3 has one text
-    assert not torch.equal(*batch["input_ids"].chunk(2))
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+def test_texts_are_asked_plain_and_for_one_word_with_bos_before_either(tasks: Path) -> None:
+    train_tokenizer(TEXTS, 300).backend_tokenizer.save(str(tasks / "tokenizer.json"))
+    tokenizer = read_tokenizer(tasks, bos=True)
+    evaluation = Evaluation(read_tasks(tasks), tokenizer, longest=128)
+    backbone = language_model(VARIANTS["base"], Size(blocks=2, width=64, vocab=320, length=128)).backbone
+    backbone.layers[0].eval()
+    modes = {module: module.training for module in backbone.modules()}
+    plain, asked = (evaluation.embed(backbone, recipe) for recipe in ("plain", "one-word"))
+    assert {module: module.training for module in backbone.modules()} == modes
+    for row, text in enumerate(evaluation.texts):
+        template = f'This sentence : "{text}" means in one word:"'
+        for vectors, words, pooled in ((plain, text, lambda x: x.mean(0)), (asked, template, lambda x: x[-1])):
+            torch.testing.assert_close(vectors[-1, row], pooled(states(backbone, tokenizer(words)["input_ids"])))
+    short = Evaluation(
+        read_tasks(tasks), tokenizer, recipes=["one-word"], longest=len(tokenizer(template)["input_ids"]) - 2
+    )
+    assert {len(ids) for ids in short.ids["one-word"]} == {len(tokenizer(template)["input_ids"]) - 2}
+    assert all(ids[0] == BOS and ids[-5:] == tokenizer(template)["input_ids"][-5:] for ids in short.ids["one-word"])
 
 
-def test_looks_stages_rate_and_dip() -> None:
-    assert looks(1024) == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1024]
-    assert stages(1024) == [0, 32, 128, 256, 512, 768, 1024]
+@torch.no_grad()
+def states(backbone: Any, ids: list[int]) -> torch.Tensor:
+    found: torch.Tensor = backbone(input_ids=torch.tensor([ids])).last_hidden_state[0]
+    return found
+
+
+def test_measurements_are_dense_where_the_valley_forms_and_every_stage_has_one() -> None:
+    assert looks(1000)[:9] == [0, 1, 2, 4, 8, 16, 32, 64, 128]
+    assert looks(2000)[8:] == [
+        128,
+        152,
+        181,
+        215,
+        256,
+        304,
+        362,
+        431,
+        512,
+        609,
+        724,
+        861,
+        1024,
+        1218,
+        1448,
+        1536,
+        1792,
+        2000,
+    ]
+    assert stages(2000) == [0, 128, 256, 512, 724, 1024, 1448, 2000]
+    for brief in (False, True):
+        for steps in (1, 20, *(variant.steps for variant in VARIANTS.values())):
+            measured, scored = looks(steps, brief=brief), stages(steps, brief=brief)
+            assert set(scored) <= set(measured)
+            assert measured[0] == 0
+            assert measured[-1] == scored[-1] == steps
+    assert looks(2000, brief=True) == [0, 64, 256, 362, 512, 724, 1024, 1448, 2000]
+    assert stages(2000, brief=True) == [512, 1024, 2000]
+
+
+def test_the_learning_rate_rises_to_its_peak_and_falls_to_a_tenth() -> None:
     rates = [rate(step, steps=100, warmup=10) for step in range(100)]
     assert max(rates) == 1.0
     assert rates[-1] == pytest.approx(0.1, abs=1e-2)
-    assert dip([3.0, 1.0, 2.0]) == (1, 1.0)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The '[a-z]+_dataloader' does not have many workers")
-@pytest.mark.filterwarnings("ignore:GPU available but not used")
-def test_a_run_records_every_layer_and_trains_as_it_would_without_the_callback(tmp_path: Path) -> None:
-    from benchmarks.pretraining.run import main
-
-    texts = [f"the {word} sat by the {other} all night" for word in ("cat", "dog", "owl") for other in ("sea", "fire")]
-    tokenizer = train_tokenizer(texts, 300)
-    tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
-    write_tokens(tmp_path / "tokens.xz", encode(texts * 300, tokenizer))
-    (tmp_path / "probes.json").write_text(json.dumps({"texts": texts, "views": [[text.upper() for text in texts]] * 4}))
-    sts = tmp_path / "tasks" / "STSBenchmark"
-    sts.mkdir(parents=True)
-    rows = [{"sentence1": texts[0], "sentence2": text, "score": place} for place, text in enumerate(texts)]
-    (sts / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    small = "--objective masked --steps 4 --blocks 2 --width 64 --batch 2 --length 16 --stretch 50".split()  # noqa: SIM905
-    for out, more in (("with", []), ("without", ["--no-callback"])):
-        main([str(tmp_path), str(tmp_path / out), *small, *more])
-    watched, plain = (json.loads((tmp_path / out / "runs.json").read_text())["masked"] for out in ("with", "without"))
-    assert watched["losses"] == plain["losses"]
-    assert watched["held_out"] == plain["held_out"]
-    frame = pl.read_csv(tmp_path / "with" / "masked.csv")
-    metrics = frame.filter(pl.col("kind") == "metric").group_by("revision", "layer").agg(pl.col("name").n_unique())
-    assert set(metrics["revision"]) == {"step0", "step1", "step2", "step4"}
-    assert set(metrics["layer"]) == {0, 1, 2}
-    assert set(metrics["name"]) == {len(METRICS)}
-    assert set(frame.filter(pl.col("kind") == "score")["name"]) == {"cosine_spearman"}

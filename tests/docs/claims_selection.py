@@ -104,7 +104,7 @@ CLAIMS = [
     ),
     Claim(
         SELECTION,
-        "[docs/training.md](training.md) {} to {}: {} of them are best at layer 0",
+        "[docs/training_first.md](training_first.md) {} to {}: {} of them are best at layer 0",
         lambda: [
             min(
                 _of_trained := [

@@ -59,7 +59,8 @@ def last(curve: Curve) -> float:
 
 @cache
 def trained(run: str) -> pl.DataFrame:
-    return table(f"pretraining/results/{run}.csv")
+    """Return a run of the first record."""
+    return table(f"pretraining/results/first/{run}.csv")
 
 
 def stage(run: str, step: int | None = None) -> pl.DataFrame:

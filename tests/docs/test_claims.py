@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import claims_cut, claims_selection, claims_training
+from tests.docs import claims_cut, claims_record, claims_selection, claims_training
 from tests.docs.stated import Claim, wrong
 
-CLAIMS = [*claims_selection.CLAIMS, *claims_training.CLAIMS, *claims_cut.CLAIMS]
+CLAIMS = [*claims_selection.CLAIMS, *claims_training.CLAIMS, *claims_cut.CLAIMS, *claims_record.CLAIMS]
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=str)

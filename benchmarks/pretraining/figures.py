@@ -1,0 +1,329 @@
+"""The figures of the training record, from its frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from benchmarks.pretraining.findings import EVENTS, RAW, event, moved, regrets, valley, winners
+from benchmarks.pretraining.record import TOKENS, Run, known, read_run, seeds
+from midlayer_encoders.frame import histories, settled
+from midlayer_encoders.frame.steps import History
+from midlayer_encoders.report.axes import Axis, amount_axis, layer_axis
+from midlayer_encoders.report.charts import Chart, Dots, Line, Panel, Part, Rule, value_axis
+from midlayer_encoders.report.matplotlib_figures import draw
+from midlayer_encoders.report.style import LIGHT, SERIES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import QuadMesh
+    from matplotlib.figure import Figure
+
+__all__ = ["figures"]
+
+LAST = 12
+FROM = 16  # the first step on a logarithmic axis: 1M tokens
+COLORED = 128  # the first of the map: before it every block is as low as any valley, as the formation shows
+STAGES = (128, 256, 512, 1024, 2000)
+TUNINGS = ("long-simcse", "long-supervised")
+INGREDIENTS = ("base", "no-bos", "half-bos", "gpt-neox", "low-rate", "no-decay")
+
+
+def figures() -> dict[str, Figure]:
+    """Return every figure by the name of its file; those of runs that the record lacks are left out."""
+    made = {
+        "valley": headline(),
+        "formation": formation(),
+        "ingredients": ingredients(),
+        "objectives": objectives(),
+        "first_token": first_token(),
+        "scores": scores(),
+        "overtaking": overtaking(),
+        "layers": layers_move(),
+        "rules": rules(),
+        "losses": losses(),
+    }
+    if known("long"):
+        made |= {"valley_long": headline(("long",)), "long": long_run()}
+    if known(*TUNINGS):
+        made["finetuning"] = finetuning()
+    return made
+
+
+# --- the headline ----------------------------------------------------------------------------------------------------
+
+
+def headline(names: Sequence[str] = ("base", "no-bos")) -> Figure:
+    """Return the entropy of raw states over layers and tokens, the sink's step and the best layers drawn on it."""
+    from matplotlib.figure import Figure as New
+
+    titles = {"base": "[BOS] before every text", "no-bos": "the same model without [BOS]"}
+    figure = New(figsize=(1.4 + 4.3 * len(names), 4.1), layout="constrained")
+    places: list[Axes] = list(figure.subplots(1, len(names), sharey=True, squeeze=False)[0])
+    mesh = None
+    for place, name in zip(places, names, strict=True):
+        mesh = _heat(place, read_run(name))
+        place.set_title(titles.get(name, name), loc="left", fontsize=11, color=LIGHT["ink"])
+    places[0].set_ylabel("layer", color=LIGHT["soft"], fontsize=9)
+    handles = {
+        label: handle for place in places for handle, label in zip(*place.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9
+    )
+    if mesh is not None:
+        bar = figure.colorbar(mesh, ax=places, pad=0.015, aspect=25)
+        bar.set_label("prompt entropy of raw states, nats", fontsize=9, color=LIGHT["soft"])
+        bar.ax.tick_params(labelsize=8, colors=LIGHT["soft"])
+        bar.outline.set_visible(False)  # type: ignore[operator]
+    return figure
+
+
+def _heat(axes: Axes, run: Run) -> QuadMesh:
+    one = run.metric(RAW)
+    seen = [place for place, step in enumerate(one.steps) if step >= COLORED]
+    tokens = np.array([one.steps[place] for place in seen]) * float(TOKENS)
+    middles = np.sqrt(tokens[1:] * tokens[:-1])
+    edges = np.concatenate([[tokens[0] ** 2 / middles[0]], middles, [tokens[-1] ** 2 / middles[-1]]])
+    layers = np.arange(len(one.layers) + 1) - 0.5
+    mesh = axes.pcolormesh(edges, layers, one.values[seen].T, cmap="Blues_r", vmin=1.9, vmax=4.0)
+    axes.set_xscale("log")
+    ticks = [tick for tick in (1e7, 2e7, 5e7, 1e8, 2e8, 5e8) if tick < edges[-1]]
+    axes.set_xticks(ticks, [f"{tick / 1e6:.0f}M" for tick in ticks])
+    axes.minorticks_off()
+    axes.tick_params(labelsize=8, colors=LIGHT["soft"], length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("tokens seen", fontsize=9, color=LIGHT["soft"])
+    formed = event(run.metric("first_token_share"))
+    if formed.final > 0.1:
+        axes.axvline(formed.half, color=SERIES[1], linewidth=1.8, label="the sink has half of its final share")
+    best = _best_by_task(run)
+    for number, points in enumerate(best.values()):
+        shift = 1.02 ** (number - (len(best) - 1) / 2)  # so that tasks with the same best layer stand side by side
+        axes.plot(
+            [step * TOKENS * shift for step in points], list(points.values()), "o", markersize=5, color="white",
+            markeredgecolor=SERIES[3], markeredgewidth=1.4, label=None if number else "best layer of a task", clip_on=False,
+        )  # fmt: skip
+    mean = run.scores()
+    later = [place for place, step in enumerate(mean.steps) if step]
+    axes.plot(
+        [mean.steps[place] * TOKENS for place in later], [int(mean.values[place].argmax()) for place in later],
+        color=SERIES[3], linewidth=1.6, label="best layer, mean of the tasks",
+    )  # fmt: skip
+    return mesh
+
+
+def _best_by_task(run: Run) -> dict[str, dict[int, int]]:
+    """Return for each task the best layer at each stage after the first step."""
+    plain = run.frame.filter(~pl.col("dataset").str.contains(" "), kind="score")
+    return {
+        one.dataset: {step: int(np.nanargmax(row)) for step, row in zip(one.steps, one.values, strict=True) if step}
+        for one in histories(plain)
+    }
+
+
+# --- panels of curves ------------------------------------------------------------------------------------------------
+
+
+def _tokens_axis(runs: Sequence[Run]) -> Axis:
+    return amount_axis("tokens seen", [FROM * TOKENS, max(run.steps for run in runs) * TOKENS])
+
+
+def _over_tokens(one: History, values: Sequence[float], label: str = "", style: int = 0) -> Line:
+    kept = [(step * TOKENS, value) for step, value in zip(one.steps, values, strict=True) if step >= FROM]
+    x, y = zip(*kept, strict=True)
+    return Line(x, tuple(map(float, y)), label, style)
+
+
+def _over_layers(values: Sequence[float], label: str = "", style: int = 0) -> Line:
+    return Line(tuple(range(len(values))), tuple(map(float, values)), label, style)
+
+
+def formation() -> Figure:
+    """Return what forms, at its layer, over the tokens: a curve for each seed."""
+    runs, panels = seeds(), []
+    for words, read in EVENTS.items():
+        lines = []
+        for number, run in enumerate(runs):
+            one, found = read(run), event(read(run))
+            lines.append(_over_tokens(one, one.values[:, one.layers.index(found.layer)], f"seed {number}", number))
+        panels.append(Panel(words, _tokens_axis(runs), value_axis(lines), tuple(lines)))
+    return draw(Chart(tuple(panels), columns=2, size=(4.2, 2.4)))
+
+
+def ingredients() -> Figure:
+    """Return the first token's share over the tokens, and the entropy by layer at the end, for each ingredient left out."""
+    runs = known(*INGREDIENTS)
+    share = [run.metric("first_token_share") for run in runs]
+    over = tuple(
+        _over_tokens(one, np.nanmax(one.values, axis=1), run.name, number)
+        for number, (run, one) in enumerate(zip(runs, share, strict=True))
+    )
+    by_layer = tuple(_over_layers(run.metric(RAW).values[-1], run.name, number) for number, run in enumerate(runs))
+    panels = (
+        Panel("first token's share, highest layer", _tokens_axis(runs), Axis("", 0, 1), over),
+        Panel("prompt entropy of raw states at the end, nats", layer_axis(LAST), value_axis(by_layer), by_layer),
+    )
+    return draw(Chart(panels, columns=2, size=(4.4, 2.9)))
+
+
+def objectives() -> Figure:
+    """Return the entropy by layer at some steps: causal, masked, state-space, each with and without the first token."""
+    runs = known("base", "masked", "mamba2")
+    words = {"base": "causal", "masked": "masked", "mamba2": "state-space (Mamba2)"}
+    every = [run.metric(RAW, texts) for run in runs for texts in ("probe", "probe-later")]
+    up = value_axis([_over_layers(one.values[one.steps.index(step)]) for one in every for step in STAGES])
+    panels = []
+    for texts, note in (("probe", ""), ("probe-later", ", first token left out")):
+        for run in runs:
+            one = run.metric(RAW, texts)
+            lines = tuple(
+                _over_layers(one.values[one.steps.index(step)], f"{step * TOKENS / 1e6:.0f}M tokens", number)
+                for number, step in enumerate(STAGES)
+            )
+            panels.append(Panel(words[run.name] + note, layer_axis(LAST), up, lines, ordered=len(STAGES)))
+    return draw(Chart(tuple(panels), columns=len(runs), size=(3.5, 2.5)))
+
+
+def first_token() -> Figure:
+    """Return what is left of the valley without the first token, after the norm, and as the paper measures."""
+    runs = known("base", "base-seed1", "no-bos", "one-added", "low-rate", "masked")
+    ways = {
+        "raw states": (RAW, "probe"),
+        "raw, without the first token": (RAW, "probe-later"),
+        "after the final norm": (RAW, "probe-normed"),
+        "centered, unit length (the paper's)": ("prompt_entropy", "probe"),
+    }
+    curves = {
+        run.name: [
+            _over_layers(run.metric(*which).values[-1], name, number)
+            for number, (name, which) in enumerate(ways.items())
+        ]
+        for run in runs
+    }
+    up = value_axis([line for lines in curves.values() for line in lines])
+    panels = tuple(
+        Panel(f"{name}: entropy, nats", layer_axis(LAST), up, tuple(lines)) for name, lines in curves.items()
+    )
+    return draw(Chart(panels, columns=3, size=(3.5, 2.5)))
+
+
+def scores() -> Figure:
+    """Return the mean score by layer at some stages; a ring at the best."""
+    runs = known("base", "no-bos", "one-added")
+    words = {"base": "base", "one-added": "softmax with a one added", "no-bos": "no [BOS]"}
+    drawn: dict[str, list[Part]] = {}
+    for run in runs:
+        one, parts = run.scores(), drawn.setdefault(run.name, [])
+        for number, step in enumerate(STAGES):
+            row = one.values[one.steps.index(step)].tolist()
+            parts.append(_over_layers(row, f"{step * TOKENS / 1e6:.0f}M tokens", number))
+            best = max(range(len(row)), key=row.__getitem__)
+            parts.append(Dots((best,), (row[best],), "ring", style=number))
+    up = value_axis([part for parts in drawn.values() for part in parts])
+    panels = tuple(
+        Panel(f"{words[name]}: mean of six tasks", layer_axis(LAST), up, tuple(parts), ordered=len(STAGES))
+        for name, parts in drawn.items()
+    )
+    return draw(Chart(panels, columns=len(runs), size=(3.5, 2.7)))
+
+
+def overtaking() -> Figure:
+    """Return for the seeds of the base how far the best middle layer lies above the embeddings and the last layer."""
+    runs = seeds()
+    panels = []
+    for words, other in (("the embeddings", "first"), ("the last layer", "last")):
+        lines = []
+        for number, run in enumerate(runs):
+            found = [one for one in winners(run) if one.step]
+            x = tuple(one.step * TOKENS for one in found)
+            lines.append(Line(x, tuple(one.best - getattr(one, other) for one in found), f"seed {number}", number))
+        zero = Line((x[0], x[-1]), (0.0, 0.0), "", 4)
+        across = amount_axis("tokens seen", x)
+        panels.append(Panel(f"best middle layer, points over {words}", across, value_axis(lines), (zero, *lines)))
+    return draw(Chart(tuple(panels), columns=2, size=(4.2, 2.5)))
+
+
+def layers_move() -> Figure:
+    """Return when layers settle and how far they move, mean over the seeds of the base."""
+    names = ("prompt_entropy", RAW, "dataset_entropy", "curvature", "infonce")
+    settling, moving = [], []
+    for number, name in enumerate(names):
+        steps = [
+            dict(settled(run.frame.filter(name=name, dataset="probe"), within=0.1).select("layer", "step").iter_rows())
+            for run in seeds()
+        ]
+        mean = [float(np.mean([one[layer] for one in steps])) * TOKENS / 1e6 for layer in range(LAST + 1)]
+        settling.append(_over_layers(mean, name, number))
+        paths = [moved(run.metric(name), FROM) for run in seeds()]
+        moving.append(_over_layers((100 * np.mean(paths, axis=0)).tolist(), name, number))
+    panels = (
+        Panel("settled from, M tokens", layer_axis(LAST), value_axis(settling), tuple(settling)),
+        Panel("way from 1M tokens on, % of the range", layer_axis(LAST), value_axis(moving), tuple(moving)),
+    )
+    return draw(Chart(panels, columns=2, size=(4.4, 2.8)))
+
+
+def rules() -> Figure:
+    """Return what each rule loses to the best layer at each stage, mean over the seeds of the base."""
+    shown = ("last", "fixed-depth", "min-infonce", "min-prompt-entropy", "half-match", "valley-midpoint (raw)")
+    every = [regrets(run) for run in seeds()]
+    lines = []
+    for number, rule in enumerate(shown):
+        steps = [step for step in every[0][rule] if step]
+        points = tuple(float(np.mean([one[rule][step][1] for one in every])) for step in steps)
+        lines.append(Line(tuple(step * TOKENS for step in steps), points, rule, number))
+    panel = Panel(
+        "points below the best layer", amount_axis("tokens seen", lines[0].x), value_axis(lines), tuple(lines)
+    )
+    return draw(Chart((panel,), size=(6.4, 3.0)))
+
+
+def losses() -> Figure:
+    """Return the training loss, a mean of 16 steps, and the held-out loss."""
+    parts: list[Part] = []
+    for number, run in enumerate(known("base", "no-bos", "gpt-neox", "masked", "mamba2")):
+        smooth = pl.Series(run.told["losses"]).rolling_mean(16, min_samples=1).to_list()[FROM - 1 :]
+        parts.append(
+            Line(tuple((FROM + place) * TOKENS for place in range(len(smooth))), tuple(smooth), run.name, number)
+        )
+        held = {int(step) * TOKENS: loss for step, loss in run.told["held_out"].items() if int(step)}
+        parts.append(Dots(tuple(held), tuple(held.values()), "ring", style=number))
+    panel = Panel("loss, nats a token (points: held out)", _tokens_axis(seeds()), value_axis(parts), tuple(parts))
+    return draw(Chart((panel,), size=(6.4, 3.2)))
+
+
+def long_run() -> Figure:
+    """Return the long run: its loss, with a rule where one command ended and the next began, and how it goes on."""
+    run = read_run("long")
+    smooth = pl.Series(run.told["losses"]).rolling_mean(16, min_samples=1).to_list()[FROM - 1 :]
+    loss = Line(tuple((FROM + place) * TOKENS for place in range(len(smooth))), tuple(smooth))
+    seams = tuple(Rule(one["to"] * TOKENS) for one in run.told["sessions"][:-1])
+    across = _tokens_axis([run])
+    share = run.metric("first_token_share")
+    depths = [valley(row).depth for row in run.metric(RAW).values]
+    panels = (
+        Panel("loss, nats a token (rules: a new command)", across, value_axis([loss]), (*seams, loss)),
+        Panel("first token's share, highest layer", across, Axis("", 0, 1), (_over_tokens(share, np.nanmax(share.values, axis=1)),)),
+        Panel("depth of the valley, nats", across, value_axis([line := _over_tokens(run.metric(RAW), depths)]), (line,)),
+    )  # fmt: skip
+    return draw(Chart(panels, columns=3, size=(3.5, 2.5)))
+
+
+def finetuning() -> Figure:
+    """Return the long run before and after each fine-tuning: four metrics and the mean score, by layer."""
+    runs, panels = known(*TUNINGS), []
+    for name in (RAW, "prompt_entropy", "dataset_entropy", "infonce", "score"):
+        every = [run.scores() if name == "score" else run.metric(name) for run in runs]
+        after = (
+            _over_layers(one.values[-1], run.told["tuning"], k)
+            for k, (run, one) in enumerate(zip(runs, every, strict=True))
+        )
+        lines = (_over_layers(every[0].values[0], "before", 4), *after)
+        panels.append(
+            Panel("mean of six tasks" if name == "score" else name, layer_axis(LAST), value_axis(lines), lines)
+        )
+    return draw(Chart(tuple(panels), columns=3, size=(3.4, 2.5)))

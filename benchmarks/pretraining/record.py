@@ -1,0 +1,99 @@
+"""The committed frames of the training record, and how a run's output becomes one of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from midlayer_encoders.frame import histories
+from midlayer_encoders.frame.steps import History
+from midlayer_encoders.recipes import PLAIN
+
+__all__ = ["RESULTS", "SEEDS", "TOKENS", "Run", "collect", "known", "read_run", "seeds"]
+
+RESULTS = Path(__file__).parent / "results"
+SEEDS = ("base", "base-seed1", "base-seed2")
+TOKENS = 65_536  # of a step
+_TASKS = 6
+
+
+@dataclass(frozen=True)
+class Run:
+    """One model's training.
+
+    Attributes:
+        name: of its variant.
+        frame: tidy, all that was measured.
+        told: seconds, losses and what else ``run.py`` wrote beside the frame.
+    """
+
+    name: str
+    frame: pl.DataFrame
+    told: dict[str, Any]
+
+    def metric(self, name: str, texts: str = "probe") -> History:
+        """Return a metric's values by step and layer; ``texts`` is one of ``watching.KINDS``."""
+        (found,) = histories(self.frame.filter(kind="metric", name=name, dataset=texts))
+        return found
+
+    def scores(self, recipe: str = PLAIN) -> History:
+        """Return the mean x 100 over the tasks by stage and layer, NaN where a layer has no score of some task."""
+        asked = (
+            pl.col("dataset").str.ends_with(f" {recipe}") if recipe != PLAIN else ~pl.col("dataset").str.contains(" ")
+        )
+        every = histories(self.frame.filter(asked, kind="score"))
+        if len(every) != _TASKS:
+            raise LookupError(f"{self.name} was scored on {len(every)} tasks, not on {_TASKS}.")
+        mean = 100 * np.mean([one.values for one in every], axis=0)
+        return History("score", recipe, "mean score", every[0].steps, every[0].layers, mean)
+
+    @property
+    def steps(self) -> int:
+        return int(self.told["steps"])
+
+    @property
+    def held_out(self) -> float:
+        """The held-out loss at the end."""
+        losses: dict[str, float] = self.told["held_out"]
+        return losses[str(self.steps)]
+
+
+@cache
+def read_run(name: str) -> Run:
+    """Return a run of the record."""
+    return Run(name, pl.read_parquet(RESULTS / f"{name}.parquet"), _told()[name])
+
+
+def known(*names: str) -> list[Run]:
+    """Return those of the named runs that the record has."""
+    return [read_run(name) for name in names if (RESULTS / f"{name}.parquet").is_file()]
+
+
+def seeds() -> list[Run]:
+    """Return the base from each of its first weights."""
+    return known(*SEEDS)
+
+
+def _told() -> dict[str, dict[str, Any]]:
+    path = RESULTS / "runs.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def collect(out: Path) -> list[str]:
+    """Take the runs that ``run.py`` finished in a folder into the record, and return their names."""
+    told, taken = _told(), []
+    for path in sorted(out.glob("*.parquet")):
+        shutil.copyfile(path, RESULTS / path.name)
+        told[path.stem] = json.loads(path.with_suffix(".json").read_text())
+        taken.append(path.stem)
+    # A line for each run: 2000 losses on lines of their own would be all that a diff shows.
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(told[name])}" for name in sorted(told))
+    (RESULTS / "runs.json").write_text("{\n" + lines + "\n}\n")
+    return taken

@@ -1,0 +1,304 @@
+"""The tables of the training record, from its frames, as they stand in ``docs/training.md``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
+
+import numpy as np
+import torch
+
+from benchmarks.pretraining.findings import (
+    EVENTS,
+    RAW,
+    event,
+    event_layer,
+    lowering,
+    moved,
+    overtaking,
+    regrets,
+    valley,
+    winners,
+)
+from benchmarks.pretraining.record import TOKENS, Run, known, read_run, seeds
+from benchmarks.pretraining.variants import VARIANTS
+from midlayer_encoders.frame import settled
+from midlayer_encoders.frame.steps import History
+from midlayer_encoders.metrics import prompt_entropy
+
+__all__ = ["tables"]
+
+RUNS = (
+    "no-bos",
+    "half-bos",
+    "gpt-neox",
+    "low-rate",
+    "no-decay",
+    "one-added",
+    "own-key",
+    "first-hidden",
+    "masked",
+    "mamba2",
+    "long",
+)
+TUNINGS = ("long-simcse", "long-supervised")
+THIRDS = {"1 to 4": range(1, 5), "5 to 8": range(5, 9), "9 to 12": range(9, 13)}
+SETTLING = ("prompt_entropy", RAW, "dataset_entropy", "curvature", "infonce", "dime", "effective_rank", "cka")
+
+
+def tables() -> dict[str, str]:
+    """Return every table by the name of its place in the page; that of runs that the record lacks is left out."""
+    made = {
+        "runs": runs(),
+        "formation": formation(),
+        "variants": variants(),
+        "kinds": kinds(),
+        "needed": needed(),
+        "stages": stages(),
+        "middle": middle(),
+        "settling": settling(),
+        "rules": rules(),
+    }
+    return made | ({"finetuning": finetuning()} if known(*TUNINGS) else {})
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "".join("| " + " | ".join(row) + " |\n" for row in (head, ["---"] * len(head), *rows))
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    """Return the mean, and the lowest and the highest where there are several."""
+    # Adding zero to a rounded value takes the sign from a zero.
+    mean, low, high = (
+        f"{round(value, digits) + 0.0:.{digits}f}" for value in (fmean(values), min(values), max(values))
+    )
+    return mean if len(values) == 1 else f"{mean} ({low} to {high})"
+
+
+def _millions(values: Sequence[float]) -> str:
+    if not all(map(math.isfinite, values)):
+        return "not reached"
+    mean, *rest = _spread([value / 1e6 for value in values], 0).split(" ", 1)
+    return " ".join([f"{mean}M", *rest])
+
+
+def _layers(found: Sequence[int]) -> str:
+    return " or ".join(map(str, sorted(set(found))))
+
+
+def _differs(run: Run) -> str:
+    words = {
+        "blocks": {"gpt_neox": "GPTNeoX blocks", "mamba2": "Mamba2 blocks"},
+        "objective": {"masked": "masked, both sides seen"},
+        "bos": {0.0: "no [BOS]", 0.5: "[BOS] before half of the sequences"},
+        "peak": {5e-4: "peak rate 5e-4"},
+        "decay": {0.0: "no weight decay"},
+        "sink": {
+            "one": "a one in the softmax's denominator",
+            "key": "a learned key with no value",
+            "hidden": "no later token sees the first",
+        },
+    }
+    return ", ".join(words[name][value] for name, value in VARIANTS[run.name].changed().items() if name in words)
+
+
+def _groups() -> list[tuple[str, str, list[Run]]]:
+    """Return the runs of each row: the base with all its seeds, then the others."""
+    base = ("base", f"{len(seeds())} seeds", seeds())
+    return [base, *((run.name, _differs(run), [run]) for run in known(*RUNS))]
+
+
+def runs() -> str:
+    """Return what was trained."""
+    rows = []
+    for name, differs, some in _groups():
+        told = some[0].told
+        ends = [fmean(run.told["losses"][-20:]) for run in some]
+        rows.append([
+            name, differs, f"{told['block_parameters'] / 1e6:.1f}M", f"{told['tokens'] / 1e6:.0f}M", _spread(ends, 3),
+            _spread([run.held_out for run in some], 3),
+        ])  # fmt: skip
+    return _table(["run", "differs in", "in blocks", "tokens", "last loss", "held out"], rows)
+
+
+def formation() -> str:
+    """Return when each thing forms in the base, over its seeds."""
+    rows = []
+    for words, read in EVENTS.items():
+        found = [event(read(run)) for run in seeds()]
+        digits = 0 if found[0].final > 10 else 2
+        times = [[getattr(one, name) for one in found] for name in ("tenth", "half", "nine_tenths")]
+        rows.append([
+            words, _layers([one.layer for one in found]), _spread([one.final for one in found], digits), *map(_millions, times)
+        ])  # fmt: skip
+    return _table(["what", "at layer", "at the end", "a tenth of it at", "half at", "nine tenths at"], rows)
+
+
+def _highest(every: Sequence[History], digits: int = 2) -> str:
+    if not every:
+        return "–"
+    values = [float(np.nanmax(one.values[-1])) for one in every]
+    return f"{_spread(values, digits)} at {_layers([event_layer(one) for one in every])}"
+
+
+def _valley(some: Sequence[Run], name: str, texts: str = "probe") -> str:
+    found = [valley(run.metric(name, texts).values[-1]) for run in some]
+    if max(one.depth for one in found) <= 0:
+        return "none"
+    return f"{_spread([one.depth for one in found], 2)} at {_layers([one.layer for one in found])}"
+
+
+def variants() -> str:
+    """Return what each run has at its end."""
+    rows = []
+    for name, differs, some in _groups():
+        attending = [run.metric("attention_sink_rate") for run in some if run.told["variant"]["blocks"] != "mamba2"]
+        rows.append([
+            f"{name}: {differs}", _highest([run.metric("first_token_share") for run in some]), _highest(attending),
+            _spread([float(np.nanmax(run.metric("largest_state").values[-1])) for run in some], 0),
+            _highest([lowering(run) for run in some]), _valley(some, RAW), _valley(some, RAW, "probe-later"),
+        ])  # fmt: skip
+    head = [
+        "run",
+        "first token's share",
+        "sink rate",
+        "largest state",
+        "it takes, nats",
+        "valley, nats",
+        "valley without it",
+    ]
+    return _table(head, rows)
+
+
+def kinds() -> str:
+    """Return the valley in each way of reading it."""
+    ways: dict[str, tuple[str, str]] = {
+        "raw": (RAW, "probe"),
+        "raw, left out": (RAW, "probe-later"),
+        "normed": (RAW, "probe-normed"),
+        "normed, left out": (RAW, "probe-normed-later"),
+        "the paper's": ("prompt_entropy", "probe"),
+        "the paper's, left out": ("prompt_entropy", "probe-later"),
+    }
+    rows = [[name, *(_valley(some, *which) for which in ways.values())] for name, _, some in _groups()]
+    return _table(["run", *ways], rows)
+
+
+def needed(shares: Sequence[float] = (0.01, 0.5, 0.7, 0.9, 0.95, 0.98, 0.99, 0.995), tokens: int = 128) -> str:
+    """Return both entropies of made-up tokens, whose first one is as long as each share asks."""
+    states = torch.randn(16, tokens, 512, generator=torch.Generator().manual_seed(0))
+    others = states[:, 1:].square().sum(dim=(1, 2))
+    rows: list[list[str]] = [["raw"], ["the paper's"]]
+    for share in shares:
+        length = (share / (1 - share) * others).sqrt()
+        made = states.clone()
+        made[:, 0] *= (length / states[:, 0].norm(dim=1))[:, None]
+        rows[0].append(f"{float(prompt_entropy(made, center=False, unit=False).mean()):.2f}")
+        rows[1].append(f"{float(prompt_entropy(made).mean()):.2f}")
+    return _table(["first token's share", *(f"{share:g}" for share in shares)], rows)
+
+
+def stages() -> str:
+    """Return the base's mean scores at each stage, over its seeds, plain and asked for one word."""
+    every = [winners(run) for run in seeds()]
+    asked = [winners(run, "one-word") for run in seeds()]
+    rows = []
+    for place, first in enumerate(every[0]):
+        found, words = [one[place] for one in every], [one[place] for one in asked]
+        rows.append([
+            f"{first.step * TOKENS / 1e6:.0f}M", _spread([one.first for one in found], 1),
+            f"{_spread([one.best for one in found], 1)} at {_layers([one.layer for one in found])}",
+            _spread([one.last for one in found], 1), _spread([one.best - one.first for one in found], 1),
+            _spread([one.best - one.last for one in found], 1),
+            _spread([max(one.best, one.last) for one in words], 1),
+        ])  # fmt: skip
+    return _table(
+        ["tokens", "embeddings", "best middle layer", "last", "over embeddings", "over last", "best of `one-word`"],
+        rows,
+    )
+
+
+def middle() -> str:
+    """Return each run's scores at the end, and since when a middle layer wins."""
+
+    def since(some: Sequence[Run], place: int) -> str:
+        found = [overtaking(run)[place] for run in some]
+        if any(step is None for step in found):
+            return "never" if not any(found) else "not in all seeds"
+        return _millions([step * TOKENS for step in found if step is not None])
+
+    rows = []
+    for name, _, some in _groups():
+        ends = [winners(run)[-1] for run in some]
+        rows.append([
+            name, _spread([one.first for one in ends], 1),
+            f"{_spread([one.best for one in ends], 1)} at {_layers([one.layer for one in ends])}",
+            _spread([one.last for one in ends], 1), _spread([one.best - one.last for one in ends], 1), since(some, 0), since(some, 1),
+        ])  # fmt: skip
+    head = [
+        "run",
+        "embeddings",
+        "best middle layer",
+        "last",
+        "over last",
+        "ahead of embeddings from",
+        "ahead of last from",
+    ]
+    return _table(head, rows)
+
+
+def settling() -> str:
+    """Return when the base's layers settle, and how far they move, as means over its seeds."""
+    rows = []
+    for name in SETTLING:
+        steps = [
+            dict(settled(run.frame.filter(name=name, dataset="probe"), within=0.1).select("layer", "step").iter_rows())
+            for run in seeds()
+        ]
+        paths = np.mean([moved(run.metric(name), 16) for run in seeds()], axis=0)
+        layers = read_run("base").metric(name).layers
+
+        def mean(read: Callable[[int], float], some: Iterable[int], layers: tuple[int, ...] = layers) -> str:
+            return f"{fmean(read(layer) for layer in some if layer in layers):.0f}"
+
+        rows.append([
+            name,
+            *(mean(lambda k: fmean(one[k] for one in steps) * TOKENS / 1e6, third) + "M" for third in THIRDS.values()),  # noqa: B023
+            *(mean(lambda k: 100 * float(paths[layers.index(k)]), third) for third in THIRDS.values()),  # noqa: B023
+        ])  # fmt: skip
+    return _table(["metric", *(f"{third} settle" for third in THIRDS), *(f"{third} move, %" for third in THIRDS)], rows)
+
+
+def rules() -> str:
+    """Return what each rule would have lost at each stage of the base, mean over seeds, and where it points at the end."""
+    every = [regrets(run) for run in seeds()]
+    steps = list(every[0]["last"])
+    rows = []
+    for rule in every[0]:
+        lost = [f"{fmean(one[rule][step][1] for one in every):.1f}" for step in steps]
+        rows.append([f"`{rule}`", *lost, _layers([one[rule][steps[-1]][0] for one in every])])
+    return _table(["rule", *(f"{step * TOKENS / 1e6:.0f}M" for step in steps), "layer at the end"], rows)
+
+
+def finetuning(layers: Sequence[int] = (1, 3, 6, 9, 12)) -> str:
+    """Return metrics and scores before and after each fine-tuning."""
+    rows = []
+    for name in (
+        RAW,
+        "prompt_entropy",
+        "dataset_entropy",
+        "effective_rank",
+        "infonce",
+        "dime",
+        "lidar",
+        "anisotropy",
+        "score",
+    ):
+        for run in known(*TUNINGS):
+            one = run.scores() if name == "score" else run.metric(name)
+            digits = 1 if name == "score" else 2
+            ends = [(one.values[0][one.layers.index(k)], one.values[-1][one.layers.index(k)]) for k in layers]
+            cells = (f"{before:.{digits}f} → {after:.{digits}f}" for before, after in ends)
+            rows.append([name, run.told["tuning"], *cells])
+    return _table(["metric", "tuning", *(f"layer {k}" for k in layers)], rows)

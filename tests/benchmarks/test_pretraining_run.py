@@ -1,0 +1,122 @@
+"""A whole run of the record at toy size: what it writes, that watching it changes nothing, and that a pause leaves no seam."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars
+import pytest
+import torch
+from polars.testing import assert_frame_equal
+
+from benchmarks.pretraining.corpus import Windows, encode, parts, read_tokens, train_tokenizer, write_tokens
+from benchmarks.pretraining.models import Size, language_model
+from benchmarks.pretraining.module import Pretraining, pl
+from benchmarks.pretraining.run import main
+from benchmarks.pretraining.variants import VARIANTS
+from tests.callbacks.training import ADVICE
+
+pytestmark = [*ADVICE, pytest.mark.filterwarnings("ignore:To copy construct from a tensor")]
+STEPS, SMALL = 4, "--steps 4 --blocks 2 --width 64 --batch 8 --length 16 --stretch 50"
+QUICK, SLOW = "half-bos", ("base", "masked", "mamba2", "own-key", "first-hidden", "first-causal")
+DRAW = random.Random(2)
+TEXTS = ["".join(DRAW.choices("abcdefghijklm nopq rst", k=length)) for length in range(8, 28)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    tokenizer = train_tokenizer(TEXTS, 300)
+    tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    write_tokens(folder / "tokens.xz", encode(TEXTS * 20, tokenizer))
+    views = [[text[cut:] + " x" for text in TEXTS] for cut in range(1, 5)]
+    (folder / "probes.json").write_text(json.dumps({"texts": TEXTS, "views": views}))
+    sts = folder / "tasks" / "STSBenchmark"
+    sts.mkdir(parents=True)
+    rows = [{"sentence1": TEXTS[0], "sentence2": text, "score": place} for place, text in enumerate(TEXTS)]
+    (sts / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+def ran(data: Path, out: Path, variant: str, *more: str) -> tuple[dict[str, Any], polars.DataFrame, dict[str, Any]]:
+    """Run a variant until it is done; return what was told, the frame and the weights."""
+    for _ in range(STEPS):
+        assert not (out / f"{variant}.json").exists()
+        main([str(data), str(out), "--variant", variant, *SMALL.split(), *more])
+        if (out / f"{variant}.json").exists():
+            break
+    told = json.loads((out / f"{variant}.json").read_text())
+    return told, polars.read_parquet(out / f"{variant}.parquet"), torch.load(out / f"{variant}.pt")
+
+
+@pytest.mark.parametrize("variant", [QUICK, *(pytest.param(one, marks=pytest.mark.slow) for one in SLOW)])
+def test_a_run_that_is_paused_after_every_step_is_the_run_that_is_not(variant: str, data: Path, tmp_path: Path) -> None:
+    told, frame, weights = ran(data, tmp_path / "whole", variant)
+    parted, other, resumed = ran(data, tmp_path / "parted", variant, "--seconds", "0")
+    assert [one["to"] for one in told["sessions"]] == [STEPS]
+    assert [one["to"] for one in parted["sessions"]] == [1, 2, 3, STEPS]
+    assert len(parted["losses"]) == STEPS
+    for name in ("losses", "held_out", "tokens", "variant", "parameters"):
+        assert parted[name] == told[name], name
+    key = ["kind", "dataset", "name", "revision", "layer"]
+    assert_frame_equal(frame.sort(key), other.sort(key), check_exact=True)
+    assert weights.keys() == resumed.keys()
+    assert all(torch.equal(weights[name], resumed[name]) for name in weights)
+
+    plain = unwatched(data, variant)
+    assert [round(float(loss), 4) for loss in plain.losses] == told["losses"]
+    assert all(torch.equal(weights[name], weight) for name, weight in plain.model.state_dict().items())
+    assert_complete(frame)
+    assert list(told["held_out"]) == ["0", str(STEPS)]
+    assert told["command"] == f"python -m benchmarks.pretraining.run DATA OUT --variant {variant} {SMALL}"
+    assert told["tokens"] == STEPS * 8 * 16
+
+
+def test_a_run_that_is_done_begins_anew_and_another_run_does_not_go_on_from_its_pause(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(data), str(tmp_path), "--variant", QUICK, "--recipes", "plain", *SMALL.split()]
+    main([*words, "--seconds", "0"])
+    assert "paused at step 1 of 4" in capsys.readouterr().out
+    with pytest.raises(RuntimeError, match=r"half-bos.ckpt is of another run \(batch 8\): delete it, or give another"):
+        main([*words, "--batch", "4"])
+    capsys.readouterr()
+    main(words)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    assert [line.partition(" of")[0] for line in lines] == ["step 2", "step 4"]
+    losses = json.loads((tmp_path / f"{QUICK}.json").read_text())["losses"]
+    assert f"loss {losses[1]:.3f}" in lines[0]
+    assert "first token's share 0." in lines[0]
+    assert not list(tmp_path.glob("*.ckpt"))
+    main(words)
+    assert [one["to"] for one in json.loads((tmp_path / f"{QUICK}.json").read_text())["sessions"]] == [STEPS]
+
+
+def unwatched(data: Path, name: str) -> Any:
+    """Return the run without any callback."""
+    variant = replace(VARIANTS[name], steps=STEPS)
+    module = Pretraining(language_model(variant, Size(2, 64, length=16)), variant)
+    ids, _ = parts(torch.from_numpy(read_tokens(data / "tokens.xz")), stretch=50)
+    trainer = pl.Trainer(
+        max_steps=STEPS, max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module, Windows(ids, STEPS, 8, 16))
+    return module
+
+
+def assert_complete(frame: polars.DataFrame) -> None:
+    """Look for all rows: four measurements of three layers, the tasks asked twice at the start and the end."""
+    metrics = frame.filter(kind="metric")
+    assert set(metrics["revision"]) == {"step0", "step1", "step2", "step4"}
+    assert set(metrics["layer"]) == {0, 1, 2}
+    assert frame.select("revision", "layer", "dataset", "name").is_unique().all()
+    scores = frame.filter(kind="score")
+    assert set(scores["revision"]) == {"step0", "step4"}
+    assert set(scores.group_by("dataset", "name").len().iter_rows()) == {
+        ("STSBenchmark", "cosine_spearman", 6), ("STSBenchmark one-word", "cosine_spearman", 6)
+    }  # fmt: skip
