@@ -132,7 +132,7 @@ def passages(held: np.ndarray[Any, Any], tokenizer: Any, *, number: int, tokens:
 
 
 def write_tokens(path: Path, tokens: np.ndarray[Any, Any]) -> None:
-    """Write ids compressed: high bytes, then low bytes, which a compressor likes better than pairs."""
+    """Write ids compressed, two bytes each, the high one first."""
     path.write_bytes(lzma.compress(tokens.astype(">u2").tobytes(), preset=6))
 
 

@@ -94,6 +94,7 @@ def _differs(run: Run) -> str:
         "bos": {0.0: "no [BOS]", 0.5: "[BOS] before half of the sequences"},
         "peak": {5e-4: "peak rate 5e-4"},
         "decay": {0.0: "no weight decay"},
+        "more": {True: "94M tokens of other text"},
         "sink": {
             "one": "a one in the softmax's denominator",
             "key": "a learned key with no value",
