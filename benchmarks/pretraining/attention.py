@@ -100,7 +100,8 @@ def _weights(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | N
     """Return the attention of T queries to S keys, ``(B, H, T, S)``, in float32; the first S - T are seen by all."""
     T, S = query.shape[2], key.shape[2]
     seen = torch.ones(T, T, dtype=torch.bool, device=query.device).tril() if mask is None else mask
-    scores = (query @ key.mT).float() * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    with torch.autocast(query.device.type, enabled=False):  # the fast kernels, too, keep the products in float32
+        scores = (query.float() @ key.float().mT) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     return torch.softmax(scores.masked_fill(~pad(seen, (S - T, 0), value=True), -torch.inf), dim=-1)
 
 

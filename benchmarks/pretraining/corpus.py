@@ -163,17 +163,21 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1000, help="of each task's file")
     parser.add_argument("--probes", type=int, default=200)
     given = parser.parse_args()
+    novels, stretch = DATA / "corpora" / "fiction_en.txt.xz", STRETCH if given.characters is None else 2560
+    if not novels.is_file():
+        raise FileNotFoundError(f"{novels} is not there: set MIDLAYER_DATA to the folder with `corpora` and `tasks`.")
     given.out.mkdir(parents=True, exist_ok=True)
-    with lzma.open(DATA / "corpora" / "fiction_en.txt.xz", "rt", encoding="utf8") as file:
+    with lzma.open(novels, "rt", encoding="utf8") as file:
         texts = paragraphs(file.read(given.characters) if given.characters else file.read())
     tokenizer = train_tokenizer(texts, given.vocab)
     tokenizer.backend_tokenizer.save(str(given.out / "tokenizer.json"))
     tokens = encode(texts, tokenizer)
     write_tokens(given.out / "tokens.xz", tokens)
-    train, held = parts(torch.from_numpy(tokens.astype(np.int32)), STRETCH if given.characters is None else 2560)
+    train, held = parts(torch.from_numpy(tokens.astype(np.int32)), stretch)
     print(f"{len(train):,} tokens to train on, {len(held):,} held out")
     probes = passages(held.numpy(), tokenizer, number=given.probes)
-    (given.out / "probes.json").write_text(json.dumps({"texts": probes, "views": augment(probes, views=4, seed=0)}))
+    views = augment(probes, views=4, seed=0)
+    (given.out / "probes.json").write_text(json.dumps({"texts": probes, "views": views, "stretch": stretch}))
     shutil.rmtree(given.out / "tasks", ignore_errors=True)
     (given.out / "tasks").mkdir()
     for task in shortened(given.out / "tasks", given.rows):

@@ -27,7 +27,7 @@ from benchmarks.pretraining.corpus import read_tokenizer
 from benchmarks.pretraining.models import LanguageModel, Size, language_model
 from benchmarks.pretraining.module import adamw, pl
 from benchmarks.pretraining.pairs import Crops, Pairs, adjacent_sentences, without
-from benchmarks.pretraining.run import begin, make_trainer, read_parts, record, shared_arguments, watch
+from benchmarks.pretraining.run import begin, count, make_trainer, read_parts, record, shared_arguments, watch
 from benchmarks.pretraining.variants import VARIANTS, Variant
 from midlayer_encoders.reading.pooling import pool
 
@@ -201,7 +201,7 @@ def tune(given: argparse.Namespace) -> None:
 def arguments() -> argparse.ArgumentParser:
     parser = shared_arguments(__doc__, [name for name, one in VARIANTS.items() if one.blocks == "llama"], "long")
     parser.add_argument("--tuning", choices=TUNINGS, required=True)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=count, default=600)
     parser.add_argument("--peak", type=float, default=1e-4, help="learning rate; a model of width 64 needs 2e-3")
     return parser
 

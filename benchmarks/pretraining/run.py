@@ -19,6 +19,7 @@ import json
 import logging
 import sys
 import time
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -58,11 +59,20 @@ def train(given: argparse.Namespace) -> bool:
     module = Pretraining(model, variant, compiled=given.compile)
 
     train_ids, held = read_parts(given, more=variant.more)
+    if len(held) < 3 * given.length:
+        raise ValueError(
+            f"`--stretch` must leave {3 * given.length} tokens or more to hold out, but {given.stretch} leaves {len(held)} of "
+            f"{len(train_ids) + len(held)}: give a smaller one, with a corpus made for it."
+        )
     held_out = next(iter(Windows(held, 1, min(HELD, len(held) // given.length - 1), given.length)))
     measured, scored = looks(steps, brief=given.brief), stages(steps, brief=given.brief)
     watched = watch(given, variant, given.variant, looks=measured, stages=scored, held=held_out)
     kept = given.out / f"{given.variant}.ckpt"
-    asked = {"variant": asdict(variant), "size": asdict(size), "batch": given.batch, "stretch": given.stretch}
+    asked = {
+        "variant": asdict(variant), "size": asdict(size), "batch": given.batch, "stretch": given.stretch,
+        "probes": given.probes, "recipes": list(given.recipes), "brief": given.brief,
+        "tokens.xz": zlib.crc32((given.data / "tokens.xz").read_bytes()),
+    }  # fmt: skip
     pause = Pause(given.seconds, kept, asked)
     before = pause.checkpoint()
     progress = Progress(measured, watched.look, watched.aside, given.batch * given.length)
@@ -74,14 +84,18 @@ def train(given: argparse.Namespace) -> bool:
     seconds = time.perf_counter() - start
     parted = given.out / f"{given.variant}.seconds.json"
     sessions = [*(json.loads(parted.read_text()) if before else []), {"to": trainer.global_step, "seconds": seconds}]
-    parted.write_text(json.dumps(sessions))
     if pause.paused:
+        parted.write_text(json.dumps(sessions))
         print(f"{given.variant}: paused at step {trainer.global_step} of {steps} after {seconds:.1f} s", flush=True)
         return False
+    if trainer.global_step < steps:  # Lightning 2.2 returns from Ctrl-C as if all were done
+        raise RuntimeError(
+            f"{given.variant} stopped at step {trainer.global_step} of {steps}: run the same command again."
+        )
     tokens = steps * given.batch * given.length
-    for path in (kept, parted):  # so that the same command begins anew
-        path.unlink(missing_ok=True)
     record(given, given.variant, module, watched, {"variant": asdict(variant), "tokens": tokens, "sessions": sessions})
+    for path in (kept, parted):  # so that the same command begins anew; not before all is written
+        path.unlink(missing_ok=True)
     return True
 
 
@@ -168,27 +182,37 @@ def write(path: Path, model: str, rows: list[dict[str, Any]]) -> None:
     ).write_parquet(path, compression="zstd", compression_level=15)
 
 
+def count(word: str) -> int:
+    """Return a number of one or more that was given as a word."""
+    number = int(word)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, but got {number}")
+    return number
+
+
 def shared_arguments(description: str | None, names: Iterable[str], variant: str) -> argparse.ArgumentParser:
     """Return the arguments of every run, one of ``names`` the variant."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--variant", choices=list(names), default=variant)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--probes", type=int, default=200, help="texts to measure")
+    parser.add_argument("--batch", type=count, default=256)
+    parser.add_argument("--probes", type=count, default=200, help="texts to measure, 11 or more")
     parser.add_argument("--recipes", nargs="+", choices=ASKED, default=ASKED, help="how the tasks' texts are asked")
-    parser.add_argument("--stretch", type=int, default=STRETCH, help="tokens in a stretch; every hundredth is held out")
-    parser.add_argument("--threads", type=int, default=1, help="16 made a measurement five times as long as 1 did")
+    parser.add_argument(
+        "--stretch", type=count, help="tokens in a stretch; every hundredth is held out, DATA's own by default"
+    )
+    parser.add_argument("--threads", type=count, default=1, help="16 made a measurement five times as long as 1 did")
     parser.add_argument("--compile", action="store_true")
     return parser
 
 
 def arguments() -> argparse.ArgumentParser:
     parser = shared_arguments(__doc__, VARIANTS, "base")
-    parser.add_argument("--steps", type=int, default=None, help="the variant's own by default")
-    parser.add_argument("--blocks", type=int, default=12)
-    parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--steps", type=count, default=None, help="the variant's own by default")
+    parser.add_argument("--blocks", type=count, default=12)
+    parser.add_argument("--width", type=count, default=512)
+    parser.add_argument("--length", type=count, default=256)
     parser.add_argument("--brief", action="store_true", help="measure and score less often")
     parser.add_argument("--seconds", type=float, default=1e9, help="after which to pause")
     return parser
@@ -197,6 +221,13 @@ def arguments() -> argparse.ArgumentParser:
 def begin(parser: argparse.ArgumentParser, module: str, words: list[str] | None) -> argparse.Namespace:
     """Return what was asked for, the command among it, with Lightning quiet and the threads set."""
     given = parser.parse_args(words)
+    for name in ("tokenizer.json", "tokens.xz", "probes.json", "tasks"):
+        if not (given.data / name).exists():
+            raise FileNotFoundError(
+                f"{given.data / name} is not there: `python -m benchmarks.pretraining.corpus {given.data}` makes it."
+            )
+    # The texts to measure were taken from the part that DATA's own stretches hold out.
+    given.stretch = given.stretch or json.loads((given.data / "probes.json").read_text()).get("stretch", STRETCH)
     given.command = f"python -m {module} DATA OUT " + " ".join((sys.argv[1:] if words is None else words)[2:])
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)

@@ -275,11 +275,9 @@ class Pause(pl.Callback):
         if not self.path.is_file():
             return {}
         found: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=False)
-        before = found["callbacks"][self.state_key]
-        if before != self.asked:
-            other = ", ".join(
-                f"{name} {before.get(name)}" for name in self.asked if before.get(name) != self.asked[name]
-            )
+        before, now = _flat(found["callbacks"][self.state_key]), _flat(self.asked)
+        # An older checkpoint lacks what was not asked then.
+        if other := ", ".join(f"{name} {before[name]}" for name in now if before.get(name, now[name]) != now[name]):
             raise RuntimeError(f"{self.path} is of another run ({other}): delete it, or give another folder.")
         return found
 
@@ -320,6 +318,15 @@ class Progress(_AtSteps):
             flush=True,
         )
         return []
+
+
+def _flat(given: dict[str, Any]) -> dict[str, Any]:
+    """Return a dict without the dicts in it; what they hold has both names."""
+    return {
+        f"{name} {inner}" if isinstance(value, dict) else name: one
+        for name, value in given.items()
+        for inner, one in (value if isinstance(value, dict) else {"": value}).items()
+    }
 
 
 def _of(rows: Iterable[dict[str, Any]], step: int, name: str) -> dict[int, float]:

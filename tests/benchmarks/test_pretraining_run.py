@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,13 @@ import pytest
 import torch
 from polars.testing import assert_frame_equal
 
-from benchmarks.pretraining.corpus import Windows, encode, parts, read_tokens, train_tokenizer, write_tokens
+from benchmarks.pretraining import corpus
+from benchmarks.pretraining.corpus import STRETCH, Windows, encode, parts, read_tokens, train_tokenizer, write_tokens
 from benchmarks.pretraining.models import Size, language_model
 from benchmarks.pretraining.module import Pretraining, pl
 from benchmarks.pretraining.run import main
 from benchmarks.pretraining.variants import VARIANTS
+from benchmarks.pretraining.watching import Progress
 from tests.callbacks.training import ADVICE
 
 pytestmark = [*ADVICE, pytest.mark.filterwarnings("ignore:To copy construct from a tensor")]
@@ -84,6 +88,12 @@ def test_a_run_that_is_done_begins_anew_and_another_run_does_not_go_on_from_its_
     assert "paused at step 1 of 4" in capsys.readouterr().out
     with pytest.raises(RuntimeError, match=r"half-bos.ckpt is of another run \(batch 8\): delete it, or give another"):
         main([*words, "--batch", "4"])
+    with pytest.raises(RuntimeError, match=r"of another run \(variant steps 4, probes 200\)"):
+        main([*words, "--steps", "6", "--probes", "12"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "save", full_disk)
+        with pytest.raises(OSError, match="no space"):
+            main(words)
     capsys.readouterr()
     main(words)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
@@ -94,6 +104,59 @@ def test_a_run_that_is_done_begins_anew_and_another_run_does_not_go_on_from_its_
     assert not list(tmp_path.glob("*.ckpt"))
     main(words)
     assert [one["to"] for one in json.loads((tmp_path / f"{QUICK}.json").read_text())["sessions"]] == [STEPS]
+
+
+def full_disk(*_: Any) -> None:
+    raise OSError("no space")
+
+
+def test_a_run_that_is_stopped_is_not_taken_for_one_that_is_done(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = Progress.look
+
+    def stopping(self: Progress, trainer: Any, module: Any) -> list[dict[str, Any]]:
+        trainer.should_stop = trainer.global_step == 2  # what is left of a Ctrl-C that Lightning keeps to itself
+        return usual(self, trainer, module)
+
+    monkeypatch.setattr(Progress, "look", stopping)
+    with pytest.raises(RuntimeError, match="half-bos stopped at step 2 of 4: run the same command again"):
+        main([str(data), str(tmp_path), "--variant", QUICK, "--recipes", "plain", *SMALL.split()])
+    assert not list(tmp_path.glob("*.json*"))
+
+
+@pytest.mark.parametrize("number", ["0", "-1"])
+def test_a_number_of_steps_is_one_or_more(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["data", "out", "--steps", number])
+    assert f"--steps: must be 1 or more, but got {number}" in capsys.readouterr().err
+
+
+def test_a_folder_without_the_data_names_the_command_that_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(
+        FileNotFoundError, match=r"tokenizer.json is not there: `python -m benchmarks.pretraining.corpus "
+    ):
+        main([str(tmp_path), str(tmp_path / "out")])
+
+
+def test_the_novels_are_looked_for_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "DATA", tmp_path / "none")
+    monkeypatch.setattr(sys, "argv", ["corpus", str(tmp_path / "out")])
+    with pytest.raises(FileNotFoundError, match="is not there: set MIDLAYER_DATA to the folder"):
+        corpus.main()
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_held_out_part_is_the_one_that_the_texts_to_measure_are_from(data: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(data, tmp_path / "data")
+    probes = json.loads((data / "probes.json").read_text())
+    for stretch in ({}, {"stretch": 1000}):
+        (other / "probes.json").write_text(json.dumps(probes | stretch))
+        expected = stretch.get("stretch", STRETCH)
+        with pytest.raises(
+            ValueError, match=f"`--stretch` must leave 48 tokens or more to hold out, but {expected} leaves 0"
+        ):
+            main([str(other), str(tmp_path / "out"), *SMALL.replace("--stretch 50", "").split()])
 
 
 def unwatched(data: Path, name: str) -> Any:

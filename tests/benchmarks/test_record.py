@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import polars as pl
@@ -25,6 +26,7 @@ from benchmarks.pretraining.findings import (
 )
 from benchmarks.pretraining.record import TOKENS, Run
 from benchmarks.pretraining.tables import needed
+from benchmarks.pretraining.variants import VARIANTS
 from midlayer_encoders.frame import FRAME_SCHEMA
 
 TASKS = ("a", "b", "c", "d", "e", "f")
@@ -128,15 +130,44 @@ def test_the_paper_s_entropy_falls_only_when_the_first_token_is_nearly_all() -> 
     assert paper[0] - paper[2] > 1
 
 
+def folders(parent: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder for runs, beside an empty record of runs with 4 layers."""
+    monkeypatch.setattr(record, "RESULTS", parent / "results")
+    monkeypatch.setattr(record, "LAYERS", 4)
+    for name in ("out", "results"):
+        (parent / name).mkdir()
+    return parent / "out"
+
+
+def write_finished(out: Path, name: str, **more: object) -> None:
+    """Write what ``run.py`` writes of a run that is done."""
+    scored(lambda *_: 0.5).frame.write_parquet(out / f"{name}.parquet")
+    variant = VARIANTS[name]
+    told = {"variant": asdict(variant), "steps": variant.steps, "tokens": variant.steps * TOKENS} | more
+    (out / f"{name}.json").write_text(json.dumps(told))
+
+
+def test_nothing_is_taken_where_a_run_is_broken_or_a_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = folders(tmp_path, monkeypatch)
+    with pytest.raises(FileNotFoundError, match=r"holds no finished run: `python -m benchmarks.pretraining.run DATA"):
+        record.collect(out)
+    write_finished(out, "base")
+    (out / "masked.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"masked.parquet and masked.json must be what a finished run wrote"):
+        record.collect(out)
+    write_finished(out, "masked", tokens=64)
+    with pytest.raises(ValueError, match=r"not a run of the record \(tokens 64, not 131072000\): move it out of"):
+        record.collect(out)
+    monkeypatch.setattr(record, "LAYERS", 12)
+    with pytest.raises(ValueError, match=r"base.parquet is not a run of the record \(layers 4, not 12\)"):
+        record.collect(out)
+    assert not list((tmp_path / "results").iterdir())
+
+
 def test_finished_runs_are_taken_into_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
-    out = tmp_path / "out"
-    for folder in (out, tmp_path / "results"):
-        folder.mkdir()
-    one = scored(lambda *_: 0.5)
+    out = folders(tmp_path, monkeypatch)
     for name, loss in (("base", 3.0), ("no-bos", 4.0)):
-        one.frame.write_parquet(out / f"{name}.parquet")
-        (out / f"{name}.json").write_text(json.dumps({"steps": 64, "held_out": {"64": loss}}))
+        write_finished(out, name, held_out={"2000": loss})
         assert name in record.collect(out)
     record.read_run.cache_clear()
     try:

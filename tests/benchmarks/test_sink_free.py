@@ -133,3 +133,13 @@ def test_a_text_of_the_first_token_alone_is_read_beside_a_longer_one() -> None:
     with torch.no_grad():
         both = backbone(input_ids=ids, attention_mask=mask).last_hidden_state
         torch.testing.assert_close(both[1, :1], backbone(input_ids=ids[1:, :1]).last_hidden_state[0])
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_a_measurement_in_bfloat16_has_the_weights_of_unrounded_products(sink: str) -> None:
+    heads = [8 * drawn(B, H, T, D, seed=seed).bfloat16() for seed in range(3)]  # products of some hundreds
+    block = Block(sink).bfloat16().double()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        _, weights = attend(sink, block, heads, None)
+    _, expected = written_out(sink, block, [one.double() for one in heads], seen(masked=False), D**-0.5)
+    torch.testing.assert_close(weights, expected.float(), rtol=1e-3, atol=1e-5)
