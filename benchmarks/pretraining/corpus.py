@@ -1,6 +1,6 @@
 """The corpus of the training record: a byte-level BPE of 8192 tokens, the novels as one array of token ids, its two parts.
 
-``python -m benchmarks.pretraining.corpus OUT`` makes, from ``MIDLAYER_DATA``, all that ``run.py`` reads: the tokenizer, the ids,
+``python -m benchmarks.pretraining.corpus OUT`` makes, from ``MIDLAYER_DATA`` or ``--texts``, all that ``run.py`` reads: the tokenizer, the ids,
 the texts to measure with their views, the tasks, shortened, and the pairs to fine-tune on. A GPU machine needs that folder and no other data.
 """
 
@@ -151,24 +151,31 @@ def read_tokenizer(folder: Path, *, bos: bool = False) -> Any:
     return wrapped(made)
 
 
-def main() -> None:
-    from benchmarks.pretraining.pairs import labeled_groups
-    from benchmarks.real_tasks import shortened
+def read_texts(path: Path, characters: int | None = None) -> list[str]:
+    """Return a plain text, or one compressed by ``xz``, in portions."""
+    with lzma.open(path, "rt", encoding="utf8") if path.suffix == ".xz" else path.open(encoding="utf8") as file:
+        return paragraphs(file.read(characters))
+
+
+def main(words: list[str] | None = None) -> None:
     from midlayer_encoders.views.texts import augment
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--texts", type=Path, default=DATA / "corpora" / "fiction_en.txt.xz", help="plain, or .xz")
     parser.add_argument("--characters", type=int, default=None, help="of the corpus, all by default")
     parser.add_argument("--vocab", type=int, default=VOCAB)
     parser.add_argument("--rows", type=int, default=1000, help="of each task's file")
     parser.add_argument("--probes", type=int, default=200)
-    given = parser.parse_args()
-    novels, stretch = DATA / "corpora" / "fiction_en.txt.xz", STRETCH if given.characters is None else 2560
-    if not novels.is_file():
-        raise FileNotFoundError(f"{novels} is not there: set MIDLAYER_DATA to the folder with `corpora` and `tasks`.")
+    given = parser.parse_args(words)
+    stretch = STRETCH if given.characters is None else 2560
+    if not given.texts.is_file():
+        raise FileNotFoundError(
+            f"{given.texts} is not there: give a text of your own by `--texts`, or set MIDLAYER_DATA to the folder with "
+            "`corpora` and `tasks`."
+        )
     given.out.mkdir(parents=True, exist_ok=True)
-    with lzma.open(novels, "rt", encoding="utf8") as file:
-        texts = paragraphs(file.read(given.characters) if given.characters else file.read())
+    texts = read_texts(given.texts, given.characters)
     tokenizer = train_tokenizer(texts, given.vocab)
     tokenizer.backend_tokenizer.save(str(given.out / "tokenizer.json"))
     tokens = encode(texts, tokenizer)
@@ -180,10 +187,21 @@ def main() -> None:
     (given.out / "probes.json").write_text(json.dumps({"texts": probes, "views": views, "stretch": stretch}))
     shutil.rmtree(given.out / "tasks", ignore_errors=True)
     (given.out / "tasks").mkdir()
-    for task in shortened(given.out / "tasks", given.rows):
-        if task.parent != given.out / "tasks":
-            shutil.copytree(task, given.out / "tasks" / task.name)
-    (given.out / "pairs.json").write_text(json.dumps(labeled_groups(DATA / "tasks")))
+    if (DATA / "tasks").is_dir():
+        _copy_tasks(given.out, given.rows)
+    else:
+        print("No tasks: MIDLAYER_DATA names no folder with `tasks`. Runs will be measured, and not scored.")
+
+
+def _copy_tasks(out: Path, rows: int) -> None:
+    """Write the tasks, shortened, and the pairs to fine-tune on."""
+    from benchmarks.pretraining.pairs import labeled_groups
+    from benchmarks.real_tasks import shortened
+
+    for task in shortened(out / "tasks", rows):
+        if task.parent != out / "tasks":
+            shutil.copytree(task, out / "tasks" / task.name)
+    (out / "pairs.json").write_text(json.dumps(labeled_groups(DATA / "tasks")))
 
 
 if __name__ == "__main__":

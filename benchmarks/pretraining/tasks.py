@@ -44,7 +44,8 @@ def read_tasks(folder: Path) -> list[Task]:
     from midlayer_encoders.scoring.recording import record
 
     made = []
-    for source in task_sources(sorted(path for path in folder.iterdir() if path.is_dir())):
+    folders = sorted(path for path in folder.iterdir() if path.is_dir())
+    for source in task_sources(folders) if folders else ():
         with isolated_random():
             task = source.make()
             (asked,) = record(task, _texts)
@@ -78,7 +79,8 @@ class Evaluation:
     ) -> None:
         self.tasks = list(tasks)
         self.texts, self.places = _numbered([text for task in tasks for text in task.texts])
-        self.ids = {name: _asked(self.texts, tokenizer, RECIPES[name], longest) for name in recipes}
+        asked = recipes if self.texts else ()
+        self.ids = {name: _asked(self.texts, tokenizer, RECIPES[name], longest) for name in asked}
 
     def __call__(self, backbone: Any) -> dict[tuple[str, str], tuple[str, list[float]]]:
         """Return for each recipe and task the name of its score and the score of each layer."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -139,14 +138,6 @@ def test_a_folder_without_the_data_names_the_command_that_makes_it(tmp_path: Pat
         main([str(tmp_path), str(tmp_path / "out")])
 
 
-def test_the_novels_are_looked_for_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "DATA", tmp_path / "none")
-    monkeypatch.setattr(sys, "argv", ["corpus", str(tmp_path / "out")])
-    with pytest.raises(FileNotFoundError, match="is not there: set MIDLAYER_DATA to the folder"):
-        corpus.main()
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_held_out_part_is_the_one_that_the_texts_to_measure_are_from(data: Path, tmp_path: Path) -> None:
     other = shutil.copytree(data, tmp_path / "data")
     probes = json.loads((data / "probes.json").read_text())
@@ -157,6 +148,28 @@ def test_the_held_out_part_is_the_one_that_the_texts_to_measure_are_from(data: P
             ValueError, match=f"`--stretch` must leave 48 tokens or more to hold out, but {expected} leaves 0"
         ):
             main([str(other), str(tmp_path / "out"), *SMALL.replace("--stretch 50", "").split()])
+
+
+@pytest.mark.slow
+def test_a_text_of_one_s_own_is_enough_to_see_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(corpus, "DATA", tmp_path / "missing")
+    with pytest.raises(FileNotFoundError, match=r"give a text of your own by `--texts`, or set MIDLAYER_DATA"):
+        corpus.main([str(tmp_path / "data")])
+    assert not (tmp_path / "data").exists()
+    (tmp_path / "mine.txt").write_text("".join(f"{text}\n" for text in TEXTS * 1600), encoding="utf8")
+    words = ["--texts", str(tmp_path / "mine.txt"), "--characters", "500000", "--vocab", "300", "--probes", "20"]
+    corpus.main([str(tmp_path / "data"), *words])
+    assert "Runs will be measured, and not scored." in capsys.readouterr().out
+    main(
+        [
+            str(tmp_path / "data"),
+            str(tmp_path / "out"),
+            *["--steps", "1", "--blocks", "2", "--width", "64", "--batch", "8", "--length", "16"],
+        ]
+    )
+    assert set(polars.read_parquet(tmp_path / "out" / "base.parquet")["kind"]) == {"metric"}
 
 
 def unwatched(data: Path, name: str) -> Any:
