@@ -99,7 +99,9 @@ def _heat(axes: Axes, run: Run) -> QuadMesh:
     axes.set_xlabel("tokens seen", fontsize=9, color=LIGHT["soft"])
     formed = event(run.metric("first_token_share"))
     if formed.final > 0.1:
-        axes.axvline(formed.half, color=SERIES[1], linewidth=1.8, label="the sink has half of its final share")
+        axes.axvline(
+            formed.half, color=SERIES[1], linewidth=1.8, label="the first token's share has half of its final value"
+        )
     best = _best_by_task(run)
     for number, points in enumerate(best.values()):
         shift = 1.02 ** (number - (len(best) - 1) / 2)  # so that tasks with the same best layer stand side by side

@@ -157,6 +157,7 @@ def variants() -> str:
         attending = [run.metric("attention_sink_rate") for run in some if run.told["variant"]["blocks"] != "mamba2"]
         rows.append([
             f"{name}: {differs}", _highest([run.metric("first_token_share") for run in some]), _highest(attending),
+            _spread([float(np.nanmean(one.values[-1])) for one in attending], 2) if attending else "–",
             _spread([float(np.nanmax(run.metric("largest_state").values[-1])) for run in some], 0),
             _highest([lowering(run) for run in some]), _valley(some, RAW), _valley(some, RAW, "probe-later"),
         ])  # fmt: skip
@@ -164,6 +165,7 @@ def variants() -> str:
         "run",
         "first token's share",
         "sink rate",
+        "of all heads",
         "largest state",
         "it takes, nats",
         "valley, nats",

@@ -10,6 +10,7 @@ from benchmarks.pretraining.findings import (
     EVENTS,
     RAW,
     Event,
+    crossing,
     event,
     lowering,
     moved,
@@ -67,13 +68,6 @@ def _since(run: Run) -> float:
     return step * TOKENS / 1e6
 
 
-def _one_word() -> float:
-    asked, plain = ([run.scores(recipe).values for run in seeds()] for recipe in ("one-word", "plain"))
-    lost = np.nanmax(np.mean(plain, axis=0), axis=1) - np.nanmax(np.mean(asked, axis=0), axis=1)
-    assert (lost > 0).all()
-    return float(lost[-1])
-
-
 def _settling(name: str) -> list[float]:
     """Return the mean step at which each third of the layers settles, over the seeds."""
     steps = [
@@ -112,25 +106,82 @@ def _dimension(run: Run, since: int) -> int:
     return int(found)
 
 
+def _mean_rate(run: Run) -> np.ndarray:
+    return np.nanmean(run.metric("attention_sink_rate").values, axis=1)
+
+
+def _all_heads(run: Run) -> float:
+    """Return the tokens at which half of the heads of all blocks attend that do so in the end, in millions."""
+    rate = _mean_rate(run)
+    return crossing(run.metric("attention_sink_rate").steps, rate, rate[-1] / 2) / 1e6
+
+
+def _halves(name: str) -> list[float]:
+    """Return when the sink rate and the largest state of a run have half of their final size, in millions of tokens."""
+    every = [event(read(read_run(name))) for what, read in EVENTS.items() if what.startswith(("heads", "largest"))]
+    return _ends([one.half / 1e6 for one in every])
+
+
+def _at(run: Run, name: str, layer: int) -> float:
+    return float(run.metric(name).values[-1][layer])
+
+
+def _asked_blocks(run: Run) -> list[float]:
+    """Return what asking for one word adds to the best block, at each stage."""
+    asked, plain = (run.scores(recipe).values[:, 1:] for recipe in ("one-word", "plain"))
+    return list(np.nanmax(asked, axis=1) - np.nanmax(plain, axis=1))
+
+
+def _gaps(run: Run, since: int) -> list[float]:
+    return [one.best - one.last for one in winners(run) if one.step >= since]
+
+
+def _layer_6() -> list[float]:
+    return _ends([float(row[6] - row[12]) for row in (run.scores().values[-1] for run in _all())])
+
+
+def _later_ways() -> list[float]:
+    path = np.mean([moved(run.metric(RAW), 128) for run in seeds()], axis=0)
+    return [100 * float(np.mean(path[list(third)])) for third in THIRDS.values()]
+
+
+def _ssm() -> list[float]:
+    one = read_run("mamba2").metric(RAW)
+    later = one.values[[place for place, step in enumerate(one.steps) if step >= 128]]
+    assert (later[-1] > later[0])[1:].all()
+    return [*(float(one.values[-1][layer]) for layer in (0, 1, 3, 12)), float(one.values[:, 12].min())]
+
+
 CLAIMS = [
     Claim(
         PAGE,
-        "takes {} to {} nats (two seeds) from the entropy of some layer, without it {}",
-        lambda: [*_ends([_takes(run) for run in seeds()]), _takes(read_run("no-bos"))],
+        "it takes {} nats from the entropy of raw states, against {} to {} in the base (two seeds), {} with GPTNeoX blocks and {} at a peak",
+        lambda: [
+            _takes(read_run("no-bos")),
+            *_ends([_takes(run) for run in seeds()]),
+            *(_takes(read_run(name)) for name in ("gpt-neox", "low-rate")),
+        ],
     ),
     Claim(
         PAGE,
-        "(GPTNeoX {}) and learning rate ({} at 5e-4)",
-        lambda: [_takes(read_run("gpt-neox")), _takes(read_run("low-rate"))],
+        "half of its final size at {} to {}M tokens, the sink rate at {} to {}M; in GPTNeoX blocks both are half grown at {} to {}M",
+        lambda: [
+            *(end / 1e6 for what in ("largest", "heads") for end in _ends([one.half for one in _event(what)])),
+            *_halves("gpt-neox"),
+        ],
     ),
     Claim(
         PAGE,
-        "half of its final size at {} to {}M tokens, the share of heads that attend to it at {} to {}M",
-        lambda: [end / 1e6 for what in ("largest", "heads") for end in _ends([one.half for one in _event(what)])],
+        "doubles seed 0's valley ({} to {} nats), and in seed 1, where it takes most at layer {}, adds nothing to the depth ({} without, {} with)",
+        lambda: [
+            *(_depth(seeds()[0], texts=texts) for texts in ("probe-later", "probe")),
+            int(lowering(seeds()[1]).values[-1].argmax()),
+            *(_depth(seeds()[1], texts=texts) for texts in ("probe-later", "probe")),
+        ],
     ),
     Claim(
         PAGE,
-        "`[BOS]` ({} nats) and under the masked objective ({}) too",
+        "without `[BOS]` ({} nats) and under the masked objective ({}) too",
         lambda: [_depth(read_run(name), texts="probe-later") for name in ("no-bos", "masked")],
     ),
     Claim(
@@ -139,7 +190,14 @@ CLAIMS = [
         lambda: [100 * end for end in _ends([_highest(run, "first_token_share") for run in seeds()])],
     ),
     Claim(
-        PAGE, "beats the last one by {} to {} points in every run", lambda: _ends([_over_last(run) for run in _all()])
+        PAGE,
+        "beats the last by {} to {} points in every run (layer 6 alone by {} to {}); without `[BOS]` by {}, at layer {}",
+        lambda: [
+            *_ends([_over_last(run) for run in _all()]),
+            *_layer_6(),
+            _over_last(run := read_run("no-bos")),
+            winners(run)[-1].layer,
+        ],
     ),
     Claim(
         PAGE,
@@ -148,6 +206,12 @@ CLAIMS = [
             (told := read_run("base").told)["seconds"],
             told["seconds"] - sum(told[f"{k}_seconds"] for k in ("look", "aside", "stage")),
         ],
+    ),
+    Claim(PAGE, "(half of the heads of all blocks: {} and {}M)", lambda: [_all_heads(run) for run in seeds()[:2]]),
+    Claim(
+        PAGE,
+        "over blocks 2 and 3 ({}, then {}), and heads",
+        lambda: [_at(seeds()[0], "largest_state", layer) for layer in (2, 3)],
     ),
     Claim(
         PAGE,
@@ -162,56 +226,94 @@ CLAIMS = [
             end for what in ("largest", "first") for end in _ends([one.nine_tenths / one.tenth for one in _event(what)])
         ],
     ),
+    Claim(PAGE, "as large in both seeds ({} and {})", lambda: _ends([one.final for one in _event("largest")])),
     Claim(
         PAGE,
-        "as large in both seeds ({} and {}), the share is not ({} and {})",
-        lambda: [end for what in ("largest", "first") for end in _ends([one.final for one in _event(what)])],
+        "the share is not ({} at layer {}, {} at layer {})",
+        lambda: [number for one in _event("first")[:2] for number in (one.final, one.layer)],
     ),
-    Claim(PAGE, "{} nats below both ends in seed 0, {} in seed 1", lambda: [_depth(run) for run in seeds()[:2]]),
+    Claim(PAGE, "(seed 0 has {} at layer 7)", lambda: [_at(seeds()[0], "first_token_share", 7)]),
+    Claim(PAGE, "{} nats deep in seed 0 and {} in seed 1", lambda: [_depth(run) for run in seeds()[:2]]),
     Claim(
         PAGE,
-        "blocks have the sink too, with more heads ({})",
-        lambda: [_highest(read_run("gpt-neox"), "attention_sink_rate")],
-    ),
-    Claim(
-        PAGE,
-        "({} at most, where the base has {} to {})",
+        "more heads ({} in one block, {} of all; the base {} to {} of all)",
         lambda: [
-            _highest(read_run("low-rate"), "largest_state"),
+            _highest(read_run("gpt-neox"), "attention_sink_rate"),
+            float(_mean_rate(read_run("gpt-neox"))[-1]),
+            *_ends([float(_mean_rate(run)[-1]) for run in seeds()]),
+        ],
+    ),
+    Claim(
+        PAGE,
+        "a long first token ({}) but hardly a sink ({} of all heads), and no valley: the largest value of any state is {} (the base has {} to {})",
+        lambda: [
+            _highest(run := read_run("low-rate"), "first_token_share"),
+            float(_mean_rate(run)[-1]),
+            _highest(run, "largest_state"),
             *_ends([_highest(run, "largest_state") for run in seeds()]),
         ],
     ),
     Claim(
-        PAGE, "base's valley is {} to {} nats deep", lambda: _ends([_depth(run, "prompt_entropy") for run in seeds()])
+        PAGE,
+        "base's valley is {} to {} nats deep, at layer 1",
+        lambda: _ends([_depth(run, "prompt_entropy") for run in seeds()]),
     ),
     Claim(
         PAGE,
-        "no sink (share {}, no head attends to it), and yet the deepest valley of raw states, {} nats at layer {}",
+        "no sink (share {}, no head above 0.3), and yet the deepest valley of raw states, {} nats at layer {}",
         lambda: [
             _highest(read_run("masked"), "first_token_share"),
             max(map(_depth, _all())),
             valley(read_run("masked").metric(RAW).values[-1]).layer,
         ],
     ),
-    Claim(PAGE, "({} nats are left in the paper's metric)", lambda: [_depth(read_run("masked"), "prompt_entropy")]),
     Claim(
         PAGE,
-        "{} of the heads of a block attend to the first token ({} to {} in the base), which takes {} nats",
+        "Of it {} nats are left once the final norm has rescaled the tokens, and {} when tokens are centered",
+        lambda: [_depth(read_run("masked"), texts="probe-normed"), _depth(read_run("masked"), "prompt_entropy")],
+    ),
+    Claim(
+        PAGE,
+        "{} nats at the embeddings, {} at layer 1, {} at layer 3 and {} at the last. It collapses at 2M tokens ({} at the last layer)",
+        _ssm,
+    ),
+    Claim(
+        PAGE,
+        "and all of seed 1's ({} nats, at layer 1 instead of {})",
+        lambda: [_depth(seeds()[1], texts="probe-later"), valley(seeds()[1].metric(RAW).values[-1]).layer],
+    ),
+    Claim(
+        PAGE,
+        "{} of the heads of its strongest block ({} to {} in the base), {} of all heads, give the first token more than 0.3, and it takes {} nats",
         lambda: [
-            _highest(read_run("one-added"), "attention_sink_rate"),
+            _highest(run := read_run("one-added"), "attention_sink_rate"),
             *_ends([_highest(run, "attention_sink_rate") for run in seeds()]),
-            _takes(read_run("one-added")),
+            float(_mean_rate(run)[-1]),
+            _takes(run),
         ],
     ),
     Claim(
         PAGE,
-        "from {}M (seed 1) or {}M tokens (seed 0) on, by {} and {} points at the end",
+        "{} to {} points in the base, and {} to {} in the run without `[BOS]` at the same stages",
+        lambda: [*_ends([gap for run in seeds() for gap in _gaps(run, 512)]), *_ends(_gaps(read_run("no-bos"), 512))],
+    ),
+    Claim(
+        PAGE,
+        "from {}M (seed 1) or {}M tokens (seed 0) on, by {} and {} points at the end; without `[BOS]` by {}",
         lambda: (
             [_since(run) for run in seeds()[1::-1]]
-            + [winners(run)[-1].best - winners(run)[-1].first for run in seeds()[:2]]
+            + [winners(run)[-1].best - winners(run)[-1].first for run in (*seeds()[:2], read_run("no-bos"))]
         ),
     ),
-    Claim(PAGE, "costs points at every stage here, {} at the end", lambda: [_one_word()]),
+    Claim(
+        PAGE,
+        "(by {} and {} points) and costs {} to {} from 8M tokens on, {} and {} at the end",
+        lambda: [
+            *(_asked_blocks(run)[0] for run in seeds()[:2]),
+            *_ends([-gain for run in seeds() for gain in _asked_blocks(run)[1:]]),
+            *(-_asked_blocks(run)[-1] for run in seeds()[:2]),
+        ],
+    ),
     Claim(PAGE, "of the sink (no `[BOS]`: {} points)", lambda: [_over_last(read_run("no-bos"))]),
     Claim(PAGE, "has the largest ({})", lambda: [max(map(_over_last, _all()))]),
     Claim(PAGE, "no block beats the embeddings", _nothing_beats_the_embeddings),
@@ -221,6 +323,7 @@ CLAIMS = [
         _first_to_settle,
     ),
     Claim(PAGE, "({} % of the range against {} and {})", lambda: _ways(RAW)),
+    Claim(PAGE, "layers 1 to 4 move most there ({}, {} and {} %)", _later_ways),
     Claim(
         PAGE,
         "lose {} points at the end; the package's `auto`, which takes a depth of 0.8 where nothing says otherwise, {}, the last layer {}",
@@ -229,7 +332,7 @@ CLAIMS = [
     Claim(PAGE, "Reading raw states it would cost {}", lambda: [_lost("valley-midpoint (raw)")]),
     Claim(
         REPLICATION,
-        "a valley of {} to {} nats at layers {} and {} (two seeds), and a masked one of {} at layer {}, Mamba2 none",
+        "a valley of {} to {} nats at layers {} and {} (two seeds; the first token makes half of the deeper one), and a masked one of {} at layer {}, Mamba2 none",
         lambda: [
             *_ends([_depth(run) for run in seeds()]),
             *_ends([valley(run.metric(RAW).values[-1]).layer for run in seeds()]),
