@@ -13,7 +13,7 @@ from benchmarks.pretraining.record import TOKENS, Run, known, read_run, seeds
 from midlayer_encoders.frame import histories, settled
 from midlayer_encoders.frame.steps import History
 from midlayer_encoders.report.axes import Axis, amount_axis, layer_axis
-from midlayer_encoders.report.charts import Chart, Dots, Line, Panel, Part, Rule, value_axis
+from midlayer_encoders.report.charts import Chart, Dots, Level, Line, Panel, Part, Rule, value_axis
 from midlayer_encoders.report.matplotlib_figures import draw
 from midlayer_encoders.report.style import LIGHT, SERIES
 
@@ -243,9 +243,9 @@ def overtaking() -> Figure:
             found = [one for one in winners(run) if one.step]
             x = tuple(one.step * TOKENS for one in found)
             lines.append(Line(x, tuple(one.best - getattr(one, other) for one in found), f"seed {number}", number))
-        zero = Line((x[0], x[-1]), (0.0, 0.0), "", 4)
+        parts: tuple[Part, ...] = (Level(0.0, ""), *lines) if other == "first" else tuple(lines)
         across = amount_axis("tokens seen", x)
-        panels.append(Panel(f"best middle layer, points over {words}", across, value_axis(lines), (zero, *lines)))
+        panels.append(Panel(f"best middle layer, points over {words}", across, value_axis(lines), parts))
     return draw(Chart(tuple(panels), columns=2, size=(4.2, 2.5)))
 
 
