@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["print_preview"]
 
 _LEAST = 45.0  # seconds: of less, starting is the most
+_NOT_TIMED = "; imports, starting workers, TF-IDF and BM25 come on top"
 
 
 def print_preview(found: Preview) -> None:
@@ -98,4 +99,4 @@ def _time_words(found: Preview) -> str:
     whole = "under a minute" if known["whole"] < _LEAST else f"about {duration(known['whole'])}"
     batches = f"{found.timed} batch{'' if found.timed == 1 else 'es'}"
     left_out = f"; without scoring {', '.join(found.not_timed)}" if found.not_timed else ""
-    return f"{whole}, an estimate from {batches} of these texts: {parts}{left_out}"
+    return f"{whole}, an estimate from {batches} of these texts: {parts}{left_out}{_NOT_TIMED}"

@@ -79,7 +79,8 @@ class Preview:
         max_tokens: after which a text is truncated; ``None`` for no limit.
         texts: distinct texts to embed, over all tasks.
         device: of the model.
-        seconds: an estimate of ``embedding``, ``scoring``, ``other`` and ``whole``, from a few batches that were run.
+        seconds: an estimate of ``embedding``, ``scoring``, ``other`` and ``whole``, from a few batches that were run;
+            imports, starting workers, TF-IDF and BM25 come on top.
         timed: how many batches that was.
         not_timed: tasks whose scoring is not in the estimate.
         store_bytes: that the vectors take on disk.
