@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
@@ -14,17 +13,21 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineMod
 from huggingface_hub.utils import validate_repo_id
 
 from midlayer_encoders.encoder.spec import CardData
-from midlayer_encoders.errors import MidlayerError, OptionError, check_flag, check_path, check_text, error_words
+from midlayer_encoders.errors import MidlayerError, OptionError, check_flag, check_text, error_words
+from midlayer_encoders.export._comparison import Exported
 from midlayer_encoders.frame import check_frame
 from midlayer_encoders.tasks import isolated_random, task_label
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["HubError", "check_repository", "push_to_hub", "score_results"]
+__all__ = ["PUSHED", "HubError", "check_repository", "push_to_hub", "score_results"]
 
 logger = logging.getLogger(__name__)
 
+PUSHED = ("sentence-transformers", "vllm", "tei")
+"""Targets whose folder is a plain one, as which alone the hub's card says how to load it."""
+_CARD = "README.md"
 _LOCAL = "feature-extraction"  # the type of a task that mteb does not know
 
 
@@ -36,7 +39,7 @@ def push_to_hub(
     encoder: LayerEncoder,
     repository: str,
     *,
-    folder: str | os.PathLike[str] | None = None,
+    exported: Exported | None = None,
     scores: pl.DataFrame | None = None,
     license: str | None = None,  # noqa: A002  (the hub's own word)
     token: str | None = None,
@@ -49,8 +52,8 @@ def push_to_hub(
     Args:
         encoder: what to upload, as ``save_pretrained`` writes it.
         repository: ``"owner/name"``; it is created.
-        folder: what :func:`export_for` wrote for sentence-transformers, vLLM or text-embeddings-inference, to be
-            uploaded instead; its card is written anew.
+        exported: what :func:`export_for` returned for sentence-transformers, vLLM or text-embeddings-inference: the
+            files that it wrote are uploaded instead, with a card of the repository, and nothing else in that folder.
         scores: the frame of a sweep with these options; what it holds of this layer becomes results on the card.
         license: of the encoder; by default the one on the card of the model that it was cut from.
         token: with the right to write; by default the one that ``hf auth login`` or ``HF_TOKEN`` set.
@@ -64,8 +67,8 @@ def push_to_hub(
     """
     check_repository(repository, token)
     check_flag("overwrite", overwrite)
-    if folder is not None:
-        check_path("folder", folder)
+    if exported is not None:
+        _check_exported(exported)
     if private and overwrite:
         _check_unseen(repository, token)
     data = cast(CardData, encoder.model_card_data)
@@ -81,15 +84,35 @@ def push_to_hub(
         if data.license is None:
             logger.warning("The card of %s names no license. Pass `license` if you know it.", encoder.name)
         with TemporaryDirectory() as scratch:
-            home = Path(folder) if folder is not None else Path(scratch) / "encoder"
-            if folder is None:
+            home = Path(scratch) / "encoder"
+            if exported is None:
                 encoder.save_pretrained(str(home))
+            else:
+                _link(exported, home)
             text = encoder.model_card_text(repository, branch)
-            (home / "README.md").write_text(text, encoding="utf8")
+            (home / _CARD).write_text(text, encoding="utf8")
             options = {"token": token, "private": private, "revision": branch, "exist_ok": overwrite}
             return _uploaded(encoder, repository, home, options)
     finally:
         data.scores, data.license, data.terms, data.language, data.made_of = kept
+
+
+def _check_exported(exported: Exported) -> None:
+    """Raise unless it is what was written for a target of plain folders, and still there."""
+    if not isinstance(exported, Exported) or exported.target not in PUSHED:
+        raise OptionError(f"`exported` must be what export_for returned for {', '.join(PUSHED)}, but got {exported!r}.")
+    if gone := [name for name in exported.files if not (exported.folder / name).is_file()]:
+        raise OptionError(
+            f"`exported` must be as it was written, but {exported.folder} has no {gone[0]}: export again."
+        )
+
+
+def _link(exported: Exported, home: Path) -> None:
+    """Make a folder of links to what an export wrote, since a folder is uploaded whole; its card is written anew."""
+    for name in exported.files:
+        if name != _CARD:
+            (home / name).parent.mkdir(parents=True, exist_ok=True)
+            (home / name).symlink_to((exported.folder / name).resolve())
 
 
 def check_repository(repository: str, token: str | None = None, argument: str = "repository") -> None:
@@ -180,8 +203,8 @@ def _terms(source: dict[str, Any], base: str | None) -> list[tuple[str, str]]:
 def _source_card(encoder: LayerEncoder) -> dict[str, Any]:
     """Return the metadata on the card of the model that was cut; empty where there is none that can be read."""
     own = Path(encoder.source)
-    place = str(own / "README.md") if own.is_dir() else encoder.source
-    if own.is_dir() and not (own / "README.md").is_file():
+    place = str(own / _CARD) if own.is_dir() else encoder.source
+    if own.is_dir() and not (own / _CARD).is_file():
         return {}
     try:
         made: dict[str, Any] = ModelCard.load(place, ignore_metadata_errors=True).data.to_dict()
