@@ -77,8 +77,6 @@ def export(
     from midlayer_encoders.media.texts import read_texts
 
     check_choice("--for", target, TARGETS)
-    if push is not None:
-        check_repository(push, argument="--push")
     if push is not None and target not in PUSHED:
         raise OptionError(f"`--push` must be left out with --for {target}: the hub's card is about a plain folder.")
     if push is None and out is None:
@@ -90,6 +88,8 @@ def export(
     for flag, given, about in (("--int8", int8, ("onnx", "gguf")), ("--optimize", optimize, ("onnx",))):
         if given and target not in about:
             raise OptionError(f"`{flag}` must be left out without --for {' or '.join(about)}, which it is about.")
+    if push is not None:  # a token that is not taken costs a second, not the export
+        check_repository(push, argument="--push", private=private, overwrite=overwrite)
     if center is not None:
         options = replace(options, center=tuple(read_texts(center)))
     encoder = LayerEncoder(model, _layers(layer), **options.changed())

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
-from huggingface_hub import EvalResult, HfApi, ModelCard, get_token
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelInfo, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
@@ -29,6 +29,11 @@ PUSHED = ("sentence-transformers", "vllm", "tei")
 """Targets whose folder is a plain one, as which alone the hub's card says how to load it."""
 _CARD = "README.md"
 _LOCAL = "feature-extraction"  # the type of a task that mteb does not know
+_CURES = {
+    401: " The token is not valid: run `hf auth login`.",
+    403: " The token has no right to write there: take one with the role of writing, or another owner.",
+    409: " It exists: pass overwrite=True (--overwrite) to upload into it.",
+}  # by the status of the hub's answer
 
 
 class HubError(MidlayerError):
@@ -65,12 +70,10 @@ def push_to_hub(
         OptionError: a name without its owner, no token, or scores of another model.
         HubError: the hub cannot be reached, or refuses; the message says what it answered.
     """
-    check_repository(repository, token)
     check_flag("overwrite", overwrite)
     if exported is not None:
         _check_exported(exported)
-    if private and overwrite:
-        _check_unseen(repository, token)
+    check_repository(repository, token, private=private, overwrite=overwrite)
     data = cast(CardData, encoder.model_card_data)
     source = _source_card(encoder)
     kept = data.scores, data.license, data.terms, data.language, data.made_of
@@ -115,8 +118,23 @@ def _link(exported: Exported, home: Path) -> None:
             (home / name).symlink_to((exported.folder / name).resolve())
 
 
-def check_repository(repository: str, token: str | None = None, argument: str = "repository") -> None:
-    """Raise unless a name has an owner, and there is a token to write with."""
+def check_repository(
+    repository: str,
+    token: str | None = None,
+    argument: str = "repository",
+    *,
+    private: bool | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Raise unless a name has an owner, there is a token, and the hub would take an upload with it.
+
+    Args:
+        repository: as in :func:`push_to_hub`.
+        token: likewise.
+        argument: that the name was given as.
+        private: as in :func:`push_to_hub`.
+        overwrite: likewise.
+    """
     check_text(argument, repository)
     try:
         validate_repo_id(repository)
@@ -131,6 +149,34 @@ def check_repository(repository: str, token: str | None = None, argument: str = 
         raise OptionError(
             "`token` must be of ASCII characters alone, but has others. Copy it again, or `hf auth login`."
         )
+    try:
+        role, there = _asked(HfApi(token=token), repository)
+    except Exception as error:
+        raise _refusal(error, repository) or error from error
+    if role == "read":
+        raise HubError(f"Nothing was uploaded to {repository}.{_CURES[403]}")
+    if there is not None and not overwrite:
+        raise HubError(f"Nothing was uploaded to {repository}.{_CURES[409]}")
+    if there is not None and private and not there.private:  # the hub's client would upload there all the same
+        raise OptionError(
+            f"`private` must be left out for {repository}, which exists and is public. Make it private in its settings "
+            "on the hub first, or name another."
+        )
+
+
+def _asked(api: HfApi, repository: str) -> tuple[str | None, ModelInfo | None]:
+    """Return what the hub says of a token, its role, and of a repository, ``None`` where there is none."""
+    try:
+        known = api.whoami().get("auth") or {}  # of a login by OAuth there is no access token
+        role = (known.get("accessToken") or {}).get("role")
+    except HfHubHTTPError as error:
+        if error.response.status_code != 429:  # it answers few times in a while
+            raise
+        role = None
+    try:
+        return role, api.model_info(repository)
+    except RepositoryNotFoundError:
+        return role, None
 
 
 def score_results(encoder: LayerEncoder, scores: pl.DataFrame) -> list[EvalResult]:
@@ -214,21 +260,6 @@ def _source_card(encoder: LayerEncoder) -> dict[str, Any]:
     return made
 
 
-def _check_unseen(repository: str, token: str | None) -> None:
-    """Raise where a repository exists that others see: the hub's client would upload there all the same."""
-    try:
-        found = HfApi(token=token).model_info(repository)
-    except RepositoryNotFoundError:
-        return
-    except Exception as error:
-        raise _refusal(error, repository) or error from error
-    if not found.private:
-        raise OptionError(
-            f"`private` must be left out for {repository}, which exists and is public. Make it private in its settings "
-            "on the hub first, or name another."
-        )
-
-
 def _uploaded(encoder: LayerEncoder, repository: str, folder: Path, options: dict[str, Any]) -> str:
     """Return the address of the commit that holds a folder, or raise with what the hub answered."""
     try:
@@ -243,11 +274,7 @@ def _refusal(reason: BaseException, repository: str) -> HubError | None:
     """Return what the hub, or the way to it, refused; ``None`` where an error is none of theirs."""
     if isinstance(reason, HfHubHTTPError):
         status = getattr(reason.response, "status_code", None)
-        cure = {
-            401: " The token is not valid: run `hf auth login`.",
-            403: " The token has no right to write there: take one with the role of writing, or another owner.",
-            409: " It exists: pass overwrite=True (--overwrite) to upload into it.",
-        }.get(status or 0, "")
+        cure = _CURES.get(status or 0, "")
         told = " ".join((getattr(reason, "server_message", None) or str(reason)).split())[:300]
         return HubError(f"The hub refused {repository} (status {status}: {told}).{cure}")
     if isinstance(reason, OfflineModeIsEnabled):

@@ -151,7 +151,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(
         push_to_hub(encoder, "someone/cut")
     for other in ("a folder", Exported("onnx", Path("a folder"))):
         with pytest.raises(OptionError, match=r"`exported` must be what export_for returned for .*tei, but got .*fold"):
-            push_to_hub(encoder, "someone/cut", token=TOKEN, exported=other)  # type: ignore[arg-type]
+            push_to_hub(encoder, "someone/cut", exported=other)  # type: ignore[arg-type]
     assert not hub.repositories
 
 
@@ -165,10 +165,12 @@ def test_what_the_hub_refuses_is_said_with_the_cure(
         push_to_hub(encoder, "someone/cut")
     assert hub.repositories["someone/cut"] == {"main": {}}
     hub.fails = None
-    with pytest.raises(HubError, match=r"status 409: .*pass overwrite=True"):
+    with pytest.raises(HubError, match=r"uploaded to someone/cut. It exists: pass overwrite=True"):
         push_to_hub(encoder, "someone/cut")
+    hub.fails = ("/whoami", 429)  # who one is, it says a few times in a while
     push_to_hub(encoder, "someone/cut", overwrite=True)
     assert "modules.json" in hub.repositories["someone/cut"]["main"]
+    hub.fails = None
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(HubError, match="HF_HUB_OFFLINE=1"):
         push_to_hub(encoder, "someone/cut", overwrite=True)
@@ -226,6 +228,26 @@ def test_the_command_uploads_what_it_wrote_alone(hub: Hub, source: Path, tmp_pat
     run(*line, "--overwrite")
     assert "modules.json" in hub.repositories["someone/cut"]["main"]
     assert ".env" not in hub.repositories["someone/cut"]["main"]
+
+
+@pytest.mark.parametrize(
+    ("fails", "role", "words", "why"),
+    [
+        (("/whoami", 401), "write", [], r"status 401: .*hf auth login"),
+        (None, "read", [], r"no right to write there"),
+        (None, "write", [], r"someone/cut. It exists: pass overwrite=True \(--overwrite\)"),
+        (None, "write", ["--overwrite", "--private"], "someone/cut, which exists and is public"),
+        (("/whoami", 503), "write", [], r"status 503"),
+    ],
+)
+def test_the_command_asks_the_hub_before_the_model_is_read(
+    fails: tuple[str, int] | None, role: str, words: list[str], why: str, hub: Hub
+) -> None:
+    hub.repositories["someone/cut"] = {"main": {}}
+    hub.fails, hub.role = fails, role
+    with pytest.raises((HubError, OptionError), match=why):
+        run("export", "no/such-model", "--layer", "2", "--push", "someone/cut", *words)
+    assert hub.repositories["someone/cut"] == {"main": {}}
 
 
 @pytest.mark.parametrize(
