@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["print_preview"]
 
 _LEAST = 45.0  # seconds: of less, starting is the most
+_NOT_TIMED = "; imports, starting workers, TF-IDF and BM25 come on top"
 
 
 def print_preview(found: Preview) -> None:
@@ -78,6 +79,8 @@ def _data_lines(data: TaskOverview) -> Iterator[tuple[str, str]]:
 
 
 def _model_lines(found: Preview) -> Iterator[tuple[str, str]]:
+    from rich.filesize import decimal
+
     if found.error is not None:
         yield "error", found.error
     if found.texts:
@@ -85,7 +88,7 @@ def _model_lines(found: Preview) -> Iterator[tuple[str, str]]:
     if found.seconds:
         yield "time", _time_words(found)
     if found.store_bytes:
-        yield "store", f"{_size(found.store_bytes)} of vectors on disk"
+        yield "store", f"{decimal(found.store_bytes)} of vectors on disk"
     if found.missing:
         yield "baselines", " ".join(found.missing)
 
@@ -96,18 +99,4 @@ def _time_words(found: Preview) -> str:
     whole = "under a minute" if known["whole"] < _LEAST else f"about {duration(known['whole'])}"
     batches = f"{found.timed} batch{'' if found.timed == 1 else 'es'}"
     left_out = f"; without scoring {', '.join(found.not_timed)}" if found.not_timed else ""
-    return f"{whole}, an estimate from {batches} of these texts: {parts}{left_out}"
-
-
-def _size(count: float) -> str:
-    """Return a number of bytes in words.
-
-    Example:
-        >>> _size(1234), _size(5_000_000), _size(7.25e10)
-        ('1.2 kB', '5.0 MB', '72.5 GB')
-    """
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.1f} {unit}" if unit != "bytes" else f"{count:.0f} bytes"
-        count /= 1000
-    return f"{count:.1f} TB"
+    return f"{whole}, an estimate from {batches} of these texts: {parts}{left_out}{_NOT_TIMED}"

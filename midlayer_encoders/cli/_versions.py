@@ -99,7 +99,9 @@ def _size(folder: Path) -> str:
         >>> _size(Path("nowhere"))
         'empty'
     """
+    from rich.filesize import decimal
+
     total = sum(
         (Path(here) / name).lstat().st_size for here, _, names in os.walk(folder) for name in names
     )  # fmt: skip
-    return f"{total / 1e9:.2f} GB" if total else "empty"
+    return decimal(total) if total else "empty"

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.export import Exported, Target
 
-_PLAIN = ("sentence-transformers", "vllm", "tei")  # folders of sentence-transformers
-
 
 @app.command()
 @long_running
@@ -67,24 +65,31 @@ def export(
         raise OptionError(NO_SITE)
     quieten()
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-    from midlayer_encoders.export import TARGETS, check_out, check_repository, export_for, push_to_hub, serving_line
+    from midlayer_encoders.export import (
+        PUSHED,
+        TARGETS,
+        check_out,
+        check_repository,
+        export_for,
+        push_to_hub,
+        serving_line,
+    )
     from midlayer_encoders.media.texts import read_texts
 
     check_choice("--for", target, TARGETS)
-    if push is not None:
-        check_repository(push, argument="--push")
-        if target not in _PLAIN:
-            raise OptionError(f"`--push` must be left out with --for {target}: the hub's card is about a plain folder.")
-    elif out is None:
+    if push is not None and target not in PUSHED:
+        raise OptionError(f"`--push` must be left out with --for {target}: the hub's card is about a plain folder.")
+    if push is None and out is None:
         raise OptionError("`--out` must name a folder to write, unless --push names a repository.")
-    elif scores is not None or license_ is not None or private:
+    if push is None and (scores is not None or license_ is not None or private):
         raise OptionError("`--scores`, `--license` and `--private` must be left out without --push.")
-    if out is not None:  # a folder is uploaded whole, so nothing else may lie in it
-        cure = "--overwrite" if push is None else "no --push, which uploads all that it holds"
-        check_out(out, overwrite and push is None, "--out", cure)
+    if out is not None:
+        check_out(out, overwrite, "--out", "--overwrite")
     for flag, given, about in (("--int8", int8, ("onnx", "gguf")), ("--optimize", optimize, ("onnx",))):
         if given and target not in about:
             raise OptionError(f"`{flag}` must be left out without --for {' or '.join(about)}, which it is about.")
+    if push is not None:  # a token that is not taken costs a second, not the export
+        check_repository(push, argument="--push", private=private, overwrite=overwrite)
     if center is not None:
         options = replace(options, center=tuple(read_texts(center)))
     encoder = LayerEncoder(model, _layers(layer), **options.changed())
@@ -100,8 +105,9 @@ def export(
         address = None
         if push is not None:
             address = push_to_hub(
-                encoder, push, folder=home, scores=found, license=license_, private=private or None, overwrite=overwrite
-            )
+                encoder, push, exported=made, scores=found, license=license_, private=private or None,
+                overwrite=overwrite,
+            )  # fmt: skip
             console().print(f"Uploaded: {address}", highlight=False, soft_wrap=True)
     print_result(
         folder=out, repository=push, address=address, target=target, layer=towers or several or encoder.layer,

@@ -192,8 +192,11 @@ class MultimodalEncoder(PlainOnDisk):
             DiskFullError: no room.
         """
         check_path("path", path)
-        if path is None:  # as the base class has it
-            return
+        if path is not None:  # as the base class has it
+            self.save_files(path, *args, **kwargs)
+
+    def save_files(self, path: str, *args: Any, **kwargs: Any) -> tuple[str, ...]:
+        """Write a folder as :meth:`save` does, and return the files that were written, from the folder on."""
         self.check_export()
         home = Path(path)
 
@@ -206,7 +209,7 @@ class MultimodalEncoder(PlainOnDisk):
             make_readable_by_older(aside, self.max_seq_length)
             self.check_folder(aside, home)
 
-        write_folder(home, write, last=_ASKED_FOR)
+        return write_folder(home, write, last=_ASKED_FOR)
 
     @contextmanager
     def _whole_on_disk(self) -> Iterator[None]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from midlayer_encoders.export.hub import HubError, check_repository, push_to_hub
+from midlayer_encoders.export.hub import PUSHED, HubError, check_repository, push_to_hub
 from midlayer_encoders.export.run import TARGETS, Exported, Target, check_out, export_for
 from midlayer_encoders.export.serving import serving_line
 
 __all__ = [
+    "PUSHED",
     "TARGETS",
     "Exported",
     "HubError",

@@ -56,6 +56,7 @@ class Exported:
         error: largest distance of a vector from the encoder's, relative to its length, over sample inputs; for
             ``"gguf"`` one minus the smallest cosine.
         int8_cosine: smallest cosine of the graph of 8-bit integers with the encoder, where there is one.
+        files: that were written, from the folder on; others may lie beside them.
     """
 
     target: str
@@ -63,6 +64,7 @@ class Exported:
     engine: str | None = None
     error: float | None = None
     int8_cosine: float | None = None
+    files: tuple[str, ...] = ()
 
 
 def needed(extra: str, *packages: str) -> list[Any]:

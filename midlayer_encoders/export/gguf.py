@@ -70,9 +70,9 @@ def export_gguf(encoder: LayerEncoder, home: Path, *, int8: bool = False) -> Exp
         low = _compare(encoder, aside / FILE, _LEAST_INT8 if int8 else _LEAST)
         write_card(aside, encoder, "gguf", file=FILE, cosine=low, versions=_versions())
 
-    write_folder(home, write, last=("midlayer.json",))
+    files = write_folder(home, write, last=("midlayer.json",))
     engine = None if low is None else f"llama.cpp through xllamacpp {versions('xllamacpp')['xllamacpp']}"
-    return Exported("gguf", home, engine, None if low is None else 1 - low)
+    return Exported("gguf", home, engine, None if low is None else 1 - low, files=files)
 
 
 def _versions() -> dict[str, str]:

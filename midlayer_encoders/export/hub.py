@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
-from huggingface_hub import EvalResult, HfApi, ModelCard, get_token
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelInfo, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
 from midlayer_encoders.encoder.spec import CardData
-from midlayer_encoders.errors import MidlayerError, OptionError, check_flag, check_path, check_text, error_words
+from midlayer_encoders.errors import MidlayerError, OptionError, check_flag, check_text, error_words
+from midlayer_encoders.export._comparison import Exported
 from midlayer_encoders.frame import check_frame
 from midlayer_encoders.tasks import isolated_random, task_label
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["HubError", "check_repository", "push_to_hub", "score_results"]
+__all__ = ["PUSHED", "HubError", "check_repository", "push_to_hub", "score_results"]
 
 logger = logging.getLogger(__name__)
 
+PUSHED = ("sentence-transformers", "vllm", "tei")
+"""Targets whose folder is a plain one, as which alone the hub's card says how to load it."""
+_CARD = "README.md"
 _LOCAL = "feature-extraction"  # the type of a task that mteb does not know
+_CURES = {
+    401: " The token is not valid: run `hf auth login`.",
+    403: " The token has no right to write there: take one with the role of writing, or another owner.",
+    409: " It exists: pass overwrite=True (--overwrite) to upload into it.",
+}  # by the status of the hub's answer
 
 
 class HubError(MidlayerError):
@@ -36,7 +44,7 @@ def push_to_hub(
     encoder: LayerEncoder,
     repository: str,
     *,
-    folder: str | os.PathLike[str] | None = None,
+    exported: Exported | None = None,
     scores: pl.DataFrame | None = None,
     license: str | None = None,  # noqa: A002  (the hub's own word)
     token: str | None = None,
@@ -49,8 +57,8 @@ def push_to_hub(
     Args:
         encoder: what to upload, as ``save_pretrained`` writes it.
         repository: ``"owner/name"``; it is created.
-        folder: what :func:`export_for` wrote for sentence-transformers, vLLM or text-embeddings-inference, to be
-            uploaded instead; its card is written anew.
+        exported: what :func:`export_for` returned for sentence-transformers, vLLM or text-embeddings-inference: the
+            files that it wrote are uploaded instead, with a card of the repository, and nothing else in that folder.
         scores: the frame of a sweep with these options; what it holds of this layer becomes results on the card.
         license: of the encoder; by default the one on the card of the model that it was cut from.
         token: with the right to write; by default the one that ``hf auth login`` or ``HF_TOKEN`` set.
@@ -62,12 +70,10 @@ def push_to_hub(
         OptionError: a name without its owner, no token, or scores of another model.
         HubError: the hub cannot be reached, or refuses; the message says what it answered.
     """
-    check_repository(repository, token)
     check_flag("overwrite", overwrite)
-    if folder is not None:
-        check_path("folder", folder)
-    if private and overwrite:
-        _check_unseen(repository, token)
+    if exported is not None:
+        _check_exported(exported)
+    check_repository(repository, token, private=private, overwrite=overwrite)
     data = cast(CardData, encoder.model_card_data)
     source = _source_card(encoder)
     kept = data.scores, data.license, data.terms, data.language, data.made_of
@@ -81,19 +87,54 @@ def push_to_hub(
         if data.license is None:
             logger.warning("The card of %s names no license. Pass `license` if you know it.", encoder.name)
         with TemporaryDirectory() as scratch:
-            home = Path(folder) if folder is not None else Path(scratch) / "encoder"
-            if folder is None:
+            home = Path(scratch) / "encoder"
+            if exported is None:
                 encoder.save_pretrained(str(home))
+            else:
+                _link(exported, home)
             text = encoder.model_card_text(repository, branch)
-            (home / "README.md").write_text(text, encoding="utf8")
+            (home / _CARD).write_text(text, encoding="utf8")
             options = {"token": token, "private": private, "revision": branch, "exist_ok": overwrite}
             return _uploaded(encoder, repository, home, options)
     finally:
         data.scores, data.license, data.terms, data.language, data.made_of = kept
 
 
-def check_repository(repository: str, token: str | None = None, argument: str = "repository") -> None:
-    """Raise unless a name has an owner, and there is a token to write with."""
+def _check_exported(exported: Exported) -> None:
+    """Raise unless it is what was written for a target of plain folders, and still there."""
+    if not isinstance(exported, Exported) or exported.target not in PUSHED:
+        raise OptionError(f"`exported` must be what export_for returned for {', '.join(PUSHED)}, but got {exported!r}.")
+    if gone := [name for name in exported.files if not (exported.folder / name).is_file()]:
+        raise OptionError(
+            f"`exported` must be as it was written, but {exported.folder} has no {gone[0]}: export again."
+        )
+
+
+def _link(exported: Exported, home: Path) -> None:
+    """Make a folder of links to what an export wrote, since a folder is uploaded whole; its card is written anew."""
+    for name in exported.files:
+        if name != _CARD:
+            (home / name).parent.mkdir(parents=True, exist_ok=True)
+            (home / name).symlink_to((exported.folder / name).resolve())
+
+
+def check_repository(
+    repository: str,
+    token: str | None = None,
+    argument: str = "repository",
+    *,
+    private: bool | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Raise unless a name has an owner, there is a token, and the hub would take an upload with it.
+
+    Args:
+        repository: as in :func:`push_to_hub`.
+        token: likewise.
+        argument: that the name was given as.
+        private: as in :func:`push_to_hub`.
+        overwrite: likewise.
+    """
     check_text(argument, repository)
     try:
         validate_repo_id(repository)
@@ -108,6 +149,34 @@ def check_repository(repository: str, token: str | None = None, argument: str = 
         raise OptionError(
             "`token` must be of ASCII characters alone, but has others. Copy it again, or `hf auth login`."
         )
+    try:
+        role, there = _asked(HfApi(token=token), repository)
+    except Exception as error:
+        raise _refusal(error, repository) or error from error
+    if role == "read":
+        raise HubError(f"Nothing was uploaded to {repository}.{_CURES[403]}")
+    if there is not None and not overwrite:
+        raise HubError(f"Nothing was uploaded to {repository}.{_CURES[409]}")
+    if there is not None and private and not there.private:  # the hub's client would upload there all the same
+        raise OptionError(
+            f"`private` must be left out for {repository}, which exists and is public. Make it private in its settings "
+            "on the hub first, or name another."
+        )
+
+
+def _asked(api: HfApi, repository: str) -> tuple[str | None, ModelInfo | None]:
+    """Return what the hub says of a token, its role, and of a repository, ``None`` where there is none."""
+    try:
+        known = api.whoami().get("auth") or {}  # of a login by OAuth there is no access token
+        role = (known.get("accessToken") or {}).get("role")
+    except HfHubHTTPError as error:
+        if error.response.status_code != 429:  # it answers few times in a while
+            raise
+        role = None
+    try:
+        return role, api.model_info(repository)
+    except RepositoryNotFoundError:
+        return role, None
 
 
 def score_results(encoder: LayerEncoder, scores: pl.DataFrame) -> list[EvalResult]:
@@ -180,8 +249,8 @@ def _terms(source: dict[str, Any], base: str | None) -> list[tuple[str, str]]:
 def _source_card(encoder: LayerEncoder) -> dict[str, Any]:
     """Return the metadata on the card of the model that was cut; empty where there is none that can be read."""
     own = Path(encoder.source)
-    place = str(own / "README.md") if own.is_dir() else encoder.source
-    if own.is_dir() and not (own / "README.md").is_file():
+    place = str(own / _CARD) if own.is_dir() else encoder.source
+    if own.is_dir() and not (own / _CARD).is_file():
         return {}
     try:
         made: dict[str, Any] = ModelCard.load(place, ignore_metadata_errors=True).data.to_dict()
@@ -189,21 +258,6 @@ def _source_card(encoder: LayerEncoder) -> dict[str, Any]:
         logger.warning("The card of %s cannot be read (%s).", encoder.name, type(reason).__name__)
         return {}
     return made
-
-
-def _check_unseen(repository: str, token: str | None) -> None:
-    """Raise where a repository exists that others see: the hub's client would upload there all the same."""
-    try:
-        found = HfApi(token=token).model_info(repository)
-    except RepositoryNotFoundError:
-        return
-    except Exception as error:
-        raise _refusal(error, repository) or error from error
-    if not found.private:
-        raise OptionError(
-            f"`private` must be left out for {repository}, which exists and is public. Make it private in its settings "
-            "on the hub first, or name another."
-        )
 
 
 def _uploaded(encoder: LayerEncoder, repository: str, folder: Path, options: dict[str, Any]) -> str:
@@ -220,11 +274,7 @@ def _refusal(reason: BaseException, repository: str) -> HubError | None:
     """Return what the hub, or the way to it, refused; ``None`` where an error is none of theirs."""
     if isinstance(reason, HfHubHTTPError):
         status = getattr(reason.response, "status_code", None)
-        cure = {
-            401: " The token is not valid: run `hf auth login`.",
-            403: " The token has no right to write there: take one with the role of writing, or another owner.",
-            409: " It exists: pass overwrite=True (--overwrite) to upload into it.",
-        }.get(status or 0, "")
+        cure = _CURES.get(status or 0, "")
         told = " ".join((getattr(reason, "server_message", None) or str(reason)).split())[:300]
         return HubError(f"The hub refused {repository} (status {status}: {told}).{cure}")
     if isinstance(reason, OfflineModeIsEnabled):

@@ -67,12 +67,11 @@ def export_onnx(encoder: LayerEncoder, home: Path, *, int8: bool = False, optimi
         used = versions("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
         write_card(aside, encoder, "onnx", graphs=graphs, versions=used)
 
-    write_folder(home, write, last=(*_GRAPHS, "midlayer.json"))
+    files = write_folder(home, write, last=(*_GRAPHS, "midlayer.json"))
     engine = f"onnxruntime {versions('onnxruntime')['onnxruntime']}"
     worst = max(graph["error"] for graph in graphs.values() if "error" in graph)
-    return Exported(
-        "onnx", home, engine, worst, min((one["cosine"] for one in graphs.values() if "cosine" in one), default=None)
-    )
+    low = min((one["cosine"] for one in graphs.values() if "cosine" in one), default=None)
+    return Exported("onnx", home, engine, worst, low, files)
 
 
 def _beside(path: Path, what: str) -> Path:

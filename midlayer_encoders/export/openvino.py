@@ -46,9 +46,9 @@ def export_openvino(encoder: LayerEncoder, home: Path) -> Exported:
         used = versions("torch", "transformers", "onnx", "onnxscript", "openvino")
         write_card(aside, encoder, "openvino", graphs=graphs, compile=EXACT, versions=used)
 
-    write_folder(home, write, last=("midlayer.json",))
+    files = write_folder(home, write, last=("midlayer.json",))
     engine = f"OpenVINO {versions('openvino')['openvino']}"
-    return Exported("openvino", home, engine, max(graph["error"] for graph in graphs.values()))
+    return Exported("openvino", home, engine, max(graph["error"] for graph in graphs.values()), files=files)
 
 
 def _write(encoder: LayerEncoder, medium: str, path: Path) -> list[str]:

@@ -68,8 +68,7 @@ def export_for(
         return export_openvino(encoder, home)
     if target in ("vllm", "tei"):
         return export_served(encoder, home, target)
-    encoder.save_pretrained(str(home))
-    return Exported("sentence-transformers", home)
+    return Exported("sentence-transformers", home, files=encoder.save_files(str(home)))
 
 
 def check_out(folder: Path, overwrite: bool, argument: str = "folder", cure: str = "overwrite=True") -> None:

@@ -66,13 +66,15 @@ def export_served(encoder: LayerEncoder, home: Path, target: Literal["vllm", "te
         write_card(aside, encoder, target, error=error, versions=used, **read, serve=serve)
 
     # The index too: vLLM reads the shards that one of a model before names, instead of the weights beside it.
-    write_folder(home, write, last=("model.safetensors.index.json", "model.safetensors", "modules.json", "config.json"))
+    last = ("model.safetensors.index.json", "model.safetensors", "modules.json", "config.json")
+    files = write_folder(home, write, last=last)
     if encoder.default_prompt:
         cure = (
             "name it with --default-prompt-name" if target == "tei" else f"begin texts with {encoder.default_prompt!r}"
         )
         logger.warning("%s puts no prompt before a text by itself: %s.", _NAMES[target], cure)
-    return Exported(target, home, None if error is None else " ".join(*_vllm_version().items()), error)
+    engine = None if error is None else " ".join(*_vllm_version().items())
+    return Exported(target, home, engine, error, files=files)
 
 
 def serving_line(encoder: LayerEncoder, target: str, folder: Path | str) -> str:

@@ -106,7 +106,7 @@ def _put(aside: Path, path: Path) -> None:
         raise FolderError(f"{path} must be a file, but is a folder: move it away, and run again.") from error
 
 
-def write_folder(path: Path, write: Callable[[Path], object], *, last: Sequence[str] = ()) -> None:
+def write_folder(path: Path, write: Callable[[Path], object], *, last: Sequence[str] = ()) -> tuple[str, ...]:
     """Have ``write`` make a folder elsewhere, and put it in its place in one step, or its files where there is one.
 
     Args:
@@ -115,6 +115,9 @@ def write_folder(path: Path, write: Callable[[Path], object], *, last: Sequence[
         last: files without which the others are not used, the one that is asked for first at the end: in a folder that
             is there they are removed before anything else, from the end, and come last, in this order, so that old
             files and new ones are never taken for one whole.
+
+    Returns:
+        The files that were written, from the folder on: others may lie beside them.
     """
     home = path.resolve()
     make_folder(home if home.exists() else home.parent)
@@ -122,15 +125,17 @@ def write_folder(path: Path, write: Callable[[Path], object], *, last: Sequence[
     alone = there and (os.path.ismount(home) or not os.access(home.parent, os.W_OK))
     with naming_a_full_disk(home), scratch(home if alone else home.parent) as aside:
         write(aside)
+        files = sorted(one.relative_to(aside) for one in aside.rglob("*") if one.is_file())
+        written = tuple(file.as_posix() for file in files)
         if not there:
             aside.replace(home)
-            return
+            return written
         for name in reversed(last):
             (home / name).unlink(missing_ok=True)
-        files = [one.relative_to(aside) for one in aside.rglob("*") if one.is_file()]
         for file in sorted(files, key=lambda one: (last.index(str(one)) if str(one) in last else -1, one)):
             make_folder((home / file).parent)
             _put(aside / file, home / file)
+    return written
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class Baseline:
         return not self.searches or _ranks_texts(task)
 
     def score(self, task: AbsTask) -> float:
-        """Return the main score on a task, from 0 to 1, by mteb's own evaluation; NaN where it cannot rank."""
+        """Return the main score on a task, from 0 to 1, by mteb's own evaluation; NaN where it has none."""
         try:
             return encoder_score(task, self.made_for)
         except ValueError:

@@ -14,13 +14,14 @@ import torch
 from midlayer_encoders._types import EncoderSpec, Norm
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.frame import Baselines
 from midlayer_encoders.models.cut import plan_cut
 from midlayer_encoders.models.hub import BUILT_IN, BUILT_IN_MINILM
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.sweeping.baselines import Baseline, lacks_bm25
 from midlayer_encoders.sweeping.jobs import Score, quiet_mteb
-from midlayer_encoders.sweeping.result import Notes
+from midlayer_encoders.sweeping.result import Notes, scored_alone
 from midlayer_encoders.sweeping.stored_layer import num_dims
 from midlayer_encoders.tasks import STS_GRADES, TaskSource, TextsSource, task_label
 
@@ -70,9 +71,9 @@ def sweep_notes(
         how=_how(encoder, spec, sources, seconds, tokens) | _scoring(found.ways) | _timing(timing),
         parameters=_parameters(encoder, layers, spec.norm) if spec.site == "block" else {},
         seconds=reached,
-        baselines={name: of for name, of in compared.items() if of},
+        baselines=scored_alone(compared),
         missing=lacks_bm25(source.make() for source in scored) if baselines else [],
-        remarks=[*_remarks(sources), *_undefined(scores), *_apart(found)],
+        remarks=[*_remarks(sources), *_undefined(scores), *_undefined_baselines(compared), *_apart(found)],
         failures=failed,
         options=encoder.options.recreating(),
         scoring=dict(found.ways),
@@ -91,14 +92,14 @@ def _from_anywhere(source: str) -> str:
 def _compared(
     baseline: Baseline, sources: Sequence[TaskSource], known: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float]:
-    """Return the score of a baseline on each task that it applies to, as it is known or computed now."""
+    """Return the score of a baseline on each task that it applies to, as it is known or computed now; NaN for none."""
     found = {}
     for source in sources:
         score = known.get(source.name, {}).get(baseline.name)
         if score is None and baseline.applies(task := source.make()):
             with quiet_mteb():
                 score = baseline.score(task)
-        if score is not None and not (baseline.searches and math.isnan(score)):
+        if score is not None:
             found[source.name] = score
     return found
 
@@ -145,6 +146,16 @@ def _undefined(scores: Sequence[Score]) -> list[str]:
         f"No score at layer {found} of {', '.join(names)}: vectors are all alike there, or not finite, or the task's "
         "own labels or grades leave nothing to tell apart."
         for found, names in tasks.items()
+    ]
+
+
+def _undefined_baselines(compared: Baselines) -> list[str]:
+    """Return on which tasks a baseline has no score."""
+    tasks = {
+        name: [task_label(task) for task, score in of.items() if math.isnan(score)] for name, of in compared.items()
+    }
+    return [
+        f"No score of {name} on {', '.join(of)}: it tells no two texts apart there." for name, of in tasks.items() if of
     ]
 
 

@@ -20,6 +20,7 @@ from midlayer_encoders.sweeping.baselines import lacks_bm25
 from midlayer_encoders.sweeping.items import item_key
 from midlayer_encoders.sweeping.jobs import quiet_mteb
 from midlayer_encoders.sweeping.notes import TOGETHER
+from midlayer_encoders.sweeping.settings import METRIC_TEXTS
 from midlayer_encoders.sweeping.stored_layer import Prompts, num_dims, store_key
 from midlayer_encoders.sweeping.timing import Pair, Timing, minilm_share, some_of, times_longer
 from midlayer_encoders.sweeping.together import MOST_CONFIRMED
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from midlayer_encoders.scoring.recording import Recorded
 
 __all__ = ["Preview", "TaskPreview", "preview"]
-
-_METRIC_TEXTS = 64  # that a sweep measures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +79,8 @@ class Preview:
         max_tokens: after which a text is truncated; ``None`` for no limit.
         texts: distinct texts to embed, over all tasks.
         device: of the model.
-        seconds: an estimate of ``embedding``, ``scoring``, ``other`` and ``whole``, from a few batches that were run.
+        seconds: an estimate of ``embedding``, ``scoring``, ``other`` and ``whole``, from a few batches that were run;
+            imports, starting workers, TF-IDF and BM25 come on top.
         timed: how many batches that was.
         not_timed: tasks whose scoring is not in the estimate.
         store_bytes: that the vectors take on disk.
@@ -159,7 +159,7 @@ def preview(
     timing = Timing(encoder, wanted, site, token_budget, Stage(progress, "timing"))
     one_pass = timing.embedding(asked)
     one_layer, not_timed = timing.scoring([(look.found.name, look.recorded) for look in looks if look.task is not None])
-    measured = passes * min(_METRIC_TEXTS, len(asked)) / len(asked)
+    measured = passes * min(METRIC_TEXTS, len(asked)) / len(asked)
     seconds = {
         "embedding": one_pass * sum(times_longer(encoder, one, asked) for one in stores.values()),
         "scoring": one_layer * (len(wanted) + MOST_CONFIRMED) * len(made),

@@ -26,7 +26,7 @@ from midlayer_encoders.tasks import task_label
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Notes", "RecipesResult", "SweepResult", "export_lines", "read_notes", "task_labels"]
+__all__ = ["Notes", "RecipesResult", "SweepResult", "export_lines", "read_notes", "scored_alone", "task_labels"]
 
 _TEXTS_ONCE = 16  # timed at once before sweeps noted how many
 
@@ -264,6 +264,17 @@ def _labeled(baselines: Baselines, labels: Mapping[str, str]) -> dict[str, dict[
     }
 
 
+def scored_alone(baselines: Baselines) -> dict[str, dict[str, float]]:
+    """Return the scores of baselines without those that are NaN, as a layer without a score is not in the frame.
+
+    Example:
+        >>> scored_alone({"TF-IDF": {"A": 0.5, "B": float("nan")}, "BM25": {"B": float("nan")}})
+        {'TF-IDF': {'A': 0.5}}
+    """
+    found = {name: {task: one for task, one in of.items() if not math.isnan(one)} for name, of in baselines.items()}
+    return {name: of for name, of in found.items() if of}
+
+
 def read_notes(path: Path) -> Notes:
     """Return the notes of a sweep from its ``sweep.json``."""
     kept = json_object(read_whole(path, OptionError), str(path), OptionError)
@@ -281,6 +292,7 @@ def read_notes(path: Path) -> Notes:
         )
         if not isinstance(kept.get(one.name, kind()), kind):
             raise TypeError(f"{one.name} is not a {kind.__name__}")
+    kept["baselines"] = scored_alone(kept.get("baselines", {}))
     return Notes(**kept)
 
 

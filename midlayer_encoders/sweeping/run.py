@@ -21,7 +21,7 @@ from midlayer_encoders.store import StoreDtype
 from midlayer_encoders.sweeping.group import Group, launch
 from midlayer_encoders.sweeping.one_sweep import OneSweep, sample_of_lines
 from midlayer_encoders.sweeping.result import RecipesResult, SweepResult
-from midlayer_encoders.sweeping.settings import Scoring, Settings
+from midlayer_encoders.sweeping.settings import METRIC_TEXTS, Scoring, Settings
 from midlayer_encoders.tasks import TaskSource, TextsSource, task_sources
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def sweep(
     layers: Sequence[Layer] | str = "all",
     site: ReadSite = "block",
     metrics: str | Sequence[str] = (),
-    metric_texts: int = 64,
+    metric_texts: int = METRIC_TEXTS,
     views: int = 16,
     out: Path | str | None = None,
     store: Path | str | None = None,

@@ -17,7 +17,10 @@ from midlayer_encoders.store import StoreDtype
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["Scoring", "Settings"]
+__all__ = ["METRIC_TEXTS", "Scoring", "Settings"]
+
+METRIC_TEXTS = 64
+"""Texts that metrics are measured on unless told otherwise."""
 
 Scoring: TypeAlias = Literal["together", "mteb"]
 """How layers are scored: all of a task at once, with some confirmed by mteb, or one by one by mteb."""

@@ -40,6 +40,7 @@ def test_it_fits_80_columns_and_json_is_the_same(
     ):  # fmt: skip
         assert line in said
     assert "under a minute, an estimate from " in said
+    assert "; imports, starting workers, TF-IDF and BM25 come on top" in " ".join(said.split())
     assert not (tmp_path / "midlayer-results").exists()
     result = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
     found = json.loads(result.stdout)

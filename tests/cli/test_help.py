@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,7 +63,9 @@ def test_the_version_is_printed_at_once() -> None:
     assert (done.returncode, done.stdout) == (0, f"midlayer-encoders {__version__}\n"), done.stderr
 
 
-def test_with_verbose_it_is_what_an_issue_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_verbose_it_is_what_an_issue_report_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "results").write_bytes(bytes(1234))
+    monkeypatch.setenv("MTEB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_TOKEN", "hf_thisisasecrettoken")
     monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", "another secret")
     said = shown("--version", "--verbose")
@@ -74,7 +77,7 @@ def test_with_verbose_it_is_what_an_issue_report_needs(monkeypatch: pytest.Monke
         "devices: cpu",
         "Triton: ",
         "built-in model: ",
-        "mteb: /",
+        f"mteb: {tmp_path}, 1.2 kB",
         "HF_TOKEN: set",
     ):
         assert words in said.output, words

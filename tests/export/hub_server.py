@@ -1,4 +1,4 @@
-"""A hub on this machine: what ``create_repo``, ``create_branch`` and ``upload_folder`` ask of the real one, over HTTP.
+"""A hub on this machine: what ``whoami``, ``model_info``, ``create_repo``, ``create_branch`` and ``upload_folder`` ask of the real one, over HTTP.
 
 Weights go by Git LFS, other files inside the commit, as there.
 """
@@ -18,7 +18,10 @@ TOKEN = "hf_writes"
 
 
 class Hub(ThreadingHTTPServer):
-    """Repositories by name, each with its files by branch; ``fails`` is the status that a path is answered with."""
+    """Repositories by name, each with its files by branch; ``fails`` is the status that a path is answered with.
+
+    ``role`` is that of the token.
+    """
 
     daemon_threads = True
 
@@ -28,6 +31,7 @@ class Hub(ThreadingHTTPServer):
         self.private: set[str] = set()
         self.objects: dict[str, bytes] = {}
         self.fails: tuple[str, int] | None = None
+        self.role = "write"
         self.asked: list[str] = []
 
     @property
@@ -86,6 +90,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(200)
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self._answer(401, {"error": "Invalid username or password."})
+        if path == "/api/whoami-v2":
+            return self._answer(200, {"name": "someone", "auth": {"accessToken": {"role": self.server.role}}})
         if path == "/api/repos/create":
             return self._create(json.loads(body))
         if path == "/api/validate-yaml":

@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.export import HubError, push_to_hub
+from midlayer_encoders.export import Exported, HubError, export_for, push_to_hub
 from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.sweeping.result import Notes, SweepResult
 from tests.cli.calls import run
@@ -149,7 +149,10 @@ def test_what_is_wrong_is_said_before_anything_is_written(
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere/token")
     with pytest.raises(OptionError, match=r"no token of the hub.*hf auth login.*HF_TOKEN"):
         push_to_hub(encoder, "someone/cut")
-    assert not hub.asked
+    for other in ("a folder", Exported("onnx", Path("a folder"))):
+        with pytest.raises(OptionError, match=r"`exported` must be what export_for returned for .*tei, but got .*fold"):
+            push_to_hub(encoder, "someone/cut", exported=other)  # type: ignore[arg-type]
+    assert not hub.repositories
 
 
 def test_what_the_hub_refuses_is_said_with_the_cure(
@@ -162,10 +165,12 @@ def test_what_the_hub_refuses_is_said_with_the_cure(
         push_to_hub(encoder, "someone/cut")
     assert hub.repositories["someone/cut"] == {"main": {}}
     hub.fails = None
-    with pytest.raises(HubError, match=r"status 409: .*pass overwrite=True"):
+    with pytest.raises(HubError, match=r"uploaded to someone/cut. It exists: pass overwrite=True"):
         push_to_hub(encoder, "someone/cut")
+    hub.fails = ("/whoami", 429)  # who one is, it says a few times in a while
     push_to_hub(encoder, "someone/cut", overwrite=True)
     assert "modules.json" in hub.repositories["someone/cut"]["main"]
+    hub.fails = None
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(HubError, match="HF_HUB_OFFLINE=1"):
         push_to_hub(encoder, "someone/cut", overwrite=True)
@@ -186,7 +191,7 @@ def test_the_command_takes_the_scores_of_a_sweep_with_the_same_options(
     line = ["export", str(source), "--layer", "2", "--push", "someone/cut", "--scores", str(tmp_path)]
     with pytest.raises(OptionError, match=r"`--scores` must be a sweep with the options of this encoder .*'one-word'"):
         run(*line)
-    assert not hub.asked
+    assert not hub.repositories
     said = run(*line, "--recipe", "one-word", "--for", "vllm")
     assert "vllm serve someone/cut --runner pooling" in said
     files = hub.repositories["someone/cut"]["main"]
@@ -194,12 +199,55 @@ def test_the_command_takes_the_scores_of_a_sweep_with_the_same_options(
     assert "midlayer.json" in files
 
 
-def test_what_else_lies_in_a_folder_is_not_uploaded(hub: Hub, source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["sentence-transformers", "vllm"])
+def test_what_else_lies_in_a_folder_is_not_uploaded(
+    target: Any, hub: Hub, encoder: LayerEncoder, tmp_path: Path
+) -> None:
+    made = export_for(encoder, target, tmp_path / "out")
+    read = (tmp_path / "out/README.md").read_bytes()
+    wanted = {str(one.relative_to(tmp_path / "out")) for one in (tmp_path / "out").rglob("*") if one.is_file()}
+    (tmp_path / "out/.env").write_text("SECRET=1")
+    (tmp_path / "out/1_Pooling/notes.txt").write_text("mine")
+    push_to_hub(encoder, "someone/cut", exported=made)
+    files = hub.repositories["someone/cut"]["main"]
+    assert set(files) == wanted
+    assert files["model.safetensors"] == (tmp_path / "out/model.safetensors").read_bytes()
+    assert b'SentenceTransformer("someone/cut")' in files["README.md"]
+    assert (tmp_path / "out/README.md").read_bytes() == read  # of the folder, as it was
+    assert export_for(encoder, target, tmp_path / "out", overwrite=True).files == made.files
+    (tmp_path / "out/config.json").unlink()
+    with pytest.raises(OptionError, match=r"`exported` must be as it was written, but .*out has no config.json"):
+        push_to_hub(encoder, "someone/other", exported=made)
+
+
+def test_the_command_uploads_what_it_wrote_alone(hub: Hub, source: Path, tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("SECRET=1")
-    line = ["export", str(source), "--layer", "2", "--push", "someone/cut", "--out", str(tmp_path), "--overwrite"]
-    with pytest.raises(OptionError, match=r"`--out` must be a new or empty folder.* no --push, which uploads all"):
+    line = ["export", str(source), "--layer", "2", "--push", "someone/cut", "--out", str(tmp_path)]
+    with pytest.raises(OptionError, match=r"`--out` must be a new or empty folder.* pass --overwrite"):
         run(*line)
-    assert not hub.asked
+    run(*line, "--overwrite")
+    assert "modules.json" in hub.repositories["someone/cut"]["main"]
+    assert ".env" not in hub.repositories["someone/cut"]["main"]
+
+
+@pytest.mark.parametrize(
+    ("fails", "role", "words", "why"),
+    [
+        (("/whoami", 401), "write", [], r"status 401: .*hf auth login"),
+        (None, "read", [], r"no right to write there"),
+        (None, "write", [], r"someone/cut. It exists: pass overwrite=True \(--overwrite\)"),
+        (None, "write", ["--overwrite", "--private"], "someone/cut, which exists and is public"),
+        (("/whoami", 503), "write", [], r"status 503"),
+    ],
+)
+def test_the_command_asks_the_hub_before_the_model_is_read(
+    fails: tuple[str, int] | None, role: str, words: list[str], why: str, hub: Hub
+) -> None:
+    hub.repositories["someone/cut"] = {"main": {}}
+    hub.fails, hub.role = fails, role
+    with pytest.raises((HubError, OptionError), match=why):
+        run("export", "no/such-model", "--layer", "2", "--push", "someone/cut", *words)
+    assert hub.repositories["someone/cut"] == {"main": {}}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,10 @@ from midlayer_encoders._types import Stage
 from midlayer_encoders.models.hub import package_folder
 from midlayer_encoders.sweeping import RecipesResult, SweepResult, baselines, sweep, together
 from midlayer_encoders.tasks import isolated_random, task_sources, task_texts, tfidf_scores
+from tests.cli.calls import run, tables
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import near, ranks
+from tests.tasks.rows import write
 
 Folder = Callable[[str], str]
 pytestmark = MTEB
@@ -137,3 +140,26 @@ def test_a_sweep_that_was_kept_when_tf_idf_was_the_only_baseline_is_read(tmp_pat
     loaded = SweepResult.load(tmp_path / "out")
     assert loaded.notes.baselines == {"TF-IDF": {"near": 0.5}}
     assert loaded.frame.equals(result.frame)
+
+
+def test_a_baseline_that_tells_no_texts_apart_has_no_score(tiny_folder: Folder, tmp_path: Path) -> None:
+    rows = [{"sentence1": f"left{n} stone", "sentence2": f"right{n} cloud", "score": n % 5} for n in range(12)]
+    apart, task = write(tmp_path / "apart.jsonl", rows), near(tmp_path)  # no two texts of a pair share a word
+    model, out = tiny_folder("Llama"), tmp_path / "out"
+    result = sweep(model, [apart, task], out=out, **HOW)
+    name, known = (task_sources(one)[0].name for one in (apart, task))
+    assert list(result.notes.baselines["TF-IDF"]) == [known]
+    assert "No score of TF-IDF on apart: it tells no two texts apart there." in result.notes.remarks
+    assert {name, known} == set(result.frame.filter(kind="score")["dataset"])  # the layers have scores
+    page = result.html()
+    assert "TF-IDF" in page
+    assert "nan" not in re.findall(r"\w+", page.lower().partition("<body")[2].partition("<script")[0])
+    path = out / "sweep.json"  # as it was written when the NaN was kept
+    kept = json.loads(path.read_text())
+    kept["baselines"]["TF-IDF"][name] = float("nan")
+    path.write_text(json.dumps(kept))
+    assert SweepResult.load(out).notes == result.notes
+    words = ("--layers", "1,2", "--workers", "1", "--device", "cpu")
+    said = run("sweep", model, "--tasks", f"{apart},{task}", "--out", str(out), *words)
+    (row,) = (row for row in tables(said)[0] if row[0] == "TF-IDF")
+    assert row == ["TF-IDF", "", f"{100 * result.notes.baselines['TF-IDF'][known]:.1f}", ""]
