@@ -131,7 +131,7 @@ class LayerEncoder(InputsEncoder):
 
     def _assemble(self, built: Built, options: EncoderOptions, selection: Selection | None) -> None:
         """Become the encoder of what was built, and check that it reads the layer."""
-        prompts, default_prompt_name = prompts_of(options)
+        prompts, default_prompt_name = prompts_of(options, built.saved_prompts)
         super().__init__(
             modules=built.modules(options.pooling),
             device=options.device,
@@ -150,6 +150,7 @@ class LayerEncoder(InputsEncoder):
         self.norm = options.norm
         # A joint model's own heads pool: no pooling of states that others could ask for.
         self.pooling: Pooling = cast(Any, "head") if isinstance(cut, JointCut) else options.pooling or "mean"
+        self.saved_prompts = built.saved_prompts
         self.max_pixels = options.max_pixels
         self.counting = Counting(built.placed, options.skip_first, options.template_tokens is not False)
         options.check_for_media(self.media, self.name)
