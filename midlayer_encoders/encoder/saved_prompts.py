@@ -42,12 +42,17 @@ def saved_prompts(model: str, revision: str | None = None, *, gguf_file: str | N
         gguf_file: file of the weights, where that is what there is to ask the hub for.
 
     Raises:
-        ModelNotFoundError: where the file is not what sentence-transformers writes.
+        ModelNotFoundError: where there is no such model, or the file is not what sentence-transformers writes.
     """
     local = local_only(model, revision, filename=gguf_file or "config.json")
     find = partial(model_file, model, revision=revision, local=local)
-    modules = find("modules.json")
-    settings = None if modules is None else find(_FILE)
+    try:
+        modules = find("modules.json")
+        settings = None if modules is None else find(_FILE)
+    except OSError as reason:  # transformers has no other for a name that none can have
+        raise ModelNotFoundError(
+            f"`model` must be a folder or a name on the hub, but got {model!r}: {reason}"
+        ) from reason
     if modules is None or settings is None:
         return SavedPrompts()
     try:
