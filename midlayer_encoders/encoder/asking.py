@@ -106,10 +106,10 @@ def prompts_of(options: EncoderOptions, saved: SavedPrompts) -> tuple[dict[str, 
     if given is None and options.template is None:
         given, default = dict(saved.texts), default or saved.default
     if options.default_prompt_name is not None and options.default_prompt_name not in (given or {}):
-        kept = f"which has {', '.join(map(repr, given))}" if given else "which has none"
         raise OptionError(
-            "`default_prompt_name` must be None without `prompts`, unless it names one that the model's folder keeps, "
-            f"{kept}, and there is no template, but got {options.default_prompt_name!r}."
+            "`default_prompt_name` must name one of `prompts` or, without them and without a template, one that the "
+            f"model's folder keeps (here: {', '.join(map(repr, given or ())) or 'none'}), but got "
+            f"{options.default_prompt_name!r}."
         )
     if len(set(before.values())) == 1:
         return given, default

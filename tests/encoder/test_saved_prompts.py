@@ -77,9 +77,9 @@ def test_prompts_that_are_given_take_their_place(folder: str, tiny_folder: Folde
     assert last(folder, prompts={"query": ""}).spec == none.spec
     other = last(folder, default_prompt_name="document")
     np.testing.assert_array_equal(other.encode(TEXTS), other.encode(TEXTS, prompt="a text: "))
-    with pytest.raises(OptionError, match=r"keeps, which has .*'query'.* but got 'qeury'"):
+    with pytest.raises(OptionError, match=r"folder keeps \(here: .*'query'.*\), but got 'qeury'"):
         last(folder, default_prompt_name="qeury")
-    with pytest.raises(OptionError, match=r"`default_prompt_name` must be None without `prompts`.*which has none"):
+    with pytest.raises(OptionError, match=r"`default_prompt_name` must name one of `prompts`.*here: none"):
         last(tiny_folder("Llama"), default_prompt_name="query")
     with pytest.raises(OptionError, match=r"must be None with prompts=\{\}"):
         last(folder, prompts={}, default_prompt_name="query")
@@ -96,7 +96,7 @@ def test_a_template_takes_their_place(folder: str, tiny_folder: Folder) -> None:
     assert own.with_recipe("instruction").prompts["query"].startswith("Instruct: ")
     assert own.with_recipe("plain").prompts == own.prompts
     np.testing.assert_array_equal(own.with_recipe("plain").encode(TEXTS), own.encode(TEXTS))
-    with pytest.raises(OptionError, match="there is no template, but got 'query'"):
+    with pytest.raises(OptionError, match=r"without a template.*here: none\), but got 'query'"):
         last(folder, template=TEMPLATE, default_prompt_name="query")
 
 
