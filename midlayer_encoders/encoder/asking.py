@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from midlayer_encoders._types import Pooling
 from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.encoder.saved_prompts import SavedPrompts
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes import Frame, Placed, frames_of, with_frame
 from midlayer_encoders.recipes.counting import Counting
@@ -54,7 +55,7 @@ def asked_copy(encoder: _Encoder, options: EncoderOptions) -> _Encoder:
     placed = ask(first, options, encoder.name)
     made._modules = {"0": first, "1": pooling_module(first, options.pooling)}
     made.counting = Counting(placed, options.skip_first, options.template_tokens is not False)
-    prompts, made.default_prompt_name = prompts_of(options)
+    prompts, made.default_prompt_name = prompts_of(options, encoder.saved_prompts)
     made.prompts = {"query": "", "document": "", **(prompts or {})}
     made.model_card_data = copy.copy(encoder.model_card_data)
     made.model_card_data.register_model(made)
@@ -89,12 +90,29 @@ def _in_tokenizer(options: EncoderOptions) -> Frame:
     return Frame("", first.between, first.after)
 
 
-def prompts_of(options: EncoderOptions) -> tuple[dict[str, str] | None, str | None]:
-    """Return the prompts of an encoder, and which is the default: the user's, or those that a template is made of."""
+def prompts_of(options: EncoderOptions, saved: SavedPrompts) -> tuple[dict[str, str] | None, str | None]:
+    """Return the prompts of an encoder, and which is the default.
+
+    They are the user's, or those that a template is made of, or the folder's. A template is all that stands around a
+    text: the folder's are left out beside it.
+
+    Args:
+        options: of the encoder.
+        saved: the folder's own.
+    """
     given = dict(options.prompts) if options.prompts is not None else None
+    default = options.default_prompt_name
     before = {kind: frame.before for kind, frame in frames_of(options.template).items()}
+    if given is None and options.template is None:
+        given, default = dict(saved.texts), default or saved.default
+    if options.default_prompt_name is not None and options.default_prompt_name not in (given or {}):
+        raise OptionError(
+            "`default_prompt_name` must name one of `prompts` or, without them and without a template, one that the "
+            f"model's folder keeps (here: {', '.join(map(repr, given or ())) or 'none'}), but got "
+            f"{options.default_prompt_name!r}."
+        )
     if len(set(before.values())) == 1:
-        return given, options.default_prompt_name
+        return given, default
     if given is not None:
         raise OptionError(
             "`prompts` must be None where a template differs for queries and documents: that is done by prompts."

@@ -12,7 +12,7 @@ from sentence_transformers.util import get_device_name
 from torch import nn
 
 from midlayer_encoders._types import Layer, Medium, Pooling
-from midlayer_encoders.encoder.asking import ask, pooling_module
+from midlayer_encoders.encoder.asking import ask, pooling_module, prompts_of
 from midlayer_encoders.encoder.checks import check_padding, check_states
 from midlayer_encoders.encoder.inputs import (
     media_taken,
@@ -24,6 +24,7 @@ from midlayer_encoders.encoder.inputs import (
 )
 from midlayer_encoders.encoder.memory_module import memory_module
 from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.encoder.saved_prompts import SavedPrompts, saved_prompts
 from midlayer_encoders.encoder.several_layers import (
     CombinedLayers,
     LayerMix,
@@ -58,6 +59,7 @@ class Built:
         anatomy: where the cut model keeps its parts, seen in a pass; ``None`` where none was watched.
         placed: where a text's own tokens are among those that the template and the tokenizer add.
         mix: which layers are combined; ``None`` for one.
+        saved_prompts: that the folder keeps for texts.
     """
 
     source: str
@@ -68,6 +70,7 @@ class Built:
     anatomy: Anatomy | None = None
     placed: Placed = Placed()
     mix: LayerMix | None = None
+    saved_prompts: SavedPrompts = SavedPrompts()
 
     def modules(self, pooling: Pooling | None) -> list[nn.Module]:
         """Return the first module and the pooling; a joint model has none, since its heads pool."""
@@ -94,6 +97,10 @@ def build_from_files(
     folder, gguf_file = place_of(model, options.gguf_file)
     if options.gguf_file not in (None, gguf_file):
         raise OptionError(f"`gguf_file` must be left out for {model!r}, but got {options.gguf_file!r}.")
+    saved = SavedPrompts()
+    if options.prompts is None and options.template is None:
+        saved = saved_prompts(folder, options.revision, gguf_file=gguf_file)
+    prompts_of(options, saved)  # a default that is none of them is refused before anything large is read
     source: dict[str, Any] = {
         "revision": options.revision,
         "gguf_file": gguf_file,
@@ -136,7 +143,8 @@ def build_from_files(
         else:
             name = "local/all-MiniLM-L6-v2" if model == BUILT_IN_MINILM else base_name(folder, gguf_file)
             placed = ask(first, options, name)
-            return Built(model, name, first, cut, gguf_file, anatomy, placed, mix)
+            saved = saved if "text" in media_taken(first.modalities) else SavedPrompts()
+            return Built(model, name, first, cut, gguf_file, anatomy, placed, mix, saved)
     assert refused is not None
     raise refused from refused.__cause__
 

@@ -86,8 +86,9 @@ class EncoderOptions:
         device: as in ``SentenceTransformer``; ``None`` takes the best there is.
         device_map: ``"auto"`` spreads a model that is too large for one device; ``device`` must then be ``None``.
         max_length: number of tokens after which a text is truncated; ``None`` takes what the model can.
-        prompts: name and text of prompts, as in ``SentenceTransformer``.
-        default_prompt_name: which of them is used when none is asked for.
+        prompts: name and text of prompts, as in ``SentenceTransformer``. ``None`` takes those that the folder keeps in
+            ``config_sentence_transformers.json``, unless there is a template; ``{}`` is none.
+        default_prompt_name: which of them is used when none is asked for; ``None`` takes the folder's with its prompts.
         bidirectional: turn a causal model's mask off, as LLM2Vec does.
         adapters: PEFT adapters, merged in order before the cut (LLM2Vec: the MNTP one, then SimCSE or supervised).
         chat_template: wrap every text in the tokenizer's chat template.
@@ -121,7 +122,7 @@ class EncoderOptions:
     device_map: str | None = _option(None, "auto: spread a model too large for one device.", recreates=False)
     max_length: int | None = _option(None, "Tokens after which a text is truncated.", medium="text")
     prompts: Mapping[str, str] | None = _option(
-        None, "NAME=TEXT, put before texts; repeatable.", flag="prompt", in_memory=True, medium="text"
+        None, "NAME=TEXT, put before texts, not the folder's; repeatable.", flag="prompt", in_memory=True, medium="text"
     )
     default_prompt_name: str | None = _option(
         None, "Prompt used when none is named.", flag="default-prompt", in_memory=True, medium="text"
@@ -166,9 +167,9 @@ class EncoderOptions:
             raise OptionError(f"`device` must be None when `device_map` places the model, but got {self.device!r}.")
         if self.template is not None and self.chat_template:
             raise OptionError("`template` must be None with `chat_template`, which lays out the text itself.")
-        if self.default_prompt_name is not None:
+        if self.default_prompt_name is not None and self.prompts is not None:  # else it names one of the folder's
             if not self.prompts:
-                raise OptionError("`default_prompt_name` must be None without `prompts`, of which it names one.")
+                raise OptionError("`default_prompt_name` must be None with prompts={}, of which it cannot name one.")
             check_choice("default_prompt_name", self.default_prompt_name, self.prompts)
         check_choice("combine", self.combine, get_args(Combine))
         if self.weights is not None and self.combine == "concat":
@@ -446,7 +447,8 @@ def _flag_words(one: Field[Any], value: Any) -> list[str]:
     if isinstance(value, bool):
         return [flag if value else flag.replace("--", "--no-", 1)]
     if isinstance(value, Mapping):
-        return [word for name, text in value.items() for word in (flag, f"{name}={text}")]
+        named = value or {"query": ""}  # no prompts, as one that is empty: a flag must hold something
+        return [word for name, text in named.items() for word in (flag, f"{name}={text}")]
     if one.name == "weights":
         return [flag, ",".join(f"{weight!r}" for weight in value)]
     if isinstance(value, tuple):

@@ -22,6 +22,7 @@ __all__ = [
     "check_model",
     "load_config",
     "local_only",
+    "model_file",
     "package_folder",
     "place_of",
     "read_weight",
@@ -124,7 +125,7 @@ def load_config(model: str, revision: str | None = None, *, local: bool, **optio
         ) from reason
 
 
-def _file(model: str, name: str, *, revision: str | None, local: bool) -> str | None:
+def model_file(model: str, name: str, *, revision: str | None, local: bool) -> str | None:
     """Return where a file of a model is on this machine; ``None`` where the model has none of this name."""
     from transformers.utils import cached_file
 
@@ -139,11 +140,11 @@ def read_weight(model: str, names: Sequence[str], revision: str | None = None, *
     """Return the weight of one of these names from a model's safetensors, or ``None`` where there is none."""
     from safetensors import safe_open
 
-    index = _file(model, "model.safetensors.index.json", revision=revision, local=local)
+    index = model_file(model, "model.safetensors.index.json", revision=revision, local=local)
     places = {} if index is None else json.loads(Path(index).read_text(encoding="utf8"))["weight_map"]
     for name in names:
         holder = places.get(name, "model.safetensors") if not places or name in places else None
-        path = None if holder is None else _file(model, holder, revision=revision, local=local)
+        path = None if holder is None else model_file(model, holder, revision=revision, local=local)
         if path is None:
             continue
         with safe_open(path, framework="pt") as file:
@@ -156,7 +157,7 @@ def weight_names(model: str, revision: str | None = None, *, local: bool) -> lis
     """Return the names of the weights in a model's files, without reading the weights; empty where no file says."""
     from safetensors import safe_open
 
-    find = partial(_file, model, revision=revision, local=local)
+    find = partial(model_file, model, revision=revision, local=local)
     for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
         if (index := find(name)) is not None:
             return list(json.loads(Path(index).read_text(encoding="utf8"))["weight_map"])

@@ -360,7 +360,7 @@ def test_an_empty_text_is_a_zero_vector_alone_and_among_others(pooling: str, tin
 
 def test_a_long_text_is_cut_off_and_it_is_said_once(tiny_folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, max_length=8, device="cpu")
-    with caplog.at_level(logging.WARNING, logger="midlayer_encoders.encoder.sentence_transformers_encoder"):
+    with caplog.at_level(logging.WARNING, logger="midlayer_encoders.encoder.encoding"):
         assert not caplog.records
         encoder.encode(["exactly8"])
         assert not caplog.records

@@ -92,7 +92,7 @@ WRONG = {
     "prompts={'a': 1}": r"`prompts\['a'\]` must be a string, but got 1 \(int\)",
     "prompts=['a']": r"`prompts` must be a dict of names and texts, but got \['a'\]",
     "prompts={'a': 'cut \\ud83d'}": r"half a character, \\ud83d: an emoji was cut in two",
-    "default_prompt_name='a'": "`default_prompt_name` must be None without `prompts`",
+    "default_prompt_name='a', prompts={}": r"`default_prompt_name` must be None with prompts=\{\}",
     "revision=3": "`revision` must be a string, but got 3",
     "device='gpu'": "`device` must be one of cpu.* on this machine, but got 'gpu'",
     "device='cuda:99'": "`device` must be one of cpu.* on this machine, but got 'cuda:99'",

@@ -145,6 +145,10 @@ def test_a_prompt_that_a_server_does_not_put_itself_is_warned_of(
     export_for(encoder, "tei", tmp_path / "tei")
     assert "vLLM puts no prompt before a text by itself: begin texts with 'hm: '" in caplog.text
     assert json.loads((tmp_path / "tei" / "midlayer.json").read_text())["serve"].endswith("--default-prompt-name ask")
+    export_for(LayerEncoder(str(tmp_path / "tei"), -1, device="cpu"), "tei", tmp_path / "again")  # it keeps the prompt
+    card = json.loads((tmp_path / "again" / "midlayer.json").read_text())
+    assert (card["prompt"], card["prompts"]) == ("hm: ", {"ask": "hm: "})
+    assert card["serve"].endswith("--default-prompt-name ask")
 
 
 @pytest.mark.parametrize(

@@ -93,3 +93,14 @@ def test_plain_texts_are_encoded_under_the_default_or_the_task_s_own(
     np.testing.assert_allclose(
         vectors, layer_2(tiny_folder, tmp_path / "layer-2").encode(texts, prompt=prompt), atol=1e-5
     )
+
+
+def test_a_sweep_takes_the_prompts_that_a_folder_keeps(tiny_folder: Folder, tmp_path: Path) -> None:
+    model = layer_2(tiny_folder, tmp_path / "layer-2")
+    sweep(str(tmp_path / "layer-2"), ranks(tmp_path), layers=[2], out=tmp_path / "out", **QUICK)
+    queries = sorted({row["query"] for row in ROWS["Reranking"]})
+    passages = sorted({text for row in ROWS["Reranking"] for text in row["positive"] + row["negative"]})
+    store = stored(tmp_path / "out")
+    for name, texts, encode in (("query", queries, model.encode_query), ("document", passages, model.encode_document)):
+        vectors = store.read(2, [text_key(text, PROMPTS[name]) for text in texts])
+        np.testing.assert_allclose(vectors, encode(texts), atol=1e-5)
