@@ -11,7 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from benchmarks.pretraining.record import TOKENS, Run
-from midlayer_encoders.frame import curves
+from midlayer_encoders.frame import Curves, curves
 from midlayer_encoders.frame.steps import History
 from midlayer_encoders.selection import RULES
 from midlayer_encoders.selection.rules import CannotChooseError, choose
@@ -162,20 +162,21 @@ def regrets(run: Run) -> dict[str, dict[int, tuple[int, float]]]:
     for step, row in zip(scores.steps, scores.values.tolist(), strict=True):
         measured = run.frame.filter(kind="metric", dataset="probe", revision=f"step{step}")
         swapped = measured.filter(pl.col("name") == RAW).with_columns(name=pl.lit("prompt_entropy"))
-        given = {rule: (rule, measured) for rule in FIRST_RULES} | {
-            "valley-midpoint (raw)": ("valley-midpoint", swapped)
-        }
-        for name, (rule, rows) in given.items():
-            if rows.is_empty():
-                continue
+        usual = _curves(measured)
+        given = {rule: (rule, usual) for rule in FIRST_RULES}
+        for name, (rule, curves_then) in (
+            given | {"valley-midpoint (raw)": ("valley-midpoint", _curves(swapped))}
+        ).items():
             try:
-                layer = choose(curves(rows.cast({"depth": pl.Float64, "value": pl.Float64, "layer": pl.Int64})), rule)[
-                    0
-                ]
+                layer = choose(curves_then, rule)[0]
             except CannotChooseError:
                 layer = len(row) - 1
             found.setdefault(name, {})[step] = (layer, max(row) - row[layer])
     return found
+
+
+def _curves(rows: pl.DataFrame) -> Curves:
+    return curves(rows.cast({"depth": pl.Float64, "value": pl.Float64, "layer": pl.Int64}))
 
 
 def moved(one: History, since: int) -> list[float]:

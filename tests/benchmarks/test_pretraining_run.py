@@ -79,6 +79,7 @@ def test_a_run_that_is_paused_after_every_step_is_the_run_that_is_not(variant: s
     assert told["tokens"] == STEPS * 8 * 16
 
 
+@pytest.mark.slow
 def test_a_run_that_is_done_begins_anew_and_another_run_does_not_go_on_from_its_pause(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
