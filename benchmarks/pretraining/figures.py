@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from benchmarks.pretraining.findings import EVENTS, RAW, event, moved, regrets, valley, winners
+from benchmarks.pretraining.findings import (
+    EVENTS,
+    RAW,
+    event,
+    mean_by_layer,
+    moved,
+    regrets,
+    settled_at,
+    valley,
+    winners,
+)
 from benchmarks.pretraining.record import TOKENS, Run, known, read_run, seeds
-from midlayer_encoders.frame import histories, settled
+from midlayer_encoders.frame import histories
 from midlayer_encoders.frame.steps import History
 from midlayer_encoders.report.axes import Axis, amount_axis, layer_axis
 from midlayer_encoders.report.charts import Chart, Dots, Level, Line, Panel, Part, Rule, value_axis
@@ -254,14 +264,10 @@ def layers_move() -> Figure:
     names = ("prompt_entropy", RAW, "dataset_entropy", "curvature", "infonce")
     settling, moving = [], []
     for number, name in enumerate(names):
-        steps = [
-            dict(settled(run.frame.filter(name=name, dataset="probe"), within=0.1).select("layer", "step").iter_rows())
-            for run in seeds()
-        ]
-        mean = [float(np.mean([one[layer] for one in steps])) * TOKENS / 1e6 for layer in range(LAST + 1)]
-        settling.append(_over_layers(mean, name, number))
-        paths = [moved(run.metric(name), FROM) for run in seeds()]
-        moving.append(_over_layers((100 * np.mean(paths, axis=0)).tolist(), name, number))
+        steps = mean_by_layer([settled_at(run, name) for run in seeds()])
+        settling.append(_over_layers([step * TOKENS / 1e6 for step in steps.values()], name, number))
+        ways = mean_by_layer([moved(run, name, since=FROM) for run in seeds()])
+        moving.append(_over_layers([100 * way for way in ways.values()], name, number))
     panels = (
         Panel("settled from, M tokens", layer_axis(LAST), value_axis(settling), tuple(settling)),
         Panel("way from 1M tokens on, % of the range", layer_axis(LAST), value_axis(moving), tuple(moving)),

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from benchmarks.pretraining.record import TOKENS, Run
-from midlayer_encoders.frame import Curves, curves
+from midlayer_encoders.frame import Curves, curves, layer_changes, settled
 from midlayer_encoders.frame.steps import History
 from midlayer_encoders.selection import RULES
 from midlayer_encoders.selection.rules import CannotChooseError, choose
 
 __all__ = [
-    "EVENTS", "FIRST_RULES", "Event", "Valley", "Winner", "crossing", "event", "lowering", "moved", "overtaking",
-    "regrets", "valley", "winners",
+    "EVENTS", "RAW", "THIRDS", "WITHOUT_LABELS", "Event", "Valley", "Winner", "crossing", "event", "event_layer", "lowering",
+    "mean_by_layer", "moved", "overtaking", "regrets", "settled_at", "valley", "winners",
 ]  # fmt: skip
 
 Values = NDArray[np.float64]
 RAW = "prompt_entropy_raw"
-FIRST_RULES = tuple(rule for rule in RULES if rule != "few-labels")  # the others need no labels
+WITHOUT_LABELS = tuple(rule for rule in RULES if rule != "few-labels")
+THIRDS = {"1 to 4": range(1, 5), "5 to 8": range(5, 9), "9 to 12": range(9, 13)}  # of the layers
 
 
 @dataclass(frozen=True)
@@ -163,12 +165,11 @@ def regrets(run: Run) -> dict[str, dict[int, tuple[int, float]]]:
         measured = run.frame.filter(kind="metric", dataset="probe", revision=f"step{step}")
         swapped = measured.filter(pl.col("name") == RAW).with_columns(name=pl.lit("prompt_entropy"))
         usual = _curves(measured)
-        given = {rule: (rule, usual) for rule in FIRST_RULES}
-        for name, (rule, curves_then) in (
-            given | {"valley-midpoint (raw)": ("valley-midpoint", _curves(swapped))}
-        ).items():
+        given = {rule: (rule, usual) for rule in WITHOUT_LABELS}
+        given["valley-midpoint (raw)"] = "valley-midpoint", _curves(swapped)
+        for name, (rule, seen) in given.items():
             try:
-                layer = choose(curves_then, rule)[0]
+                layer = choose(seen, rule)[0]
             except CannotChooseError:
                 layer = len(row) - 1
             found.setdefault(name, {})[step] = (layer, max(row) - row[layer])
@@ -179,8 +180,21 @@ def _curves(rows: pl.DataFrame) -> Curves:
     return curves(rows.cast({"depth": pl.Float64, "value": pl.Float64, "layer": pl.Int64}))
 
 
-def moved(one: History, since: int) -> list[float]:
+def moved(run: Run, name: str, since: int) -> dict[int, float]:
     """Return by how much each layer moves from look to look after a step, summed, as a share of the metric's range."""
-    after = [place for place, step in enumerate(one.steps) if step >= since]
-    path: list[float] = np.abs(np.diff(one.values[after], axis=0)).sum(axis=0).tolist()
-    return [length / one.span for length in path]
+    changes = layer_changes(_of_metric(run, name)).filter(pl.col("previous") >= since)
+    return dict(changes.group_by("layer").agg(pl.col("relative").sum()).sort("layer").iter_rows())
+
+
+def settled_at(run: Run, name: str) -> dict[int, int]:
+    """Return the step from which on each layer stays within a tenth of the metric's range from its final value."""
+    return dict(settled(_of_metric(run, name), within=0.1).select("layer", "step").iter_rows())
+
+
+def _of_metric(run: Run, name: str) -> pl.DataFrame:
+    return run.frame.filter(kind="metric", name=name, dataset="probe")
+
+
+def mean_by_layer(found: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Return the mean over runs at each layer."""
+    return {layer: fmean(one[layer] for one in found) for layer in found[0]}

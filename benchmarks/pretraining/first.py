@@ -12,6 +12,8 @@ from typing import Any
 
 import polars as pl
 
+from benchmarks.pretraining.findings import THIRDS, valley
+from benchmarks.pretraining.tables import table
 from midlayer_encoders.frame import FRAME_SCHEMA, histories, settled, step_of
 from midlayer_encoders.frame.steps import step_word
 from midlayer_encoders.report import plot_steps_heat
@@ -23,7 +25,6 @@ RESULTS = Path(__file__).parent / "results" / "first"
 FIGURES = Path(__file__).parents[2] / "docs" / "figures" / "training_first"
 OBJECTIVES = ("causal", "masked", "ssm")
 TUNINGS = ("simcse", "supervised")
-THIRDS = {"1 to 4": range(1, 5), "5 to 8": range(5, 9), "9 to 12": range(9, 13)}
 SHOWN = (0, 16, 64, 128, 256, 512, 1024)
 
 
@@ -52,21 +53,6 @@ def mean_scores(frame: pl.DataFrame) -> dict[int, list[float]]:
     return {step_of(stage): means.filter(revision=stage).sort("layer")["value"].to_list() for stage in stages}
 
 
-def dip(values: list[float]) -> tuple[int, float]:
-    """Return the layer of the lowest value between the first and the last, and how far it lies below both.
-
-    Example:
-        >>> dip([4.0, 3.0, 2.5, 3.5])
-        (2, 1.0)
-    """
-    layer = min(range(1, len(values) - 1), key=values.__getitem__)
-    return layer, min(values[0], values[-1]) - values[layer]
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]) + "\n"
-
-
 def run_table() -> str:
     rows = []
     for name, run in read_runs().items():
@@ -87,8 +73,8 @@ def dip_table(name: str = "prompt_entropy", steps: tuple[int, ...] = SHOWN) -> s
     rows = []
     for objective in OBJECTIVES:
         values = by_layer(read_frame(objective), name)
-        cells = [(dip(values[step]), values[step]) for step in steps]
-        rows.append([objective, *(f"{depth:+.2f} at {layer}" if depth > 0 else "none" for (layer, depth), _ in cells)])
+        found = [valley(values[step]) for step in steps]
+        rows.append([objective, *(f"{one.depth:+.2f} at {one.layer}" if one.depth > 0 else "none" for one in found)])
     return table([name, *(f"step {step}" for step in steps)], rows)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -12,22 +12,24 @@ import torch
 from benchmarks.pretraining.findings import (
     EVENTS,
     RAW,
+    THIRDS,
     event,
     event_layer,
     lowering,
+    mean_by_layer,
     moved,
     overtaking,
     regrets,
+    settled_at,
     valley,
     winners,
 )
-from benchmarks.pretraining.record import TOKENS, Run, known, read_run, seeds
+from benchmarks.pretraining.record import TOKENS, Run, known, seeds
 from benchmarks.pretraining.variants import VARIANTS
-from midlayer_encoders.frame import settled
 from midlayer_encoders.frame.steps import History
 from midlayer_encoders.metrics import prompt_entropy
 
-__all__ = ["tables"]
+__all__ = ["RUNS", "table", "tables"]
 
 RUNS = (
     "no-bos",
@@ -43,7 +45,6 @@ RUNS = (
     "long",
 )
 TUNINGS = ("long-simcse", "long-supervised")
-THIRDS = {"1 to 4": range(1, 5), "5 to 8": range(5, 9), "9 to 12": range(9, 13)}
 SETTLING = ("prompt_entropy", RAW, "dataset_entropy", "curvature", "infonce", "dime", "effective_rank", "cka")
 
 
@@ -63,7 +64,8 @@ def tables() -> dict[str, str]:
     return made | ({"finetuning": finetuning()} if known(*TUNINGS) else {})
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return rows below their head, as Markdown."""
     return "".join("| " + " | ".join(row) + " |\n" for row in (head, ["---"] * len(head), *rows))
 
 
@@ -120,7 +122,7 @@ def runs() -> str:
             name, differs, f"{told['block_parameters'] / 1e6:.1f}M", f"{told['tokens'] / 1e6:.0f}M", _spread(ends, 3),
             _spread([run.held_out for run in some], 3),
         ])  # fmt: skip
-    return _table(["run", "differs in", "in blocks", "tokens", "last loss", "held out"], rows)
+    return table(["run", "differs in", "in blocks", "tokens", "last loss", "held out"], rows)
 
 
 def formation() -> str:
@@ -133,7 +135,7 @@ def formation() -> str:
         rows.append([
             words, _layers([one.layer for one in found]), _spread([one.final for one in found], digits), *map(_millions, times)
         ])  # fmt: skip
-    return _table(["what", "at layer", "at the end", "a tenth of it at", "half at", "nine tenths at"], rows)
+    return table(["what", "at layer", "at the end", "a tenth of it at", "half at", "nine tenths at"], rows)
 
 
 def _highest(every: Sequence[History], digits: int = 2) -> str:
@@ -171,7 +173,7 @@ def variants() -> str:
         "valley, nats",
         "valley without it",
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def kinds() -> str:
@@ -185,7 +187,7 @@ def kinds() -> str:
         "the paper's, left out": ("prompt_entropy", "probe-later"),
     }
     rows = [[name, *(_valley(some, *which) for which in ways.values())] for name, _, some in _groups()]
-    return _table(["run", *ways], rows)
+    return table(["run", *ways], rows)
 
 
 def needed(shares: Sequence[float] = (0.01, 0.5, 0.7, 0.9, 0.95, 0.98, 0.99, 0.995), tokens: int = 128) -> str:
@@ -199,7 +201,7 @@ def needed(shares: Sequence[float] = (0.01, 0.5, 0.7, 0.9, 0.95, 0.98, 0.99, 0.9
         made[:, 0] *= (length / states[:, 0].norm(dim=1))[:, None]
         rows[0].append(f"{float(prompt_entropy(made, center=False, unit=False).mean()):.2f}")
         rows[1].append(f"{float(prompt_entropy(made).mean()):.2f}")
-    return _table(["first token's share", *(f"{share:g}" for share in shares)], rows)
+    return table(["first token's share", *(f"{share:g}" for share in shares)], rows)
 
 
 def stages() -> str:
@@ -216,7 +218,7 @@ def stages() -> str:
             _spread([one.best - one.last for one in found], 1),
             _spread([max(one.best, one.last) for one in words], 1),
         ])  # fmt: skip
-    return _table(
+    return table(
         ["tokens", "embeddings", "best middle layer", "last", "over embeddings", "over last", "best of `one-word`"],
         rows,
     )
@@ -248,29 +250,21 @@ def middle() -> str:
         "ahead of embeddings from",
         "ahead of last from",
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def settling() -> str:
     """Return when the base's layers settle, and how far they move, as means over its seeds."""
     rows = []
     for name in SETTLING:
-        steps = [
-            dict(settled(run.frame.filter(name=name, dataset="probe"), within=0.1).select("layer", "step").iter_rows())
-            for run in seeds()
-        ]
-        paths = np.mean([moved(run.metric(name), 16) for run in seeds()], axis=0)
-        layers = read_run("base").metric(name).layers
-
-        def mean(read: Callable[[int], float], some: Iterable[int], layers: tuple[int, ...] = layers) -> str:
-            return f"{fmean(read(layer) for layer in some if layer in layers):.0f}"
-
+        steps = mean_by_layer([settled_at(run, name) for run in seeds()])
+        ways = mean_by_layer([moved(run, name, since=16) for run in seeds()])
         rows.append([
             name,
-            *(mean(lambda k: fmean(one[k] for one in steps) * TOKENS / 1e6, third) + "M" for third in THIRDS.values()),  # noqa: B023
-            *(mean(lambda k: 100 * float(paths[layers.index(k)]), third) for third in THIRDS.values()),  # noqa: B023
+            *(f"{fmean(steps[k] for k in third if k in steps) * TOKENS / 1e6:.0f}M" for third in THIRDS.values()),
+            *(f"{100 * fmean(ways[k] for k in third if k in ways):.0f}" for third in THIRDS.values()),
         ])  # fmt: skip
-    return _table(["metric", *(f"{third} settle" for third in THIRDS), *(f"{third} move, %" for third in THIRDS)], rows)
+    return table(["metric", *(f"{third} settle" for third in THIRDS), *(f"{third} move, %" for third in THIRDS)], rows)
 
 
 def rules() -> str:
@@ -281,7 +275,7 @@ def rules() -> str:
     for rule in every[0]:
         lost = [f"{fmean(one[rule][step][1] for one in every):.1f}" for step in steps]
         rows.append([f"`{rule}`", *lost, _layers([one[rule][steps[-1]][0] for one in every])])
-    return _table(["rule", *(f"{step * TOKENS / 1e6:.0f}M" for step in steps), "layer at the end"], rows)
+    return table(["rule", *(f"{step * TOKENS / 1e6:.0f}M" for step in steps), "layer at the end"], rows)
 
 
 def finetuning(layers: Sequence[int] = (1, 3, 6, 9, 12)) -> str:
@@ -304,4 +298,4 @@ def finetuning(layers: Sequence[int] = (1, 3, 6, 9, 12)) -> str:
             ends = [(one.values[0][one.layers.index(k)], one.values[-1][one.layers.index(k)]) for k in layers]
             cells = (f"{before:.{digits}f} → {after:.{digits}f}" for before, after in ends)
             rows.append([name, run.told["tuning"], *cells])
-    return _table(["metric", "tuning", *(f"layer {k}" for k in layers)], rows)
+    return table(["metric", "tuning", *(f"layer {k}" for k in layers)], rows)

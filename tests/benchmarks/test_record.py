@@ -18,9 +18,11 @@ from benchmarks.pretraining.findings import (
     crossing,
     event,
     lowering,
+    mean_by_layer,
     moved,
     overtaking,
     regrets,
+    settled_at,
     valley,
     winners,
 )
@@ -117,10 +119,18 @@ def test_a_rule_loses_what_its_layer_lacks_and_takes_the_last_where_it_cannot_ch
 
 
 def test_a_way_is_summed_over_looks_and_counts_from_a_step() -> None:
-    one = run(
-        rows("metric", "probe", "dime", lambda step, layer: layer * {0: 9.0, 4: 0.0, 16: 1.0, 64: 0.5}[step])
-    ).metric("dime")
-    assert moved(one, since=4) == pytest.approx([1.5 * layer / 36 for layer in range(5)])
+    one = run(rows("metric", "probe", "dime", lambda step, layer: layer * {0: 9.0, 4: 0.0, 16: 1.0, 64: 0.5}[step]))
+    assert moved(one, "dime", since=4) == pytest.approx({layer: 1.5 * layer / 36 for layer in range(5)})
+
+
+def test_layers_settle_within_a_tenth_of_the_range_and_are_averaged_over_runs() -> None:
+    late = run(rows("metric", "probe", "dime", lambda step, layer: layer * {0: 9.0, 4: 0.0, 16: 1.0, 64: 0.5}[step]))
+    soon = run(rows("metric", "probe", "dime", lambda step, layer: layer * {0: 9.0, 4: 0.5, 16: 0.5, 64: 0.5}[step]))
+    found = [settled_at(one, "dime") for one in (late, soon)]
+    assert found == [{0: 0, 1: 4, 2: 4, 3: 4, 4: 4}] * 2
+    far = run(rows("metric", "probe", "dime", lambda step, layer: layer * {0: 9.0, 4: 0.0, 16: 1.0, 64: 5.0}[step]))
+    assert settled_at(far, "dime")[4] == 64
+    assert mean_by_layer([{0: 1.0, 1: 4.0}, {0: 3.0, 1: 4.0}]) == {0: 2.0, 1: 4.0}
 
 
 def test_the_paper_s_entropy_falls_only_when_the_first_token_is_nearly_all() -> None:

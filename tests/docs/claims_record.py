@@ -9,19 +9,21 @@ import numpy as np
 from benchmarks.pretraining.findings import (
     EVENTS,
     RAW,
+    THIRDS,
     Event,
     crossing,
     event,
     lowering,
+    mean_by_layer,
     moved,
     overtaking,
     regrets,
+    settled_at,
     valley,
     winners,
 )
 from benchmarks.pretraining.record import TOKENS, Run, known, read_run, seeds
-from benchmarks.pretraining.tables import RUNS, THIRDS
-from midlayer_encoders.frame import settled
+from benchmarks.pretraining.tables import RUNS
 from tests.docs.stated import Claim
 
 PAGE, REPLICATION = "docs/training.md", "docs/replication.md"
@@ -68,19 +70,18 @@ def _since(run: Run) -> float:
     return step * TOKENS / 1e6
 
 
+def _thirds(by_layer: dict[int, float]) -> list[float]:
+    """Return the mean over each third of the layers."""
+    return [fmean(by_layer[layer] for layer in third if layer in by_layer) for third in THIRDS.values()]
+
+
 def _settling(name: str) -> list[float]:
-    """Return the mean step at which each third of the layers settles, over the seeds."""
-    steps = [
-        dict(settled(run.frame.filter(name=name, dataset="probe"), within=0.1).select("layer", "step").iter_rows())
-        for run in seeds()
-    ]
-    return [fmean(one[layer] for one in steps for layer in third if layer in one) for third in THIRDS.values()]
+    return _thirds(mean_by_layer([settled_at(run, name) for run in seeds()]))
 
 
-def _ways(name: str) -> list[float]:
-    path = np.mean([moved(run.metric(name), 16) for run in seeds()], axis=0)
-    first, middle, last = (100 * float(np.mean(path[list(third)])) for third in THIRDS.values())
-    return [middle, first, last]
+def _ways(name: str, since: int) -> list[float]:
+    """Return how far each third of the layers moves after a step, in percent of the metric's range."""
+    return [100 * way for way in _thirds(mean_by_layer([moved(run, name, since) for run in seeds()]))]
 
 
 def _first_to_settle() -> list[float]:
@@ -138,11 +139,6 @@ def _gaps(run: Run, since: int) -> list[float]:
 
 def _layer_6() -> list[float]:
     return _ends([float(row[6] - row[12]) for row in (run.scores().values[-1] for run in _all())])
-
-
-def _later_ways() -> list[float]:
-    path = np.mean([moved(run.metric(RAW), 128) for run in seeds()], axis=0)
-    return [100 * float(np.mean(path[list(third)])) for third in THIRDS.values()]
 
 
 def _ssm() -> list[float]:
@@ -322,8 +318,8 @@ CLAIMS = [
         "they do in DiME, InfoNCE, dataset entropy and effective rank; in both prompt entropies, curvature and CKA",
         _first_to_settle,
     ),
-    Claim(PAGE, "({} % of the range against {} and {})", lambda: _ways(RAW)),
-    Claim(PAGE, "layers 1 to 4 move most there ({}, {} and {} %)", _later_ways),
+    Claim(PAGE, "({} % of the range against {} and {})", lambda: [(ways := _ways(RAW, since=16))[1], ways[0], ways[2]]),
+    Claim(PAGE, "layers 1 to 4 move most there ({}, {} and {} %)", lambda: _ways(RAW, since=128)),
     Claim(
         PAGE,
         "lose {} points at the end; the package's `auto`, which takes a depth of 0.8 where nothing says otherwise, {}, the last layer {}",
