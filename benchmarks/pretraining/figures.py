@@ -231,6 +231,8 @@ def scores() -> Figure:
     for run in runs:
         one, parts = run.scores(), drawn.setdefault(run.name, [])
         for number, step in enumerate(STAGES):
+            if step not in one.steps:  # of a brief run
+                continue
             row = one.values[one.steps.index(step)].tolist()
             parts.append(_over_layers(row, f"{step * TOKENS / 1e6:.0f}M tokens", number))
             best = max(range(len(row)), key=row.__getitem__)

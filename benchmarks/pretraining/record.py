@@ -120,6 +120,8 @@ def _checked(path: Path) -> dict[str, Any]:
     got = told.get("variant", {}) | {"layers": layers}
     if "tuning" not in told:
         asked["tokens"], got["tokens"] = asked["steps"] * TOKENS, told.get("tokens")
+    if name in SEEDS:  # what forms when is read from these
+        asked["brief"], got["brief"] = False, "--brief" in told.get("command", "")
     if other := ", ".join(
         f"{key} {got.get(key)}, not {value}" for key, value in asked.items() if got.get(key) != value
     ):

@@ -57,7 +57,7 @@ VARIANTS = {
     "first-hidden": replace(BASE, sink="hidden"),
     "masked": replace(BASE, objective="masked"),
     "mamba2": replace(BASE, blocks="mamba2"),
-    "long": replace(BASE, steps=9600, more=True),
+    "long": replace(BASE, steps=9216, more=True),
     # What docs/training_first.md tells of: 67M tokens, no BOS.
     "first-causal": FIRST,
     "first-masked": replace(FIRST, objective="masked"),

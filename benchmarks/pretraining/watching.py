@@ -39,14 +39,14 @@ BRIEF = (0, 64, 256, 362, 512, 724, 1024, 1448), (512, 1024)  # when a brief run
 def looks(steps: int, *, brief: bool = False) -> list[int]:
     """Return the steps to measure at: doubling, four in each doubling from 8M tokens to 100M, then every 256.
 
-    A ``brief`` run is measured nine times.
+    A ``brief`` run of 131M tokens is measured nine times, a longer one every 67M tokens more.
 
     Example:
         >>> looks(200)
         [0, 1, 2, 4, 8, 16, 32, 64, 128, 152, 181, 200]
     """
     if brief:
-        return sorted({step for step in BRIEF[0] if step < steps} | {steps})
+        return sorted({step for step in BRIEF[0] if step < steps} | {*range(2048, steps, 1024), steps})
     few = {0} | {2**k for k in range(8)}
     dense = {round(128 * 2 ** (k / 4)) for k in range(15)}
     later = range(1536, min(steps, 2048), 256), range(2048, steps, 512)
@@ -56,7 +56,7 @@ def looks(steps: int, *, brief: bool = False) -> list[int]:
 def stages(steps: int, *, brief: bool = False) -> list[int]:
     """Return when to run the tasks, eight times in a run of 131M tokens, brief three: all of them steps to measure at."""
     if brief:
-        return sorted({step for step in BRIEF[1] if step < steps} | {steps})
+        return sorted({step for step in BRIEF[1] if step < steps} | {*range(2048, steps, 2048), steps})
     return sorted(
         step for step in {0, 128, 256, 512, 724, 1024, 1448, steps, *range(4096, steps, 2048)} if step <= steps
     )

@@ -29,7 +29,7 @@ from midlayer_encoders.encoder.inputs import (
     without_needless_mask,
 )
 from midlayer_encoders.encoder.memory_module import MemoryModule
-from midlayer_encoders.encoder.older_versions import make_readable_by_older
+from midlayer_encoders.encoder.older_versions import ASKED_FOR, make_readable_by_older
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.several_layers import plain_on_disk
 from midlayer_encoders.errors import CutError, check_path
@@ -47,10 +47,6 @@ logger = logging.getLogger(__name__)
 
 # What sentence-transformers keeps among a batch's features for itself.
 _BOOKKEEPING = {"modality", "task", "prompt_length", "token_embeddings", "sentence_embedding"}
-
-# What loaders ask for in an exported folder: without the last of these nobody loads it, and no weights of an export
-# before it stay for them to find.
-_ASKED_FOR = ("model.safetensors.index.json", "model.safetensors", "modules.json", "config.json")
 
 
 def _of_whole(entry: dict[str, Any]) -> Any:
@@ -209,7 +205,7 @@ class MultimodalEncoder(PlainOnDisk):
             make_readable_by_older(aside, self.max_seq_length)
             self.check_folder(aside, home)
 
-        return write_folder(home, write, last=_ASKED_FOR)
+        return write_folder(home, write, last=ASKED_FOR)
 
     @contextmanager
     def _whole_on_disk(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from midlayer_encoders.encoder.older_versions import make_readable_by_older, read_json, write_json
+from midlayer_encoders.encoder.older_versions import ASKED_FOR, make_readable_by_older, read_json, write_json
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.export._comparison import Exported, relative_error, sample_inputs, versions, write_card
 from midlayer_encoders.export._tei import CUDA_ONLY, TEI_SOURCE, read_as_tei, tei_tokens
@@ -65,9 +65,7 @@ def export_served(encoder: LayerEncoder, home: Path, target: Literal["vllm", "te
         serve = serving_line(encoder, target, ".")
         write_card(aside, encoder, target, error=error, versions=used, **read, serve=serve)
 
-    # The index too: vLLM reads the shards that one of a model before names, instead of the weights beside it.
-    last = ("model.safetensors.index.json", "model.safetensors", "modules.json", "config.json")
-    files = write_folder(home, write, last=last)
+    files = write_folder(home, write, last=ASKED_FOR)
     if encoder.default_prompt:
         cure = (
             "name it with --default-prompt-name" if target == "tei" else f"begin texts with {encoder.default_prompt!r}"

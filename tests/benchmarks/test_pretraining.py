@@ -244,6 +244,8 @@ def test_measurements_are_dense_where_the_valley_forms_and_every_stage_has_one()
             assert measured[-1] == scored[-1] == steps
     assert looks(2000, brief=True) == [0, 64, 256, 362, 512, 724, 1024, 1448, 2000]
     assert stages(2000, brief=True) == [512, 1024, 2000]
+    assert looks(4100, brief=True)[-4:] == [2048, 3072, 4096, 4100]
+    assert stages(4100, brief=True) == [512, 1024, 2048, 4096, 4100]
 
 
 def test_the_learning_rate_rises_to_its_peak_and_falls_to_a_tenth() -> None:

@@ -168,6 +168,11 @@ def test_nothing_is_taken_where_a_run_is_broken_or_a_try(tmp_path: Path, monkeyp
     write_finished(out, "masked", tokens=64)
     with pytest.raises(ValueError, match=r"not a run of the record \(tokens 64, not 131072000\): move it out of"):
         record.collect(out)
+    write_finished(out, "masked", command="python -m benchmarks.pretraining.run DATA OUT --brief")
+    write_finished(out, "base", command="python -m benchmarks.pretraining.run DATA OUT --brief")
+    with pytest.raises(ValueError, match=r"base.parquet is not a run of the record \(brief True, not False\)"):
+        record.collect(out)
+    write_finished(out, "base")
     monkeypatch.setattr(record, "LAYERS", 12)
     with pytest.raises(ValueError, match=r"base.parquet is not a run of the record \(layers 4, not 12\)"):
         record.collect(out)
