@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from benchmarks.pretraining.findings import (
     EVENTS,
@@ -70,12 +71,20 @@ def headline(names: Sequence[str] = ("base", "no-bos")) -> Figure:
     """Return the entropy of raw states over layers and tokens, the sink's step and the best layers drawn on it."""
     from matplotlib.figure import Figure as New
 
-    titles = {"base": "[BOS] before every text", "no-bos": "the same model without [BOS]"}
-    figure = New(figsize=(1.4 + 4.3 * len(names), 4.1), layout="constrained")
+    titles = {
+        "base": "[BOS] before every text",
+        "no-bos": "the same model without [BOS]",
+        "long": "604M tokens, [BOS] before every text",
+    }
+    figure = New(figsize=(10, 4.1), layout="constrained")
     places: list[Axes] = list(figure.subplots(1, len(names), sharey=True, squeeze=False)[0])
+    runs = [read_run(name) for name in names]
+    low = min(
+        float(one.values[[step >= COLORED for step in one.steps]].min()) for one in (run.metric(RAW) for run in runs)
+    )
     mesh = None
-    for place, name in zip(places, names, strict=True):
-        mesh = _heat(place, read_run(name))
+    for place, name, run in zip(places, names, runs, strict=True):
+        mesh = _heat(place, run, low)
         place.set_title(titles.get(name, name), loc="left", fontsize=11, color=LIGHT["ink"])
     places[0].set_ylabel("layer", color=LIGHT["soft"], fontsize=9)
     handles = {
@@ -92,14 +101,14 @@ def headline(names: Sequence[str] = ("base", "no-bos")) -> Figure:
     return figure
 
 
-def _heat(axes: Axes, run: Run) -> QuadMesh:
+def _heat(axes: Axes, run: Run, low: float) -> QuadMesh:
     one = run.metric(RAW)
     seen = [place for place, step in enumerate(one.steps) if step >= COLORED]
     tokens = np.array([one.steps[place] for place in seen]) * float(TOKENS)
     middles = np.sqrt(tokens[1:] * tokens[:-1])
     edges = np.concatenate([[tokens[0] ** 2 / middles[0]], middles, [tokens[-1] ** 2 / middles[-1]]])
     layers = np.arange(len(one.layers) + 1) - 0.5
-    mesh = axes.pcolormesh(edges, layers, one.values[seen].T, cmap="Blues_r", vmin=1.9, vmax=4.0)
+    mesh = axes.pcolormesh(edges, layers, one.values[seen].T, cmap="Blues_r", vmin=low, vmax=4.0)
     axes.set_xscale("log")
     ticks = [tick for tick in (1e7, 2e7, 5e7, 1e8, 2e8, 5e8) if tick < edges[-1]]
     axes.set_xticks(ticks, [f"{tick / 1e6:.0f}M" for tick in ticks])
@@ -296,31 +305,59 @@ def losses() -> Figure:
     """Return the training loss, a mean of 16 steps, and the held-out loss."""
     parts: list[Part] = []
     for number, run in enumerate(known("base", "no-bos", "gpt-neox", "masked", "mamba2")):
-        smooth = pl.Series(run.told["losses"]).rolling_mean(16, min_samples=1).to_list()[FROM - 1 :]
-        parts.append(
-            Line(tuple((FROM + place) * TOKENS for place in range(len(smooth))), tuple(smooth), run.name, number)
-        )
+        parts.append(_loss(run, number))
         held = {int(step) * TOKENS: loss for step, loss in run.told["held_out"].items() if int(step)}
         parts.append(Dots(tuple(held), tuple(held.values()), "ring", style=number))
     panel = Panel("loss, nats a token (points: held out)", _tokens_axis(seeds()), value_axis(parts), tuple(parts))
     return draw(Chart((panel,), size=(6.4, 3.2)))
 
 
-def long_run() -> Figure:
-    """Return the long run: its loss, with a rule where one command ended and the next began, and how it goes on."""
-    run = read_run("long")
+def _loss(run: Run, style: int = 0) -> Line:
     smooth = pl.Series(run.told["losses"]).rolling_mean(16, min_samples=1).to_list()[FROM - 1 :]
-    loss = Line(tuple((FROM + place) * TOKENS for place in range(len(smooth))), tuple(smooth))
-    seams = tuple(Rule(one["to"] * TOKENS) for one in run.told["sessions"][:-1])
+    return Line(tuple((FROM + place) * TOKENS for place in range(len(smooth))), tuple(smooth), run.name, style)
+
+
+def long_run() -> Figure:
+    """Return the long run beside the base's first seed: its loss, whole and where a new command began, and how it goes on."""
+    run, base = read_run("long"), read_run("base")
     across = _tokens_axis([run])
-    share = run.metric("first_token_share")
-    depths = [valley(row).depth for row in run.metric(RAW).values]
+
+    def over(title: str, lines: Sequence[Line], up: Axis | None = None, *rest: Part) -> Panel:
+        return Panel(title, across, up or value_axis(lines), (*rest, *lines))
+
+    def both(read: Callable[[Run], History], made: Callable[[NDArray[np.float64]], float]) -> list[Line]:
+        every = [(one, read(one), style) for style, one in enumerate((run, base))]
+        return [_over_tokens(one, [made(row) for row in one.values], of.name, style) for of, one, style in every]
+
+    shares = both(lambda one: one.metric("first_token_share"), np.nanmax)
+    rates = both(lambda one: one.metric("attention_sink_rate"), np.nanmean)
+    depths = both(lambda one: one.metric(RAW), lambda row: valley(row).depth)
+    found = winners(run)
+    seen = tuple(one.step * TOKENS for one in found)
+    won = [
+        Line(seen, tuple(one.best - getattr(one, other) for one in found), f"over {words}", style)
+        for style, (words, other) in enumerate((("the embeddings", "first"), ("the last layer", "last")), start=2)
+    ]
     panels = (
-        Panel("loss, nats a token (rules: a new command)", across, value_axis([loss]), (*seams, loss)),
-        Panel("first token's share, highest layer", across, Axis("", 0, 1), (_over_tokens(share, np.nanmax(share.values, axis=1)),)),
-        Panel("depth of the valley, nats", across, value_axis([line := _over_tokens(run.metric(RAW), depths)]), (line,)),
-    )  # fmt: skip
-    return draw(Chart(panels, columns=3, size=(3.5, 2.5)))
+        over("loss, nats a token", [_loss(run), _loss(base, 1)]),
+        _seam(run),
+        over("first token's share, highest layer", shares, Axis("", 0, 1)),
+        over("sink rate, mean of all blocks", rates),
+        over("depth of the valley, nats", depths),
+        over("long: best middle layer, points", won, None, Level(0.0, "")),
+    )
+    return draw(Chart(panels, columns=3, size=(3.6, 2.5)))
+
+
+def _seam(run: Run, steps: int = 100) -> Panel:
+    """Return the loss of each step before and after the one at which a run was paused."""
+    (place,) = (one["to"] for one in run.told["sessions"][:-1])
+    inside = range(place - steps, place + steps)
+    line = Line(tuple(step + 1 for step in inside), tuple(run.told["losses"][step] for step in inside))
+    across = Axis(
+        "step", inside[0], inside[-1] + 1, tuple((tick, f"{tick:,}") for tick in (place - 80, place, place + 80))
+    )
+    return Panel("loss of each step (rule: a new command)", across, value_axis([line]), (Rule(place + 0.5), line))
 
 
 def finetuning() -> Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from statistics import fmean
 
 import numpy as np
@@ -22,7 +23,7 @@ from benchmarks.pretraining.findings import (
     valley,
     winners,
 )
-from benchmarks.pretraining.record import TOKENS, Run, known, read_run, seeds
+from benchmarks.pretraining.record import RESULTS, TOKENS, Run, known, read_run, seeds
 from benchmarks.pretraining.tables import RUNS
 from tests.docs.stated import Claim
 
@@ -148,10 +149,88 @@ def _ssm() -> list[float]:
     return [*(float(one.values[-1][layer]) for layer in (0, 1, 3, 12)), float(one.values[:, 12].min())]
 
 
+def _repeated() -> list[float]:
+    """Return the number of losses and of values that a repeated base has, all of them as the base does."""
+    base, again = read_run("base"), read_run("base-again")
+    assert again.told["losses"] == base.told["losses"]
+    keys = ["revision", "layer", "kind", "dataset", "name"]
+    same = base.frame.join(again.frame, on=[*keys, "value"], how="inner", nulls_equal=True)
+    assert len(same) == len(again.frame.unique(keys)) == len(again.frame)
+    return [len(again.told["losses"]), len(same)]
+
+
+def _state_first() -> list[float]:
+    """Return when the largest state has half of its final size, which in every seed is before all others do."""
+    halves = [[one.half for one in _event(what)] for what in ("largest", "first", "heads", "what")]
+    assert all(state == min(state, *others) for state, *others in zip(*halves, strict=True))
+    return [half / 1e6 for half in _ends(halves[0])]
+
+
+def _over_embeddings(run: Run) -> list[float]:
+    return [one.best - one.first for one in winners(run)]
+
+
+def _place(run: Run, step: int) -> int:
+    return run.metric(RAW).steps.index(step)
+
+
+def _long_goes_on() -> list[float]:
+    run = read_run("long")
+    places = [_place(run, step) for step in (2048, 4096, 9216)]
+    state = np.nanmax(run.metric("largest_state").values, axis=1)
+    top = int(state.argmax())
+    return [
+        *(step * TOKENS / 1e6 for step in (2048, 4096, 9216)),
+        *(float(np.nanmax(run.metric("first_token_share").values[place])) for place in places),
+        *(float(_mean_rate(run)[place]) for place in places),
+        *(valley(run.metric(RAW).values[place]).depth for place in places),
+        float(state[top]),
+        run.metric(RAW).steps[top] * TOKENS / 1e6,
+        float(state[-1]),
+    ]
+
+
+def _long_best() -> list[float]:
+    """Return the best layer and the tokens from which on it is that of the lowest entropy at the end; four others are near."""
+    run = read_run("long")
+    scores = run.scores()
+    best = scores.values.argmax(axis=1)
+    since = max(place for place, layer in enumerate(best) if layer != best[-1]) + 1
+    assert best[-1] == valley(run.metric(RAW).values[-1]).layer
+    near = scores.values[-1] > scores.values[-1].max() - 0.5
+    assert near[0]
+    assert near.sum() == 1 + 4
+    return [int(best[-1]), scores.steps[since] * TOKENS / 1e6]
+
+
+def _steps_of(run: Run, places: list[int]) -> list[float]:
+    """Return by how much the mean loss of 64 steps is above that of the 64 before them."""
+    losses = np.array(run.told["losses"])
+    return [float(losses[place : place + 64].mean() - losses[place - 64 : place].mean()) for place in places]
+
+
+def _seam() -> list[float]:
+    run = read_run("long")
+    losses, place = np.array(run.told["losses"]), run.told["sessions"][0]["to"]
+    usual = np.std(_steps_of(run, list(range(1000, len(losses) - 64))))
+    return [float(losses[place - 64 : place].mean()), float(losses[place : place + 64].mean()), float(usual)]
+
+
+def _epochs() -> list[float]:
+    """Return how far the loss falls where a new epoch begins, and the tokens seen there."""
+    run = read_run("long")
+    more = json.loads((RESULTS / "more_manifest.json").read_text())["totals"]["tokens"]
+    starts = [number * (40_836_518 + more) for number in (1, 2, 3, 4)]
+    return [
+        *_ends([-step for step in _steps_of(run, [round(start / TOKENS) for start in starts])]),
+        *(start / 1e6 for start in starts),
+    ]
+
+
 CLAIMS = [
     Claim(
         PAGE,
-        "it takes {} nats from the entropy of raw states, against {} to {} in the base (two seeds), {} with GPTNeoX blocks and {} at a peak",
+        "it takes {} nats from the entropy of raw states, against {} to {} in the base (three seeds), {} with GPTNeoX blocks and {} at a peak",
         lambda: [
             _takes(read_run("no-bos")),
             *_ends([_takes(run) for run in seeds()]),
@@ -168,9 +247,9 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "doubles seed 0's valley ({} to {} nats), and in seed 1, where it takes most at layer {}, adds nothing to the depth ({} without, {} with)",
+        "in seeds 0 and 2 the valley is {} and {} nats deep with it, {} and {} without; in seed 1, where it takes most at layer {}, it adds nothing to the depth ({} without, {} with)",
         lambda: [
-            *(_depth(seeds()[0], texts=texts) for texts in ("probe-later", "probe")),
+            *(_depth(run, texts=texts) for texts in ("probe", "probe-later") for run in seeds()[::2]),
             int(lowering(seeds()[1]).values[-1].argmax()),
             *(_depth(seeds()[1], texts=texts) for texts in ("probe-later", "probe")),
         ],
@@ -182,7 +261,7 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "here it has {} to {} %",
+        "in the base it has {} to {} %",
         lambda: [100 * end for end in _ends([_highest(run, "first_token_share") for run in seeds()])],
     ),
     Claim(
@@ -197,24 +276,46 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "trains the base: {} s on one H200, {} of them training",
+        "After {}M tokens the first token has {} of the squared norm, {} of all heads attend to it, and the valley is {} nats deep, {} without",
         lambda: [
-            (told := read_run("base").told)["seconds"],
+            (run := read_run("long")).told["tokens"] / 1e6,
+            _highest(run, "first_token_share"),
+            float(_mean_rate(run)[-1]),
+            _depth(run),
+            _depth(run, texts="probe-later"),
+        ],
+    ),
+    Claim(PAGE, "In the long run it shrinks, from {} to {} points", lambda: _ends(_gaps(read_run("long"), 512))[::-1]),
+    Claim(
+        PAGE,
+        "in three minutes ({} s on one H200, {} of them training, and",
+        lambda: [
+            (told := read_run("base-again").told)["seconds"],
             told["seconds"] - sum(told[f"{k}_seconds"] for k in ("look", "aside", "stage")),
         ],
     ),
-    Claim(PAGE, "(half of the heads of all blocks: {} and {}M)", lambda: [_all_heads(run) for run in seeds()[:2]]),
+    Claim(PAGE, "it gave all {} losses and all {} values that the record has", _repeated),
+    Claim(PAGE, "measured 26 times: {} s", lambda: [read_run("base").told["seconds"]]),
+    Claim(PAGE, "the state comes first (half at {} to {}M)", _state_first),
+    Claim(PAGE, "(half of the heads of all blocks: {} to {}M)", lambda: _ends([_all_heads(run) for run in seeds()])),
     Claim(
         PAGE,
-        "over blocks 2 and 3 ({}, then {}), and heads",
-        lambda: [_at(seeds()[0], "largest_state", layer) for layer in (2, 3)],
+        "over blocks 2 and 3 ({}, then {}), in seed 2 in block 2 alone ({}, then {})",
+        lambda: [
+            *(_at(seeds()[0], "largest_state", layer) for layer in (2, 3)),
+            *(_at(seeds()[2], "largest_state", layer) for layer in (1, 2)),
+        ],
     ),
     Claim(
         PAGE,
-        "From {}M tokens on the largest state of every layer from 2 to 12 is the first token's, in one dimension of 512: {} in seed 0, {} in seed 1",
-        lambda: [362 * TOKENS / 1e6, *(_dimension(run, since=362) for run in seeds()[:2])],
+        "From {}M tokens on the largest state of every layer from 2 to 12 is the first token's, in one dimension of 512: {} in seed 0, {} in seed 1, {} in seed 2",
+        lambda: [362 * TOKENS / 1e6, *(_dimension(run, since=362) for run in seeds())],
     ),
-    Claim(PAGE, "has it in {} too", lambda: [_dimension(read_run("one-added"), since=362)]),
+    Claim(
+        PAGE,
+        "has it in {} too, the long run, which reads other text, in {}",
+        lambda: [_dimension(read_run("one-added"), since=362), int(_at(read_run("long"), "largest_dimension", 3))],
+    ),
     Claim(
         PAGE,
         "the state takes {} to {} times the tokens, the share {} to {} times",
@@ -222,14 +323,14 @@ CLAIMS = [
             end for what in ("largest", "first") for end in _ends([one.nine_tenths / one.tenth for one in _event(what)])
         ],
     ),
-    Claim(PAGE, "as large in both seeds ({} and {})", lambda: _ends([one.final for one in _event("largest")])),
+    Claim(PAGE, "of size in all seeds ({} to {})", lambda: _ends([one.final for one in _event("largest")])),
     Claim(
         PAGE,
-        "the share is not ({} at layer {}, {} at layer {})",
-        lambda: [number for one in _event("first")[:2] for number in (one.final, one.layer)],
+        "the share differs more ({} at layer {}, {} at layer {}, {} at layer {})",
+        lambda: [number for one in _event("first") for number in (one.final, one.layer)],
     ),
     Claim(PAGE, "(seed 0 has {} at layer 7)", lambda: [_at(seeds()[0], "first_token_share", 7)]),
-    Claim(PAGE, "{} nats deep in seed 0 and {} in seed 1", lambda: [_depth(run) for run in seeds()[:2]]),
+    Claim(PAGE, "The valley is {}, {} and {} nats deep", lambda: [_depth(run) for run in seeds()]),
     Claim(
         PAGE,
         "more heads ({} in one block, {} of all; the base {} to {} of all)",
@@ -256,10 +357,11 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "no sink (share {}, no head above 0.3), and yet the deepest valley of raw states, {} nats at layer {}",
+        "no sink (share {}, no head above 0.3), and yet the deepest valley of raw states at {}M tokens, {} nats at layer {}",
         lambda: [
             _highest(read_run("masked"), "first_token_share"),
-            max(map(_depth, _all())),
+            2000 * TOKENS / 1e6,
+            max(_depth(run) for run in _all() if run.steps == 2000),
             valley(read_run("masked").metric(RAW).values[-1]).layer,
         ],
     ),
@@ -295,21 +397,58 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "from {}M (seed 1) or {}M tokens (seed 0) on, by {} and {} points at the end; without `[BOS]` by {}",
-        lambda: (
-            [_since(run) for run in seeds()[1::-1]]
-            + [winners(run)[-1].best - winners(run)[-1].first for run in (*seeds()[:2], read_run("no-bos"))]
-        ),
+        "from {}M (seed 1), {}M (seed 0) or {}M tokens (seed 2) on, by {} to {} points at the end; without `[BOS]` by {}",
+        lambda: [
+            *(_since(seeds()[number]) for number in (1, 0, 2)),
+            *_ends([_over_embeddings(run)[-1] for run in seeds()]),
+            _over_embeddings(read_run("no-bos"))[-1],
+        ],
     ),
     Claim(
         PAGE,
-        "(by {} and {} points) and costs {} to {} from 8M tokens on, {} and {} at the end",
+        "(by {} to {} points) and costs {} to {} from 8M tokens on, {} to {} at the end",
         lambda: [
-            *(_asked_blocks(run)[0] for run in seeds()[:2]),
+            *_ends([_asked_blocks(run)[0] for run in seeds()]),
             *_ends([-gain for run in seeds() for gain in _asked_blocks(run)[1:]]),
-            *(-_asked_blocks(run)[-1] for run in seeds()[:2]),
+            *_ends([-_asked_blocks(run)[-1] for run in seeds()]),
         ],
     ),
+    Claim(
+        PAGE,
+        "at {}, {} and {}M tokens the first token has {}, {} and {} of the squared norm of its strongest layer, {}, {} and {} of all heads give it more than 0.3 of their attention, and the valley is {}, {} and {} nats deep. The largest state turns back: {} at {}M tokens, {} at the end",
+        _long_goes_on,
+    ),
+    Claim(
+        PAGE,
+        "without it the valley is {} nats deep, at layer {}, and what it takes grows from {} nats at {}M tokens to {}",
+        lambda: [
+            (left := valley((run := read_run("long")).metric(RAW, "probe-later").values[-1])).depth,
+            left.layer,
+            float(lowering(run).values[_place(run, 2048)].max()),
+            2048 * TOKENS / 1e6,
+            _takes(run),
+        ],
+    ),
+    Claim(PAGE, "The paper's metric still shows {} nats", lambda: [_depth(read_run("long"), "prompt_entropy")]),
+    Claim(
+        PAGE,
+        "from the first scored stage on ({}M tokens), by {} points at most and {} at the end, and ahead of the last by {} points at {}M and {} at the end",
+        lambda: [
+            _since(run := read_run("long")),
+            max(_over_embeddings(run)),
+            _over_embeddings(run)[-1],
+            (most := max(winners(run), key=lambda one: one.best - one.last)).best - most.last,
+            most.step * TOKENS / 1e6,
+            _over_last(run),
+        ],
+    ),
+    Claim(PAGE, "The best layer of the mean is {} from {}M on, where the entropy is lowest", _long_best),
+    Claim(
+        PAGE,
+        "of the 64 steps before the pause is {} nats, of the 64 after it {}; elsewhere such means differ by {}",
+        _seam,
+    ),
+    Claim(PAGE, "by {} to {} nats, are at {}, {}, {} and {}M tokens, where a new epoch begins", _epochs),
     Claim(PAGE, "of the sink (no `[BOS]`: {} points)", lambda: [_over_last(read_run("no-bos"))]),
     Claim(PAGE, "has the largest ({})", lambda: [max(map(_over_last, _all()))]),
     Claim(PAGE, "no block beats the embeddings", _nothing_beats_the_embeddings),
@@ -322,16 +461,21 @@ CLAIMS = [
     Claim(PAGE, "layers 1 to 4 move most there ({}, {} and {} %)", lambda: _ways(RAW, since=128)),
     Claim(
         PAGE,
-        "lose {} points at the end; the package's `auto`, which takes a depth of 0.8 where nothing says otherwise, {}, the last layer {}",
-        lambda: [_lost("min-dime"), _lost("auto"), _lost("last")],
+        "lose {} to {} points at the end; the package's `auto`, which takes a depth of 0.8 where nothing says otherwise, {}, the last layer {}",
+        lambda: [
+            *_ends([_lost(f"min-{name}") for name in ("dime", "dataset-entropy", "prompt-entropy")]),
+            _lost("auto"),
+            _lost("last"),
+        ],
     ),
     Claim(PAGE, "Reading raw states it would cost {}", lambda: [_lost("valley-midpoint (raw)")]),
     Claim(
         REPLICATION,
-        "a valley of {} to {} nats at layers {} and {} (two seeds; the first token makes half of the deeper one), and a masked one of {} at layer {}, Mamba2 none",
+        "a valley of {} to {} nats at layers {} and {} (three seeds; {} after 604M tokens, most of it the first token's), and a masked one of {} at layer {}, Mamba2 none",
         lambda: [
             *_ends([_depth(run) for run in seeds()]),
             *_ends([valley(run.metric(RAW).values[-1]).layer for run in seeds()]),
+            _depth(read_run("long")),
             (masked := valley(read_run("masked").metric(RAW).values[-1])).depth,
             masked.layer,
         ],
