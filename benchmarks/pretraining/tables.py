@@ -86,7 +86,8 @@ def _millions(values: Sequence[float]) -> str:
 
 
 def _layers(found: Sequence[int]) -> str:
-    return " or ".join(map(str, sorted(set(found))))
+    *some, last = map(str, sorted(set(found)))
+    return f"{', '.join(some)} or {last}" if some else last
 
 
 def _differs(run: Run) -> str:
