@@ -211,7 +211,7 @@ def objectives() -> Figure:
 
 def first_token() -> Figure:
     """Return what is left of the valley without the first token, after the norm, and as the paper measures."""
-    runs = known("base", "base-seed1", "no-bos", "one-added", "low-rate", "masked")
+    runs = known("base", "base-seed1", "base-seed2", "long", "no-bos", "low-rate", "one-added", "masked")
     ways = {
         "raw states": (RAW, "probe"),
         "raw, without the first token": (RAW, "probe-later"),
@@ -227,9 +227,9 @@ def first_token() -> Figure:
     }
     up = value_axis([line for lines in curves.values() for line in lines])
     panels = tuple(
-        Panel(f"{name}: entropy, nats", layer_axis(LAST), up, tuple(lines)) for name, lines in curves.items()
+        Panel(name, layer_axis(LAST), up, tuple(lines)) for name, lines in curves.items()
     )
-    return draw(Chart(panels, columns=3, size=(3.5, 2.5)))
+    return draw(Chart(panels, columns=4, size=(2.9, 2.4)))
 
 
 def scores() -> Figure:

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 __all__ = ["ASKED_FOR", "POOLING_KEYS", "make_readable_by_older", "read_json", "write_json"]
 
 ASKED_FOR = ("model.safetensors.index.json", "model.safetensors", "modules.json", "config.json")
-"""What loaders ask for in a folder: without the last of these nobody loads it. The index is among them since vLLM reads the
-shards that one of a model before names, instead of the weights beside it."""
+"""What loaders ask for in a folder: without the last of these nobody loads it. The index is among them since vLLM reads
+the shards that one of a model before names, instead of the weights beside it."""
 
 # The first module of an encoder of text that hands on what its model returns: the one that older releases know.
 _PLAIN = {

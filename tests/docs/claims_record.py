@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from statistics import fmean
 
 import numpy as np
@@ -61,8 +62,13 @@ def _over_last(run: Run) -> float:
     return end.best - end.last
 
 
+@cache
+def _regrets() -> list[dict[str, dict[int, tuple[int, float]]]]:
+    return [regrets(run) for run in seeds()]
+
+
 def _lost(rule: str) -> float:
-    return fmean(list(regrets(run)[rule].values())[-1][1] for run in seeds())
+    return fmean(list(one[rule].values())[-1][1] for one in _regrets())
 
 
 def _since(run: Run) -> float:
