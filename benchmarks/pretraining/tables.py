@@ -97,7 +97,7 @@ def _differs(run: Run) -> str:
         "bos": {0.0: "no [BOS]", 0.5: "[BOS] before half of the sequences"},
         "peak": {5e-4: "peak rate 5e-4"},
         "decay": {0.0: "no weight decay"},
-        "more": {True: "94M tokens of other text"},
+        "more": {True: "94M tokens of other text, a longer schedule"},
         "sink": {
             "one": "a one in the softmax's denominator",
             "key": "a learned key with no value",
@@ -143,7 +143,8 @@ def _highest(every: Sequence[History], digits: int = 2) -> str:
     if not every:
         return "–"
     values = [float(np.nanmax(one.values[-1])) for one in every]
-    return f"{_spread(values, digits)} at {_layers([event_layer(one) for one in every])}"
+    nothing = not any(round(value, digits) for value in values)
+    return _spread(values, digits) + ("" if nothing else f" at {_layers([event_layer(one) for one in every])}")
 
 
 def _valley(some: Sequence[Run], name: str, texts: str = "probe") -> str:
@@ -232,6 +233,8 @@ def middle() -> str:
         found = [overtaking(run)[place] for run in some]
         if any(step is None for step in found):
             return "never" if not any(found) else "not in all seeds"
+        if found[0] == winners(some[0])[0].step > 0:
+            return f"{found[0] * TOKENS / 1e6:.0f}M, the first stage"
         return _millions([step * TOKENS for step in found if step is not None])
 
     rows = []

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import claims_cut, claims_record, claims_selection, claims_training
+from tests.docs import claims_cut, claims_long_run, claims_record, claims_selection, claims_training
 from tests.docs.stated import Claim, wrong
 
-CLAIMS = [*claims_selection.CLAIMS, *claims_training.CLAIMS, *claims_cut.CLAIMS, *claims_record.CLAIMS]
+CLAIMS = [
+    claim
+    for room in (claims_selection, claims_training, claims_cut, claims_record, claims_long_run)
+    for claim in room.CLAIMS
+]
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=str)

@@ -75,10 +75,13 @@ def test_encode(inputs: Any, options: dict[str, Any], encoder: LayerEncoder) -> 
 
 
 def _outcome(encode: Callable[..., Any], inputs: Any, options: dict[str, Any]) -> Any:
-    """Return the vectors, or the error in words: some precisions refuse one vector alone."""
+    """Return the vectors, or the error in words.
+
+    Some precisions refuse one vector alone, and sentence-transformers 6.0.0 more than four texts with no `output_value`.
+    """
     try:
         return encode(inputs, **options)
-    except ValueError as error:
+    except (ValueError, IndexError) as error:
         return str(error)
 
 

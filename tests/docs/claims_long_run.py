@@ -1,0 +1,181 @@
+"""What the page of the training record says of the long run and of the base that was repeated, and the frames that say it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from benchmarks.pretraining.findings import EVENTS, RAW, event, valley, winners
+from benchmarks.pretraining.record import RESULTS, TOKENS, read_run
+from tests.docs.stated import Claim
+
+PAGE = "docs/training.md"
+NOVELS = 40_836_518  # tokens, that corpus.py prints
+SHOWN = (2048, 4096, 9216)  # steps
+
+
+def _repeated() -> list[float]:
+    """Return the number of losses and of values that a repeated base has, all of them as the base does."""
+    base, again = read_run("base"), read_run("base-again")
+    assert again.told["losses"] == base.told["losses"]
+    keys = ["revision", "layer", "kind", "dataset", "name"]
+    same = base.frame.join(again.frame, on=[*keys, "value"], how="inner", nulls_equal=True)
+    assert len(same) == len(again.frame.unique(keys)) == len(again.frame)
+    return [len(again.told["losses"]), len(same)]
+
+
+def _trained() -> list[float]:
+    told = read_run("base-again").told
+    return [told["seconds"], told["seconds"] - sum(told[f"{kind}_seconds"] for kind in ("look", "aside", "stage"))]
+
+
+def _highest(name: str) -> dict[int, float]:
+    """Return a metric's highest layer by step."""
+    one = read_run("long").metric(name)
+    return dict(zip(one.steps, np.nanmax(one.values, axis=1).tolist(), strict=True))
+
+
+def _rate() -> dict[int, float]:
+    one = read_run("long").metric("attention_sink_rate")
+    return dict(zip(one.steps, np.nanmean(one.values, axis=1).tolist(), strict=True))
+
+
+def _depths(texts: str = "probe") -> dict[int, float]:
+    one = read_run("long").metric(RAW, texts)
+    return {step: valley(row).depth for step, row in zip(one.steps, one.values, strict=True)}
+
+
+def _goes_on() -> list[float]:
+    share, state = _highest("first_token_share"), _highest("largest_state")
+    top = max(state, key=state.__getitem__)
+    courses = [[one[step] for step in SHOWN] for one in (share, _rate(), _depths())]
+    assert all(course == sorted(course) for course in courses)
+    return [
+        *(step * TOKENS / 1e6 for step in SHOWN), *(value for course in courses for value in course), state[top], top * TOKENS / 1e6, state[SHOWN[-1]]
+    ]  # fmt: skip
+
+
+def _without() -> list[float]:
+    """Return the depths without the first token at 134M tokens and at the end; there is no valley at 67M."""
+    left = _depths("probe-later")
+    assert left[1024] < 0
+    assert valley(read_run("long").metric(RAW, "probe-later").values[-1]).layer == 1
+    return [left[2048], left[9216]]
+
+
+def _beside_the_base() -> list[float]:
+    """Return nothing but that, at 134M tokens, the valley is about half and the sink about twice the base's."""
+    base = read_run("base")
+    sink = float(np.nanmean(base.metric("attention_sink_rate").values[-1]))
+    assert 0.4 < _depths()[2048] / valley(base.metric(RAW).values[-1]).depth < 0.6
+    assert 1.8 < _rate()[2048] / sink < 2.2
+    more = _manifest()["totals"]["tokens"]
+    assert 0.6 < more / (more + NOVELS) < 0.72
+    return []
+
+
+def _manifest() -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = json.loads((RESULTS / "more_manifest.json").read_text())
+    return found
+
+
+def _halves() -> list[float]:
+    """Return when the sink rate and the largest state have half of their final size, in millions of tokens."""
+    run = read_run("long")
+    return [
+        event(read(run)).half / 1e6 for start in ("heads", "largest") for what, read in EVENTS.items() if what.startswith(start)
+    ]  # fmt: skip
+
+
+def _ahead() -> list[float]:
+    found = winners(read_run("long"))
+    first, last = [one.best - one.first for one in found], [one.best - one.last for one in found]
+    assert min(first) > 0
+    assert [one.step for one in found[:2]] == [512, 1024]
+    assert max(last) == last[1]
+    return [max(first), first[-1], *last[:2], last[-1]]
+
+
+def _best() -> list[float]:
+    """Return the best layers and since when; each is within one of the layer of lowest entropy, and four others are near."""
+    run = read_run("long")
+    scores, entropy = run.scores(), run.metric(RAW)
+    best = {step: int(row.argmax()) for step, row in zip(scores.steps, scores.values, strict=True)}
+    lowest = {step: valley(row).layer for step, row in zip(entropy.steps, entropy.values, strict=True)}
+    assert all(abs(layer - lowest[step]) <= 1 for step, layer in best.items())
+    near = scores.values[-1] > scores.values[-1].max() - 0.5
+    assert near[0]
+    assert near.sum() == 1 + 4
+    before, after = dict.fromkeys(best.values())
+    return [before, after, min(step for step, layer in best.items() if layer == after) * TOKENS / 1e6]
+
+
+def _by(places: list[int]) -> list[float]:
+    """Return by how much the mean loss of 64 steps is above that of the 64 before them."""
+    losses = np.array(read_run("long").told["losses"])
+    return [float(losses[place : place + 64].mean() - losses[place - 64 : place].mean()) for place in places]
+
+
+def _epochs() -> list[int]:
+    return [number * (NOVELS + _manifest()["totals"]["tokens"]) for number in (1, 2, 3, 4)]
+
+
+def _seam() -> list[float]:
+    told = read_run("long").told
+    losses, place = np.array(told["losses"]), told["sessions"][0]["to"]
+    starts = [round(tokens / TOKENS) for tokens in _epochs()]
+    inside = [step for step in range(1000, len(losses) - 64) if min(abs(step - start) for start in starts) > 64]
+    return [
+        float(losses[place - 64 : place].mean()),
+        float(losses[place : place + 64].mean()),
+        float(np.std(_by(inside))),
+    ]
+
+
+def _steps_down() -> list[float]:
+    """Return how far the loss falls where a new epoch begins, and the tokens seen there."""
+    falls = [-step for step in _by([round(tokens / TOKENS) for tokens in _epochs()])]
+    return [min(falls), max(falls), *(tokens / 1e6 for tokens in _epochs())]
+
+
+CLAIMS = [
+    Claim(PAGE, "in three minutes ({} s on one H200, {} of them training, and", _trained),
+    Claim(PAGE, "it gave the same {} losses as the record's base, and at its nine steps the same {} values", _repeated),
+    Claim(
+        PAGE,
+        "After {}M tokens the first token has {} of the squared norm, and the valley is {} nats deep, {} without it",
+        lambda: [
+            read_run("long").told["tokens"] / 1e6,
+            _highest("first_token_share")[9216],
+            _depths()[9216],
+            _depths("probe-later")[9216],
+        ],
+    ),
+    Claim(PAGE, "the strongest block's heads ({}M) before the state ({}M)", _halves),
+    Claim(
+        PAGE,
+        "the long run, which reads other text, in {} (layers 1 to 10)",
+        lambda: sorted(set(read_run("long").metric("largest_dimension").values[-1][1:11].tolist())),
+    ),
+    Claim(
+        PAGE,
+        "at {}, {} and {}M tokens the first token has {}, {} and {} of the squared norm at its strongest layer, the sink rate of all heads is {}, {} and {}, and the valley is {}, {} and {} nats deep. The largest state turns back: {} at {}M tokens, {} at the end",
+        _goes_on,
+    ),
+    Claim(PAGE, "no valley at 67M tokens, one of {} nats at 134M and of {} at the end, at layer 1", _without),
+    Claim(PAGE, "it has half the valley of the same seed's base and twice its sink", _beside_the_base),
+    Claim(
+        PAGE,
+        "The paper's entropy still shows {} nats",
+        lambda: [valley(read_run("long").metric("prompt_entropy").values[-1]).depth],
+    ),
+    Claim(
+        PAGE,
+        "at every stage, by {} points at most and {} at the end; ahead of the last by {} at 34M, {} at 67M and {} at the end",
+        _ahead,
+    ),
+    Claim(PAGE, "The best layer is {} at first and {} from {}M tokens on", _best),
+    Claim(PAGE, "before the pause is {} nats, of the 64 after it {}; within an epoch such means differ by {}", _seam),
+    Claim(PAGE, "by {} to {} nats, are at {}, {}, {} and {}M tokens, where a new epoch begins", _steps_down),
+]
