@@ -78,7 +78,9 @@ class Event:
 # stream from there on and grows a little with every block.
 EVENTS: dict[str, Callable[[Run], History]] = {
     "first token's share of the squared norm": lambda run: run.metric("first_token_share"),
-    "largest state, at that layer": lambda run: _at(run.metric("largest_state"), event_layer(run.metric("first_token_share"))),
+    "largest state, at that layer": lambda run: _at(
+        run.metric("largest_state"), event_layer(run.metric("first_token_share"))
+    ),
     "heads that attend to it (sink rate)": lambda run: run.metric("attention_sink_rate"),
     "what it takes from the entropy, nats": lowering,
 }
