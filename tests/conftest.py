@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,10 @@ import pytest
 # Before any hub client is imported: the tests run without a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# A package's metadata is parsed anew at every question, in 3 ms, and every loaded model and written result asks.
+for _name in ("metadata", "version"):
+    setattr(importlib.metadata, _name, cache(getattr(importlib.metadata, _name)))
 
 
 @pytest.fixture(scope="session")

@@ -91,6 +91,7 @@ def _ways(name: str, since: int) -> list[float]:
     return [100 * way for way in _thirds(mean_by_layer([moved(run, name, since) for run in seeds()]))]
 
 
+@cache
 def _counted() -> list[float]:
     """Return in how many metrics early layers settle first, of how many; and in how many the middle moves most."""
     every = [history.name for history in histories(seeds()[0].frame.filter(kind="metric", dataset="probe"))]
