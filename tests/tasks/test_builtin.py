@@ -14,11 +14,14 @@ from midlayer_encoders.tasks import (
     STS_GRADES,
     builtin,
     builtin_tasks,
+    task_label,
+    task_sources,
     task_texts,
     tfidf_scores,
 )
 from midlayer_encoders.tasks.builtin import builtin_data
 from midlayer_encoders.tasks.docstrings import SHELVES, _root, entries, versions
+from tests.tasks.made import made_name
 
 MARKUP = re.compile(r":\w+:`|`|\*\*|::|^\.\. |>>>|\[\d+\]_|</?\w+>|\]\(")
 GIVEAWAYS = re.compile(
@@ -38,6 +41,13 @@ def test_one_task_of_each_type_over_one_pool_of_short_texts() -> None:
 
 
 @pytest.mark.slow
+def test_builtin_means_all_five_and_a_label_means_one() -> None:
+    sources = task_sources("builtin")
+    assert [task_label(source.name) for source in sources] == list(BUILTIN_TASKS)
+    assert task_sources("DocstringNearnessSTS") == sources[-1:]
+    assert made_name(sources[0]) == sources[0].name
+
+
 def test_rows_are_the_same_in_any_process_even_without_docstrings() -> None:
     labels = "from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, builtin_data"
     code = f"{labels}; print(*(builtin_data(label).name for label in BUILTIN_TASKS))"

@@ -14,9 +14,7 @@ import torch
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tasks import (
-    BUILTIN_TASKS,
     PAPER_TASKS,
-    TaskSource,
     paper_tasks,
     resolve_tasks,
     task_label,
@@ -24,16 +22,8 @@ from midlayer_encoders.tasks import (
     tfidf_scores,
 )
 from midlayer_encoders.tasks.sources import _is_path
+from tests.tasks.made import made_name
 from tests.tasks.rows import ROWS, write
-
-
-def made_name(source: TaskSource) -> str:
-    """Return the name of the task that ``source`` makes, and see that no generator moves, even when mteb is imported."""
-    random.seed(3)
-    np.random.seed(3)
-    task = source.make()
-    assert (random.random(), np.random.rand()) == (random.Random(3).random(), np.random.RandomState(3).rand())
-    return task.metadata.name
 
 
 def test_importing_the_room_imports_neither_mteb_nor_torch() -> None:
@@ -151,10 +141,3 @@ def test_sources_build_their_tasks_in_other_processes(tmp_path: Path) -> None:
     assert [source.name for source in pickle.loads(pickle.dumps(sources))] == [source.name for source in sources]
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         assert [pool.submit(made_name, source).result() for source in sources] == [source.name for source in sources]
-
-
-def test_builtin_means_all_five_and_a_label_means_one() -> None:
-    sources = task_sources("builtin")
-    assert [task_label(source.name) for source in sources] == list(BUILTIN_TASKS)
-    assert task_sources("DocstringNearnessSTS") == sources[-1:]
-    assert made_name(sources[0]) == sources[0].name
