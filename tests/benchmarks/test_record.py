@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.pages import part_of, write_part
 from benchmarks.pretraining import record
+from benchmarks.pretraining.figures import _seam
 from benchmarks.pretraining.findings import (
     Valley,
     crossing,
@@ -138,6 +139,18 @@ def test_the_paper_s_entropy_falls_only_when_the_first_token_is_nearly_all() -> 
     assert raw[0] - raw[1] > 1
     assert abs(paper[0] - paper[1]) < 0.05
     assert paper[0] - paper[2] > 1
+
+
+@pytest.mark.parametrize("paused", [[], [3], [2, 5]])
+def test_the_first_pause_is_shown_whatever_their_number(paused: list[int]) -> None:
+    told = {"steps": 8, "losses": [1.0] * 8, "sessions": [{"to": step} for step in (*paused, 8)]}
+    found = _seam(Run("long", pl.DataFrame(), told), steps=2)
+    assert (
+        [(part.x, line.x) for (part, line) in (panel.parts for panel in found)]
+        == [  # type: ignore[union-attr]
+            (step + 0.5, (step - 1, step, step + 1, step + 2)) for step in paused[:1]
+        ]
+    )
 
 
 def folders(parent: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

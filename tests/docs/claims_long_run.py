@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 
-from benchmarks.pretraining.findings import EVENTS, RAW, event, valley, winners
+from benchmarks.pretraining.findings import RAW, valley, winners
 from benchmarks.pretraining.record import RESULTS, TOKENS, read_run
 from tests.docs.stated import Claim
 
@@ -52,8 +52,10 @@ def _goes_on() -> list[float]:
     courses = [[one[step] for step in SHOWN] for one in (share, _rate(), _depths())]
     assert all(course == sorted(course) for course in courses)
     return [
-        *(step * TOKENS / 1e6 for step in SHOWN), *(value for course in courses for value in course), state[top], top * TOKENS / 1e6, state[SHOWN[-1]]
-    ]  # fmt: skip
+        *(step * TOKENS / 1e6 for step in SHOWN),
+        *(value for course in courses for value in course),
+        *(state[top], top * TOKENS / 1e6, state[SHOWN[-1]]),
+    ]
 
 
 def _without() -> list[float]:
@@ -65,27 +67,18 @@ def _without() -> list[float]:
 
 
 def _beside_the_base() -> list[float]:
-    """Return nothing but that, at 134M tokens, the valley is about half and the sink about twice the base's."""
+    """Return the share of other text in percent; at 134M tokens the valley is about half and the sink twice the base's."""
     base = read_run("base")
     sink = float(np.nanmean(base.metric("attention_sink_rate").values[-1]))
     assert 0.4 < _depths()[2048] / valley(base.metric(RAW).values[-1]).depth < 0.6
     assert 1.8 < _rate()[2048] / sink < 2.2
     more = _manifest()["totals"]["tokens"]
-    assert 0.6 < more / (more + NOVELS) < 0.72
-    return []
+    return [100 * more / (more + NOVELS)]
 
 
 def _manifest() -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = json.loads((RESULTS / "more_manifest.json").read_text())
     return found
-
-
-def _halves() -> list[float]:
-    """Return when the sink rate and the largest state have half of their final size, in millions of tokens."""
-    run = read_run("long")
-    return [
-        event(read(run)).half / 1e6 for start in ("heads", "largest") for what, read in EVENTS.items() if what.startswith(start)
-    ]  # fmt: skip
 
 
 def _ahead() -> list[float]:
@@ -152,7 +145,6 @@ CLAIMS = [
             _depths("probe-later")[9216],
         ],
     ),
-    Claim(PAGE, "the strongest block's heads ({}M) before the state ({}M)", _halves),
     Claim(
         PAGE,
         "the long run, which reads other text, in {} (layers 1 to 10)",
@@ -164,7 +156,11 @@ CLAIMS = [
         _goes_on,
     ),
     Claim(PAGE, "no valley at 67M tokens, one of {} nats at 134M and of {} at the end, at layer 1", _without),
-    Claim(PAGE, "it has half the valley of the same seed's base and twice its sink", _beside_the_base),
+    Claim(
+        PAGE,
+        "it has half the valley of the same seed's base and twice its sink, on other text and at a learning rate that has hardly fallen. Measured are novels, while {} % of what it reads",
+        _beside_the_base,
+    ),
     Claim(
         PAGE,
         "The paper's entropy still shows {} nats",

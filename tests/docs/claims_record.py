@@ -123,9 +123,9 @@ def _mean_rate(run: Run) -> np.ndarray:
 
 
 def _halves(name: str) -> list[float]:
-    """Return when the sink rate and the largest state of a run have half of their final size, in millions of tokens."""
-    every = [event(EVENTS[what](read_run(name))) for what in EVENTS if what.startswith(("heads", "largest"))]
-    return [one.half / 1e6 for one in sorted(every, key=lambda one: one.final)]
+    """Return when the largest state and the sink rate of a run have half of their final size, in millions of tokens."""
+    every = [event(read(read_run(name))) for what, read in EVENTS.items() if what.startswith(("largest", "heads"))]
+    return [one.half / 1e6 for one in every]
 
 
 def _at(run: Run, name: str, layer: int) -> float:
@@ -235,6 +235,7 @@ CLAIMS = [
     Claim(PAGE, "# the base: {} s", lambda: [read_run("base").told["seconds"]]),
     Claim(PAGE, "the largest state is half grown first ({} to {}M)", _state_first),
     Claim(PAGE, "heads and state are half grown together ({} to {}M)", lambda: _ends(_halves("gpt-neox"))),
+    Claim(PAGE, "the strongest block's heads ({}M) before the state ({}M)", lambda: _halves("long")[::-1]),
     Claim(
         PAGE,
         "leaves one of {} to {} nats at 8M tokens, at layer 1, before any first token is long. It fills up to {} to {} by {} to {}M",
