@@ -21,7 +21,7 @@ from benchmarks.pretraining.findings import (
     valley,
     winners,
 )
-from benchmarks.pretraining.record import TOKENS, Run, known, read_run, seeds
+from benchmarks.pretraining.record import TOKENS, TUNED, Run, known, read_run, seeds
 from midlayer_encoders.frame.steps import History
 from midlayer_encoders.report.axes import Axis, amount_axis, layer_axis
 from midlayer_encoders.report.charts import Chart, Dots, Level, Line, Panel, Part, Rule, value_axis
@@ -35,8 +35,6 @@ __all__ = ["figures"]
 LAST = 12
 FROM = 16  # the first step on a logarithmic axis: 1M tokens
 STAGES = (128, 256, 512, 1024, 2000)
-TUNINGS = ("long-simcse", "long-supervised")
-INGREDIENTS = ("base", "no-bos", "half-bos", "gpt-neox", "low-rate", "no-decay")
 
 
 def figures() -> dict[str, Figure]:
@@ -44,8 +42,9 @@ def figures() -> dict[str, Figure]:
     made = {
         "valley": headline(),
         "formation": formation(),
-        "ingredients": ingredients(),
+        "ingredients": beside("no-bos", "half-bos", "gpt-neox", "low-rate", "no-decay"),
         "objectives": objectives(),
+        "sink": beside("one-added", "own-key", "first-hidden"),
         "first_token": first_token(),
         "scores": scores(),
         "overtaking": overtaking(),
@@ -55,7 +54,7 @@ def figures() -> dict[str, Figure]:
     }
     if known("long"):
         made |= {"valley_long": headline(("long",)), "long": long_run()}
-    if known(*TUNINGS):
+    if known(*TUNED):
         made["finetuning"] = finetuning()
     return made
 
@@ -86,20 +85,28 @@ def formation() -> Figure:
     return draw(Chart(tuple(panels), columns=2, size=(4.2, 2.4)))
 
 
-def ingredients() -> Figure:
-    """Return the first token's share over the tokens, and the entropy by layer at the end, for each ingredient left out."""
-    runs = known(*INGREDIENTS)
-    share = [run.metric("first_token_share") for run in runs]
-    over = tuple(
-        _over_tokens(one, np.nanmax(one.values, axis=1), run.name, number)
-        for number, (run, one) in enumerate(zip(runs, share, strict=True))
+def beside(*names: str) -> Figure:
+    """Return runs beside the base's seeds: heads that attend to the first token, its share, and the entropy at the end."""
+    runs = [(run, 0) for run in seeds()] + [(run, style) for style, run in enumerate(known(*names), start=1)]
+    labels = ["base: each seed" if place == 0 else run.name if style else "" for place, (run, style) in enumerate(runs)]
+
+    def over(metric: str, of_layers: Callable[..., NDArray[np.float64]]) -> tuple[Line, ...]:
+        return tuple(
+            _over_tokens(one := run.metric(metric), of_layers(one.values, axis=1), label, style)
+            for (run, style), label in zip(runs, labels, strict=True)
+        )
+
+    across = _tokens_axis(seeds())
+    rates, shares = over("attention_sink_rate", np.nanmean), over("first_token_share", np.nanmax)
+    by_layer = tuple(
+        _over_layers(run.metric(RAW).values[-1], label, style) for (run, style), label in zip(runs, labels, strict=True)
     )
-    by_layer = tuple(_over_layers(run.metric(RAW).values[-1], run.name, number) for number, run in enumerate(runs))
     panels = (
-        Panel("first token's share, highest layer", _tokens_axis(runs), Axis("", 0, 1), over),
+        Panel("sink rate, mean of all blocks", across, value_axis(rates), rates),
+        Panel("first token's share, highest layer", across, Axis("", 0, 1), shares),
         Panel("prompt entropy of raw states at the end, nats", layer_axis(LAST), value_axis(by_layer), by_layer),
     )
-    return draw(Chart(panels, columns=2, size=(4.4, 2.9)))
+    return draw(Chart(panels, columns=3, size=(3.7, 2.9)))
 
 
 def objectives() -> Figure:
@@ -122,7 +129,18 @@ def objectives() -> Figure:
 
 def first_token() -> Figure:
     """Return what is left of the valley without the first token, after the norm, and as the paper measures."""
-    runs = known("base", "base-seed1", "base-seed2", "long", "no-bos", "low-rate", "one-added", "masked")
+    runs = known(
+        "base",
+        "base-seed1",
+        "base-seed2",
+        "long",
+        "no-bos",
+        "low-rate",
+        "one-added",
+        "own-key",
+        "first-hidden",
+        "masked",
+    )
     ways = {
         "raw states": (RAW, "probe"),
         "raw, without the first token": (RAW, "probe-later"),
@@ -138,13 +156,13 @@ def first_token() -> Figure:
     }
     up = value_axis([line for lines in curves.values() for line in lines])
     panels = tuple(Panel(name, layer_axis(LAST), up, tuple(lines)) for name, lines in curves.items())
-    return draw(Chart(panels, columns=4, size=(2.9, 2.4)))
+    return draw(Chart(panels, columns=5, size=(2.5, 2.3)))
 
 
 def scores() -> Figure:
     """Return the mean score by layer at some stages; a ring at the best."""
-    runs = known("base", "no-bos", "one-added")
-    words = {"base": "base", "one-added": "softmax with a one added", "no-bos": "no [BOS]"}
+    words = {"base": "base", "no-bos": "no [BOS]", "own-key": "a learned key", "first-hidden": "first token unseen"}
+    runs = known(*words)
     drawn: dict[str, list[Part]] = {}
     for run in runs:
         one, parts = run.scores(), drawn.setdefault(run.name, [])
@@ -160,7 +178,7 @@ def scores() -> Figure:
         Panel(f"{words[name]}: mean of six tasks", layer_axis(LAST), up, tuple(parts), ordered=len(STAGES))
         for name, parts in drawn.items()
     )
-    return draw(Chart(panels, columns=len(runs), size=(3.5, 2.7)))
+    return draw(Chart(panels, columns=2, size=(4.2, 2.7)))
 
 
 def overtaking() -> Figure:
@@ -271,16 +289,22 @@ def _seam(run: Run, steps: int = 100) -> list[Panel]:
 
 
 def finetuning() -> Figure:
-    """Return the long run before and after each fine-tuning: four metrics and the mean score, by layer."""
-    runs, panels = known(*TUNINGS), []
-    for name in (RAW, "prompt_entropy", "dataset_entropy", "infonce", "score"):
+    """Return the long run before and after each fine-tuning: five metrics and the mean score, by layer."""
+    titles = {
+        RAW: "prompt entropy of raw states, nats",
+        "prompt_entropy": "prompt entropy, the paper's, nats",
+        "dataset_entropy": "dataset entropy, nats",
+        "infonce": "InfoNCE, nats (lower: more invariant)",
+        "anisotropy": "anisotropy",
+        "score": "mean of six tasks",
+    }
+    runs, panels = known(*TUNED), []
+    for name, title in titles.items():
         every = [run.scores() if name == "score" else run.metric(name) for run in runs]
         after = (
             _over_layers(one.values[-1], run.told["tuning"], k)
             for k, (run, one) in enumerate(zip(runs, every, strict=True))
         )
         lines = (_over_layers(every[0].values[0], "before", 4), *after)
-        panels.append(
-            Panel("mean of six tasks" if name == "score" else name, layer_axis(LAST), value_axis(lines), lines)
-        )
-    return draw(Chart(tuple(panels), columns=3, size=(3.4, 2.5)))
+        panels.append(Panel(title, layer_axis(LAST), value_axis(lines), lines))
+    return draw(Chart(tuple(panels), columns=3, size=(3.5, 2.5)))

@@ -17,10 +17,11 @@ from midlayer_encoders.frame import histories
 from midlayer_encoders.frame.steps import History
 from midlayer_encoders.recipes import PLAIN
 
-__all__ = ["RESULTS", "SEEDS", "TOKENS", "Run", "collect", "known", "read_run", "seeds"]
+__all__ = ["RESULTS", "SEEDS", "TOKENS", "TUNED", "Run", "collect", "known", "read_run", "seeds"]
 
 RESULTS = Path(__file__).parent / "results"
 SEEDS = ("base", "base-seed1", "base-seed2")
+TUNED = ("long-simcse", "long-supervised")
 TOKENS = 65_536  # of a step
 LAYERS = 12
 _TASKS = 6
@@ -115,12 +116,12 @@ def _checked(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} and {beside.name} must be what a finished run wrote: run it again, or move it."
         ) from error
-    name = path.stem.removesuffix(f"-{told.get('tuning')}")
+    name = path.stem.removesuffix(f"-{told.get('tuning')}").removesuffix("-again")
     asked = asdict(VARIANTS.get(name, BASE)) | {"layers": LAYERS}
     got = told.get("variant", {}) | {"layers": layers}
     if "tuning" not in told:
         asked["tokens"], got["tokens"] = asked["steps"] * TOKENS, told.get("tokens")
-    if name in SEEDS:  # what forms when is read from these
+    if path.stem in SEEDS:  # what forms when is read from these
         asked["brief"], got["brief"] = False, "--brief" in told.get("command", "")
     if other := ", ".join(
         f"{key} {got.get(key)}, not {value}" for key, value in asked.items() if got.get(key) != value

@@ -24,7 +24,7 @@ from benchmarks.pretraining.findings import (
     valley,
     winners,
 )
-from benchmarks.pretraining.record import TOKENS, Run, known, seeds
+from benchmarks.pretraining.record import TOKENS, TUNED, Run, known, seeds
 from benchmarks.pretraining.variants import VARIANTS
 from midlayer_encoders.frame.steps import History
 from midlayer_encoders.metrics import prompt_entropy
@@ -44,7 +44,6 @@ RUNS = (
     "mamba2",
     "long",
 )
-TUNINGS = ("long-simcse", "long-supervised")
 SETTLING = ("prompt_entropy", RAW, "dataset_entropy", "curvature", "infonce", "dime", "effective_rank", "cka")
 
 
@@ -61,7 +60,7 @@ def tables() -> dict[str, str]:
         "settling": settling(),
         "rules": rules(),
     }
-    return made | ({"finetuning": finetuning()} if known(*TUNINGS) else {})
+    return made | ({"finetuning": finetuning()} if known(*TUNED) else {})
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -285,18 +284,8 @@ def rules() -> str:
 def finetuning(layers: Sequence[int] = (1, 3, 6, 9, 12)) -> str:
     """Return metrics and scores before and after each fine-tuning."""
     rows = []
-    for name in (
-        RAW,
-        "prompt_entropy",
-        "dataset_entropy",
-        "effective_rank",
-        "infonce",
-        "dime",
-        "lidar",
-        "anisotropy",
-        "score",
-    ):
-        for run in known(*TUNINGS):
+    for name in (RAW, "prompt_entropy", "dataset_entropy", "infonce", "lidar", "anisotropy", "score"):
+        for run in known(*TUNED):
             one = run.scores() if name == "score" else run.metric(name)
             digits = 1 if name == "score" else 2
             ends = [(one.values[0][one.layers.index(k)], one.values[-1][one.layers.index(k)]) for k in layers]

@@ -8,6 +8,7 @@ import numpy as np
 
 from benchmarks.pretraining.findings import RAW, valley, winners
 from benchmarks.pretraining.record import RESULTS, TOKENS, read_run
+from tests.docs.record_numbers import depth, share
 from tests.docs.stated import Claim
 
 PAGE = "docs/training.md"
@@ -132,6 +133,16 @@ def _steps_down() -> list[float]:
     return [min(falls), max(falls), *(tokens / 1e6 for tokens in _epochs())]
 
 
+def _once_more() -> list[float]:
+    """Return the losses that a run in one command shares with the paused one, up to the pause, and how others differ."""
+    run, again = read_run("long"), read_run("long-again")
+    paused = run.told["sessions"][0]["to"]
+    assert len(again.told["sessions"]) == 1
+    losses, others = np.array(run.told["losses"]), np.array(again.told["losses"])
+    assert (losses[:paused] == others[:paused]).all()
+    return [paused, float(np.abs(losses - others).max()), share(again), depth(again)]
+
+
 CLAIMS = [
     Claim(PAGE, "in three minutes ({} s on one H200, {} of them training, and", _trained),
     Claim(PAGE, "it gave the same {} losses as the record's base, and at its nine steps the same {} values", _repeated),
@@ -173,5 +184,10 @@ CLAIMS = [
     ),
     Claim(PAGE, "The best layer is {} at first and {} from {}M tokens on", _best),
     Claim(PAGE, "before the pause is {} nats, of the 64 after it {}; within an epoch such means differ by {}", _seam),
+    Claim(
+        PAGE,
+        "has the same {} losses up to where the first was paused, to the last digit, and others after it, by {} nats at most. It ends with {} and {} nats as well",
+        _once_more,
+    ),
     Claim(PAGE, "by {} to {} nats, are at {}, {}, {} and {}M tokens, where a new epoch begins", _steps_down),
 ]

@@ -14,7 +14,6 @@ from benchmarks.pretraining.findings import (
     THIRDS,
     Event,
     event,
-    lowering,
     mean_by_layer,
     moved,
     overtaking,
@@ -24,42 +23,26 @@ from benchmarks.pretraining.findings import (
     winners,
 )
 from benchmarks.pretraining.record import TOKENS, Run, known, read_run, seeds
-from benchmarks.pretraining.tables import RUNS
 from midlayer_encoders.frame import histories
+from tests.docs.record_numbers import (
+    at_layer,
+    depth,
+    dimension,
+    ends,
+    every_run,
+    highest,
+    mean_rate,
+    over_last,
+    takes,
+)
 from tests.docs.stated import Claim
 
 PAGE, REPLICATION = "docs/training.md", "docs/replication.md"
 
 
-def _all() -> list[Run]:
-    return [*seeds(), *known(*RUNS)]
-
-
-def _ends(values: list[float]) -> list[float]:
-    return [min(values), max(values)]
-
-
-def _takes(run: Run) -> float:
-    """Return what the first token takes from the entropy of raw states, at the layer where that is most."""
-    return float(lowering(run).values[-1].max())
-
-
 def _event(what: str) -> list[Event]:
     (name,) = (name for name in EVENTS if name.startswith(what))
     return [event(EVENTS[name](run)) for run in seeds()]
-
-
-def _depth(run: Run, name: str = RAW, texts: str = "probe") -> float:
-    return valley(run.metric(name, texts).values[-1]).depth
-
-
-def _highest(run: Run, name: str) -> float:
-    return float(np.nanmax(run.metric(name).values[-1]))
-
-
-def _over_last(run: Run) -> float:
-    end = winners(run)[-1]
-    return end.best - end.last
 
 
 @cache
@@ -109,27 +92,10 @@ def _nothing_beats_the_embeddings() -> list[float]:
     return []
 
 
-def _dimension(run: Run, since: int) -> int:
-    """Return the one dimension of the largest states of layers 2 to 12 after some steps, all of them the first token's."""
-    token, dimension = run.metric("largest_token"), run.metric("largest_dimension")
-    later = [place for place, step in enumerate(token.steps) if step >= since]
-    assert not token.values[later, 2:].any()
-    (found,) = set(dimension.values[later, 2:].flatten().tolist())
-    return int(found)
-
-
-def _mean_rate(run: Run) -> np.ndarray:
-    return np.nanmean(run.metric("attention_sink_rate").values, axis=1)
-
-
 def _halves(name: str) -> list[float]:
     """Return when the largest state and the sink rate of a run have half of their final size, in millions of tokens."""
     every = [event(read(read_run(name))) for what, read in EVENTS.items() if what.startswith(("largest", "heads"))]
     return [one.half / 1e6 for one in every]
-
-
-def _at(run: Run, name: str, layer: int) -> float:
-    return float(run.metric(name).values[-1][layer])
 
 
 def _asked_blocks(run: Run) -> list[float]:
@@ -153,7 +119,7 @@ def _state_first() -> list[float]:
     """Return when the largest state has half of its final size, which in every seed is before all others do."""
     halves = [[one.half for one in _event(what)] for what in ("largest", "first", "heads", "what")]
     assert all(state == min(state, *others) for state, *others in zip(*halves, strict=True))
-    return [half / 1e6 for half in _ends(halves[0])]
+    return [half / 1e6 for half in ends(halves[0])]
 
 
 def _first_over_last(run: Run) -> float:
@@ -170,9 +136,9 @@ def _early_valley() -> list[float]:
     assert {one[128].layer for one in depths} == {1}
     low = [min(one, key=lambda step: one[step].depth) for one in depths]
     return [
-        *_ends([one[128].depth for one in depths]),
-        *_ends([one[step].depth for one, step in zip(depths, low, strict=True)]),
-        *_ends([step * TOKENS / 1e6 for step in low]),
+        *ends([one[128].depth for one in depths]),
+        *ends([one[step].depth for one, step in zip(depths, low, strict=True)]),
+        *ends([step * TOKENS / 1e6 for step in low]),
     ]
 
 
@@ -189,52 +155,52 @@ CLAIMS = [
     Claim(
         "README.md",
         "takes {} to {} nats from the entropy (three seeds; the first is shown, in one the spot is no darker than the stripe on the right). Without it (right) it takes {}",
-        lambda: [*_ends([_takes(run) for run in seeds()]), _takes(read_run("no-bos"))],
+        lambda: [*ends([takes(run) for run in seeds()]), takes(read_run("no-bos"))],
     ),
     Claim(
         "README.md",
         "the best by {} to {} points with `[BOS]`, by {} without",
-        lambda: [*_ends([_over_last(run) for run in seeds()]), _over_last(read_run("no-bos"))],
+        lambda: [*ends([over_last(run) for run in seeds()]), over_last(read_run("no-bos"))],
     ),
     Claim(
         PAGE,
         "it takes {} nats from the entropy, against {} to {} in the base (three seeds)",
-        lambda: [_takes(read_run("no-bos")), *_ends([_takes(run) for run in seeds()])],
+        lambda: [takes(read_run("no-bos")), *ends([takes(run) for run in seeds()])],
     ),
     Claim(
         PAGE,
         "The base's are {}, {} and {} nats deep; without the first token {}, {} and {} are left, at layer {} or {}",
         lambda: [
-            *(_depth(run, texts=texts) for texts in ("probe", "probe-later") for run in seeds()),
-            *_ends([valley(run.metric(RAW, "probe-later").values[-1]).layer for run in seeds()]),
+            *(depth(run, texts=texts) for texts in ("probe", "probe-later") for run in seeds()),
+            *ends([valley(run.metric(RAW, "probe-later").values[-1]).layer for run in seeds()]),
         ],
     ),
     Claim(
         PAGE,
         "is there without `[BOS]` ({}) and under the masked objective ({}) too",
-        lambda: [_depth(read_run(name), texts="probe-later") for name in ("no-bos", "masked")],
+        lambda: [depth(read_run(name), texts="probe-later") for name in ("no-bos", "masked")],
     ),
     Claim(
         PAGE,
         "which takes {} nats, and no valley to speak of ({})",
-        lambda: [_takes(read_run("low-rate")), _depth(read_run("low-rate"))],
+        lambda: [takes(read_run("low-rate")), depth(read_run("low-rate"))],
     ),
     Claim(
         PAGE,
         "in the base it has {} to {} %",
-        lambda: [100 * end for end in _ends([_highest(run, "first_token_share") for run in seeds()])],
+        lambda: [100 * end for end in ends([highest(run, "first_token_share") for run in seeds()])],
     ),
     Claim(
         PAGE,
         "by {} to {} points on the six tasks, and so do the embeddings, by {} to {}; without `[BOS]` by {} and {}",
         lambda: [
-            *(end for gap in (_over_last, _first_over_last) for end in _ends(list(map(gap, _all())))),
-            *(gap(read_run("no-bos")) for gap in (_over_last, _first_over_last)),
+            *(end for gap in (over_last, _first_over_last) for end in ends(list(map(gap, every_run())))),
+            *(gap(read_run("no-bos")) for gap in (over_last, _first_over_last)),
         ],
     ),
     Claim(PAGE, "# the base: {} s", lambda: [read_run("base").told["seconds"]]),
     Claim(PAGE, "the largest state is half grown first ({} to {}M)", _state_first),
-    Claim(PAGE, "heads and state are half grown together ({} to {}M)", lambda: _ends(_halves("gpt-neox"))),
+    Claim(PAGE, "heads and state are half grown together ({} to {}M)", lambda: ends(_halves("gpt-neox"))),
     Claim(PAGE, "the strongest block's heads ({}M) before the state ({}M)", lambda: _halves("long")[::-1]),
     Claim(
         PAGE,
@@ -244,72 +210,71 @@ CLAIMS = [
     Claim(
         PAGE,
         "At layer 7 the seeds have {}, {} and {}",
-        lambda: [_at(run, "first_token_share", 7) for run in seeds()],
+        lambda: [at_layer(run, "first_token_share", 7) for run in seeds()],
     ),
     Claim(
         PAGE,
         "over blocks 2 and 3 ({}, then {}), in seed 2 in block 2 alone ({}, then {})",
         lambda: [
-            *(_at(seeds()[0], "largest_state", layer) for layer in (2, 3)),
-            *(_at(seeds()[2], "largest_state", layer) for layer in (1, 2)),
+            *(at_layer(seeds()[0], "largest_state", layer) for layer in (2, 3)),
+            *(at_layer(seeds()[2], "largest_state", layer) for layer in (1, 2)),
         ],
     ),
     Claim(
         PAGE,
         "From {}M tokens on the largest state of every layer from 2 to 12 is the first token's, in one dimension of 512: {} in seed 0, {} in seed 1, {} in seed 2",
-        lambda: [362 * TOKENS / 1e6, *(_dimension(run, since=362) for run in seeds())],
+        lambda: [362 * TOKENS / 1e6, *(dimension(run, since=362) for run in seeds())],
     ),
-    Claim(PAGE, "`one-added` below has it in {} too", lambda: [_dimension(read_run("one-added"), since=362)]),
     Claim(
         PAGE,
         "the sink rate takes {} to {} times the tokens, the state {} to {}, the share {} to {}",
         lambda: [
             end
             for what in ("heads", "largest", "first")
-            for end in _ends([one.nine_tenths / one.tenth for one in _event(what)])
+            for end in ends([one.nine_tenths / one.tenth for one in _event(what)])
         ],
     ),
     Claim(
         PAGE,
         "more heads ({} in one block, {} of all; the base {} to {} of all)",
         lambda: [
-            _highest(read_run("gpt-neox"), "attention_sink_rate"),
-            float(_mean_rate(read_run("gpt-neox"))[-1]),
-            *_ends([float(_mean_rate(run)[-1]) for run in seeds()]),
+            highest(read_run("gpt-neox"), "attention_sink_rate"),
+            float(mean_rate(read_run("gpt-neox"))[-1]),
+            *ends([float(mean_rate(run)[-1]) for run in seeds()]),
         ],
     ),
     Claim(
         PAGE,
         "a long first token ({}) but hardly a sink ({} of all heads), and no valley: the largest value of any state is {} (the base has {} to {})",
         lambda: [
-            _highest(run := read_run("low-rate"), "first_token_share"),
-            float(_mean_rate(run)[-1]),
-            _highest(run, "largest_state"),
-            *_ends([_highest(run, "largest_state") for run in seeds()]),
+            highest(run := read_run("low-rate"), "first_token_share"),
+            float(mean_rate(run)[-1]),
+            highest(run, "largest_state"),
+            *ends([highest(run, "largest_state") for run in seeds()]),
         ],
     ),
     Claim(
         PAGE,
         "base's valley is {} to {} nats deep, at layer 1 (the first record's causal model: 0.12, and without `[BOS]` here {})",
         lambda: [
-            *_ends([_depth(run, "prompt_entropy") for run in seeds()]),
-            _depth(read_run("no-bos"), "prompt_entropy"),
+            *ends([depth(run, "prompt_entropy") for run in seeds()]),
+            depth(read_run("no-bos"), "prompt_entropy"),
         ],
     ),
     Claim(
         PAGE,
         "no sink (share {}, no head above 0.3), and yet the deepest valley of raw states at {}M tokens, {} nats at layer {}",
         lambda: [
-            _highest(read_run("masked"), "first_token_share"),
+            highest(read_run("masked"), "first_token_share"),
             2000 * TOKENS / 1e6,
-            max(_depth(run) for run in _all() if run.steps == 2000),
+            max(depth(run) for run in every_run() if run.steps == 2000),
             valley(read_run("masked").metric(RAW).values[-1]).layer,
         ],
     ),
     Claim(
         PAGE,
         "Of it {} nats are left once the final norm has rescaled the tokens, and {} when tokens are centered",
-        lambda: [_depth(read_run("masked"), texts="probe-normed"), _depth(read_run("masked"), "prompt_entropy")],
+        lambda: [depth(read_run("masked"), texts="probe-normed"), depth(read_run("masked"), "prompt_entropy")],
     ),
     Claim(
         PAGE,
@@ -319,43 +284,34 @@ CLAIMS = [
     Claim(
         PAGE,
         "and all of seed 1's ({} nats, at layer 1 instead of {})",
-        lambda: [_depth(seeds()[1], texts="probe-later"), valley(seeds()[1].metric(RAW).values[-1]).layer],
-    ),
-    Claim(
-        PAGE,
-        "{} of the heads of its strongest block ({} to {} in the base), {} of all heads, give the first token more than 0.3, and it takes {} nats",
-        lambda: [
-            _highest(run := read_run("one-added"), "attention_sink_rate"),
-            *_ends([_highest(run, "attention_sink_rate") for run in seeds()]),
-            float(_mean_rate(run)[-1]),
-            _takes(run),
-        ],
+        lambda: [depth(seeds()[1], texts="probe-later"), valley(seeds()[1].metric(RAW).values[-1]).layer],
     ),
     Claim(
         PAGE,
         "{} to {} points in the base, and {} to {} in the run without `[BOS]` at the same stages",
-        lambda: [*_ends([gap for run in seeds() for gap in _gaps(run, 512)]), *_ends(_gaps(read_run("no-bos"), 512))],
+        lambda: [*ends([gap for run in seeds() for gap in _gaps(run, 512)]), *ends(_gaps(read_run("no-bos"), 512))],
     ),
     Claim(
         PAGE,
         "from {}M (seed 1), {}M (seed 0) or {}M tokens (seed 2) on, by {} to {} points at the end",
         lambda: [
             *(_since(seeds()[number]) for number in (1, 0, 2)),
-            *_ends([_over_embeddings(run)[-1] for run in seeds()]),
+            *ends([_over_embeddings(run)[-1] for run in seeds()]),
         ],
     ),
     Claim(
         PAGE,
         "(by {} to {} points) and costs {} to {} from 8M tokens on, {} to {} at the end",
         lambda: [
-            *_ends([_asked_blocks(run)[0] for run in seeds()]),
-            *_ends([-gain for run in seeds() for gain in _asked_blocks(run)[1:]]),
-            *_ends([-_asked_blocks(run)[-1] for run in seeds()]),
+            *ends([_asked_blocks(run)[0] for run in seeds()]),
+            *ends([-gain for run in seeds() for gain in _asked_blocks(run)[1:]]),
+            *ends([-_asked_blocks(run)[-1] for run in seeds()]),
         ],
     ),
-    Claim(PAGE, "of the sink (no `[BOS]`: {} points)", lambda: [_over_last(read_run("no-bos"))]),
-    Claim(PAGE, "has the largest ({})", lambda: [max(map(_over_last, _all()))]),
-    Claim(PAGE, "beat the last layer as well, by {} to {} points", lambda: _ends(list(map(_first_over_last, _all())))),
+    Claim(PAGE, "has the largest ({})", lambda: [max(map(over_last, every_run()))]),
+    Claim(
+        PAGE, "beat the last layer as well, by {} to {} points", lambda: ends(list(map(_first_over_last, every_run())))
+    ),
     Claim(PAGE, "no block beats the embeddings", _nothing_beats_the_embeddings),
     Claim(
         PAGE,
@@ -375,7 +331,7 @@ CLAIMS = [
         PAGE,
         "lose {} to {} points at the end; the package's `auto`, which takes a depth of 0.8 where nothing says otherwise, {}, the last layer {}",
         lambda: [
-            *_ends([_lost(f"min-{name}") for name in ("dime", "infonce", "dataset-entropy", "prompt-entropy")]),
+            *ends([_lost(f"min-{name}") for name in ("dime", "infonce", "dataset-entropy", "prompt-entropy")]),
             _lost("auto"),
             _lost("last"),
         ],
@@ -385,9 +341,9 @@ CLAIMS = [
         REPLICATION,
         "a valley of {} to {} nats at layers {} and {} (three seeds; {} after 604M tokens, most of it the first token's), and a masked one of {} at layer {}, Mamba2 none",
         lambda: [
-            *_ends([_depth(run) for run in seeds()]),
-            *_ends([valley(run.metric(RAW).values[-1]).layer for run in seeds()]),
-            _depth(read_run("long")),
+            *ends([depth(run) for run in seeds()]),
+            *ends([valley(run.metric(RAW).values[-1]).layer for run in seeds()]),
+            depth(read_run("long")),
             (masked := valley(read_run("masked").metric(RAW).values[-1])).depth,
             masked.layer,
         ],
@@ -396,8 +352,8 @@ CLAIMS = [
         REPLICATION,
         "they are {} to {}, {} and none, at layer 1",
         lambda: [
-            *_ends([_depth(run, "prompt_entropy") for run in seeds()]),
-            _depth(read_run("masked"), "prompt_entropy"),
+            *ends([depth(run, "prompt_entropy") for run in seeds()]),
+            depth(read_run("masked"), "prompt_entropy"),
         ],
     ),
     Claim(REPLICATION, "in the {} [own runs]", lambda: [_lowest_blocks()]),
@@ -406,5 +362,5 @@ CLAIMS = [
 
 def _lowest_blocks() -> int:
     """Return the number of runs, in each of which dataset entropy has its lowest block at layer 1 or 2."""
-    assert {1 + int(run.metric("dataset_entropy").values[-1][1:].argmin()) for run in _all()} == {1, 2}
-    return len(_all())
+    assert {1 + int(run.metric("dataset_entropy").values[-1][1:].argmin()) for run in every_run()} == {1, 2}
+    return len(every_run())

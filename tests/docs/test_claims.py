@@ -6,12 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import claims_cut, claims_long_run, claims_record, claims_selection, claims_training
+from tests.docs import (
+    claims_cut,
+    claims_long_run,
+    claims_record,
+    claims_selection,
+    claims_sink,
+    claims_training,
+    claims_tuning,
+)
 from tests.docs.stated import Claim, wrong
 
 CLAIMS = [
     claim
-    for room in (claims_selection, claims_training, claims_cut, claims_record, claims_long_run)
+    for room in (
+        claims_selection,
+        claims_training,
+        claims_cut,
+        claims_record,
+        claims_sink,
+        claims_long_run,
+        claims_tuning,
+    )
     for claim in room.CLAIMS
 ]
 

@@ -1,0 +1,159 @@
+"""What the pages say of the two fine-tunings of the long run, and the frames that say it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from benchmarks.pretraining.findings import RAW, valley, winners
+from benchmarks.pretraining.record import TUNED, Run, read_run
+from tests.docs.record_numbers import at_layer, ends, mean_rate, share
+from tests.docs.stated import Claim
+
+PAGE, REPLICATION = "docs/training.md", "docs/replication.md"
+LENDING = ("Banking77Classification", "STSBenchmark")  # whose training parts are among the pairs
+
+
+def _tuned() -> list[Run]:
+    return [read_run(name) for name in TUNED]
+
+
+def _risen(run: Run, name: str) -> NDArray[np.float64]:
+    """Return by how much a metric is higher after a tuning, at each block."""
+    values = run.metric(name).values
+    risen: NDArray[np.float64] = (values[-1] - values[0])[1:]
+    return risen
+
+
+def _gained(run: Run) -> float:
+    found = winners(run)
+    return found[-1].last - found[0].last
+
+
+def _valleys() -> list[float]:
+    """Return the valley before, and after each tuning: at layer 3 all of them."""
+    curves = [_tuned()[0].metric(RAW).values[0], *(run.metric(RAW).values[-1] for run in _tuned())]
+    assert {valley(curve).layer for curve in curves} == {3}
+    return [valley(curve).depth for curve in curves]
+
+
+def _in_short() -> list[float]:
+    best = [int(run.scores().values[-1].argmax()) for run in _tuned()]
+    return [*map(_gained, _tuned()), *best, *_valleys()[1:]]
+
+
+def _kinds() -> list[float]:
+    found = Counter(read_run("long-supervised").told["kinds"])
+    return [found[kind] for kind in ("Banking77", "adjacent", "STSBenchmark")]
+
+
+def _entropy() -> list[float]:
+    """Return the least and the most that the entropy of raw states rises; the paper's rises at every block too."""
+    assert all((_risen(run, "prompt_entropy") > 0).all() for run in _tuned())
+    found = [end for run in _tuned() for end in ends(list(_risen(run, RAW)))]
+    assert min(found) > 0
+    return found
+
+
+def _shares() -> list[float]:
+    return [float(_tuned()[0].metric("first_token_share").values[0].max()), *map(share, _tuned())]
+
+
+def _heads() -> list[float]:
+    simcse, supervised = _tuned()
+    rates = simcse.metric("attention_sink_rate").values[:, -3:].mean(axis=1)
+    return [*mean_rate(simcse)[[0, -1]], *rates[[0, -1]], mean_rate(supervised)[-1]]
+
+
+def _dataset_entropy() -> list[float]:
+    simcse, supervised = _tuned()
+    assert (_risen(supervised, "dataset_entropy") > 0).all()
+    fallen = [layer for layer, risen in enumerate(_risen(simcse, "dataset_entropy"), start=1) if risen < 0]
+    return [
+        simcse.metric("dataset_entropy").values[0][12],
+        *(at_layer(run, "dataset_entropy", 12) for run in _tuned()),
+        *ends(fallen),
+        -min(_risen(simcse, "dataset_entropy")),
+    ]
+
+
+def _invariance() -> list[float]:
+    simcse, supervised = _tuned()
+    assert (_risen(supervised, "infonce") > 0).sum() == 1
+    risen = [layer for layer, value in enumerate(_risen(simcse, "infonce"), start=1) if value > 0]
+    assert risen == list(range(risen[0], risen[-1] + 1))
+    return [
+        simcse.metric("infonce").values[0][12], *(at_layer(run, "infonce", 12) for run in _tuned()), *ends(risen)
+    ]  # fmt: skip
+
+
+def _of_others(run: Run) -> list[float]:
+    """Return the last layer's mean over the tasks that lend no pairs, before and after."""
+    rows = run.frame.filter(~pl.col("dataset").is_in(LENDING), kind="score", layer=12)
+    assert rows["dataset"].n_unique() == 4
+    return [100 * float(rows.filter(revision=f"step{step}")["value"].to_numpy().mean()) for step in (0, run.steps)]
+
+
+def _tasks() -> list[float]:
+    found = [winners(run) for run in _tuned()]
+    assert {one[-1].layer for one in found} == {11}
+    return [
+        *(one[-1].last for one in found),
+        found[0][0].last,
+        *(_of_others(run)[1] for run in _tuned()),
+        _of_others(_tuned()[0])[0],
+        found[0][0].best - found[0][0].last,
+        *(one[-1].best - one[-1].last for one in found),
+    ]
+
+
+def _fig13() -> list[float]:
+    simcse, supervised = _tuned()
+    lowered = [int((_risen(run, "infonce") < 0).sum()) for run in _tuned()]
+    return [
+        *(value for name in ("prompt_entropy", "dataset_entropy", "infonce") for value in (
+            simcse.metric(name).values[0][12], *(at_layer(run, name, 12) for run in (simcse, supervised))
+        )),
+        *lowered, *map(_gained, _tuned()),
+    ]  # fmt: skip
+
+
+CLAIMS = [
+    Claim(
+        REPLICATION,
+        "(the paper's, last layer: {} to {} and {} nats); dataset entropy of the last layer {} to {} and {}; InfoNCE of the last layer {} to {} and {}, lower at {} of 12 blocks after SimCSE, at {} after supervised tuning; the last layer gains {} and {} points",
+        _fig13,
+    ),
+    Claim(
+        PAGE,
+        "the last layer scores {} (SimCSE) and {} points more (labeled pairs); the best layers are {} and {}, and the valley is {} and {} nats deep",
+        _in_short,
+    ),
+    Claim(
+        PAGE,
+        "has {} batches of two questions with one intent (Banking77), {} of adjacent sentences of the novels, and {} of",
+        _kinds,
+    ),
+    Claim(PAGE, "in raw states by {} to {} nats (SimCSE) and {} to {} (supervised)", _entropy),
+    Claim(PAGE, "because the last layer rises more: {} nats before, {} and {} after", _valleys),
+    Claim(PAGE, "keeps its share ({}; {} and {})", _shares),
+    Claim(PAGE, "({} of all to {}; in the last three blocks {} to {}) and less after supervised tuning ({})", _heads),
+    Claim(
+        PAGE,
+        "({} to {} and {}), after supervised tuning at every block, after SimCSE only at some: at layers {} to {} it falls, by {} at most",
+        _dataset_entropy,
+    ),
+    Claim(
+        PAGE,
+        "InfoNCE of the last layer falls from {} to {} and {}. Supervised tuning lowers it at every block but one, SimCSE raises it at layers {} to {}",
+        _invariance,
+    ),
+    Claim(
+        PAGE,
+        "The last layer scores {} and {}, from {}. On the four tasks that lend no pairs it has {} and {}, from {}. The best of layers 1 to 11 led by {} points; afterward it leads by {} and {}, at layer 11",
+        _tasks,
+    ),
+]
