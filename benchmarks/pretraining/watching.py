@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,18 @@ class _AtSteps(pl.Callback):
         self.rows, self.seconds = state_dict["rows"], state_dict["seconds"]
 
 
+@contextmanager
+def _evaluating(model: Any) -> Iterator[Any]:
+    """Put a model in eval mode, without gradients, and every module of it back in its own."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad():
+            yield model.eval()
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
 class Aside(_AtSteps):
     """Measures what the package's callback does not: without the first token, after the final norm, sinks, large states.
 
@@ -128,18 +141,21 @@ class Aside(_AtSteps):
         self.count, self.views, self.sinks = len(texts), len(views), sinks
         self._made: dict[str, dict[str, LayerMetric]] = {}
 
-    @torch.no_grad()
-    def look(self, trainer: Any, pl_module: Any) -> list[dict[str, Any]]:
-        backbone = pl_module.model.backbone
-        modes = {module: module.training for module in backbone.modules()}
-        backbone.eval()
-        with trainer.precision_plugin.forward_context():
-            found = self._metrics(backbone)
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        # transformers hooks the blocks when it is first asked for attention, and leaves the hooks there. A block that is
+        # compiled with them rounds otherwise than one without, so a run that goes on has to be asked before its first step too.
         if self.sinks:
-            found["probe"]["attention_sink_rate"] = self._sink_rates(backbone)
-        found["probe"].update(self._largest(backbone))
-        for module, mode in modes.items():
-            module.training = mode
+            with _evaluating(pl_module.model.backbone) as backbone:
+                self._sink_rates(backbone, 1)
+        super().on_train_start(trainer, pl_module)
+
+    def look(self, trainer: Any, pl_module: Any) -> list[dict[str, Any]]:
+        with _evaluating(pl_module.model.backbone) as backbone:
+            with trainer.precision_plugin.forward_context():
+                found = self._metrics(backbone)
+            if self.sinks:
+                found["probe"]["attention_sink_rate"] = self._sink_rates(backbone, self.sinks)
+            found["probe"].update(self._largest(backbone))
         last = find_anatomy(backbone).num_layers
         return [
             {"layer": layer, "depth": layer / last, "kind": "metric", "dataset": dataset, "name": name, "value": value}
@@ -189,11 +205,11 @@ class Aside(_AtSteps):
             if name != "first_token_share" or kind == "probe-normed"
         }
 
-    def _sink_rates(self, backbone: Any) -> dict[int, float]:
+    def _sink_rates(self, backbone: Any, texts: int) -> dict[int, float]:
         device, usual = next(backbone.parameters()).device, backbone.config._attn_implementation
         if usual == "sdpa":
             backbone.set_attn_implementation("eager")
-        inputs = {**padded(self.ids[: self.sinks], device), "use_cache": False}
+        inputs = {**padded(self.ids[:texts], device), "use_cache": False}
         rates = attention_sink_rates(backbone, inputs)
         backbone.set_attn_implementation(usual)
         return rates
