@@ -42,7 +42,7 @@ def figures() -> dict[str, Figure]:
     made = {
         "valley": headline(),
         "formation": formation(),
-        "ingredients": beside("no-bos", "half-bos", "gpt-neox", "low-rate", "no-decay"),
+        "ingredients": beside("no-bos", "half-bos", "gpt-neox", "no-decay", "low-rate"),
         "objectives": objectives(),
         "sink": beside("one-added", "own-key", "first-hidden"),
         "first_token": first_token(),
@@ -161,8 +161,7 @@ def first_token() -> Figure:
 
 def scores() -> Figure:
     """Return the mean score by layer at some stages; a ring at the best."""
-    words = {"base": "base", "no-bos": "no [BOS]", "own-key": "a learned key", "first-hidden": "first token unseen"}
-    runs = known(*words)
+    runs = known("base", "no-bos", "own-key", "first-hidden")
     drawn: dict[str, list[Part]] = {}
     for run in runs:
         one, parts = run.scores(), drawn.setdefault(run.name, [])
@@ -175,7 +174,7 @@ def scores() -> Figure:
             parts.append(Dots((best,), (row[best],), "ring", style=number))
     up = value_axis([part for parts in drawn.values() for part in parts])
     panels = tuple(
-        Panel(f"{words[name]}: mean of six tasks", layer_axis(LAST), up, tuple(parts), ordered=len(STAGES))
+        Panel(f"{name}: mean of six tasks", layer_axis(LAST), up, tuple(parts), ordered=len(STAGES))
         for name, parts in drawn.items()
     )
     return draw(Chart(panels, columns=2, size=(4.2, 2.7)))

@@ -1,7 +1,7 @@
 """Fine-tune a trained variant by contrast, without labels or with them, the callback attached; everything measured is written.
 
-    python -m benchmarks.pretraining.finetuning DATA OUT --tuning simcse --compile                # of OUT/long.pt
-    python -m benchmarks.pretraining.finetuning DATA OUT --tuning supervised --compile
+    python -m benchmarks.pretraining.finetuning DATA OUT --tuning simcse                # of OUT/long.pt
+    python -m benchmarks.pretraining.finetuning DATA OUT --tuning supervised
     python -m benchmarks.pretraining.finetuning DATA OUT --variant base --tuning simcse --steps 20 --batch 8     # a try
 
 ``simcse`` pairs two crops of a passage of the novels, ``supervised`` two texts that people say mean the same (Banking77,

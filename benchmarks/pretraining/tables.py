@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -16,7 +16,6 @@ from benchmarks.pretraining.findings import (
     event,
     event_layer,
     lowering,
-    mean_by_layer,
     moved,
     overtaking,
     regrets,
@@ -257,28 +256,35 @@ def middle() -> str:
 
 
 def settling() -> str:
-    """Return when the base's layers settle, and how far they move, as means over its seeds."""
+    """Return when the base's layers settle, and how far they move, over its seeds."""
+
+    def thirds(found: Sequence[Mapping[int, float]]) -> list[list[float]]:
+        """Return each third of the layers, as its mean in every seed."""
+        return [[fmean(one[k] for k in third if k in one) for one in found] for third in THIRDS.values()]
+
     rows = []
     for name in SETTLING:
-        steps = mean_by_layer([settled_at(run, name) for run in seeds()])
-        ways = mean_by_layer([moved(run, name, since=16) for run in seeds()])
+        steps = thirds([settled_at(run, name) for run in seeds()])
+        ways = thirds([moved(run, name, since=16) for run in seeds()])
         rows.append([
             name,
-            *(f"{fmean(steps[k] for k in third if k in steps) * TOKENS / 1e6:.0f}M" for third in THIRDS.values()),
-            *(f"{100 * fmean(ways[k] for k in third if k in ways):.0f}" for third in THIRDS.values()),
+            *(_millions([step * TOKENS for step in third]) for third in steps),
+            *(_spread([100 * way for way in third], 0) for third in ways),
         ])  # fmt: skip
     return table(["metric", *(f"{third} settle" for third in THIRDS), *(f"{third} move, %" for third in THIRDS)], rows)
 
 
 def rules() -> str:
-    """Return what each rule would have lost at each stage of the base, mean over seeds, and where it points at the end."""
+    """Return what each rule would have lost at each stage of the base, and the layers it points at, over the seeds."""
     every = [regrets(run) for run in seeds()]
     steps = list(every[0]["last"])
     rows = []
     for rule in every[0]:
-        lost = [f"{fmean(one[rule][step][1] for one in every):.1f}" for step in steps]
-        rows.append([f"`{rule}`", *lost, _layers([one[rule][steps[-1]][0] for one in every])])
-    return table(["rule", *(f"{step * TOKENS / 1e6:.0f}M" for step in steps), "layer at the end"], rows)
+        found = [[one[rule][step] for one in every] for step in steps]
+        cells = [f"{fmean(lost for _, lost in some):.1f} at {_layers([layer for layer, _ in some])}" for some in found]
+        cells[-1] = f"{_spread([lost for _, lost in found[-1]], 1)} at {_layers([layer for layer, _ in found[-1]])}"
+        rows.append([f"`{rule}`", *cells])
+    return table(["rule", *(f"{step * TOKENS / 1e6:.0f}M" for step in steps)], rows)
 
 
 def finetuning(layers: Sequence[int] = (1, 3, 6, 9, 12)) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from benchmarks.pretraining.findings import event_layer
 from benchmarks.pretraining.record import read_run, seeds
 from tests.docs.record_numbers import (
+    at_layer,
     depth,
     dimension,
     ends,
@@ -29,8 +31,15 @@ def _hidden() -> list[float]:
     run = read_run("first-hidden")
     assert not mean_rate(run).any()
     assert not run.metric("largest_token").values[-1][1:].any()
-    seed = seeds()[1]
-    return [highest(run, "largest_state"), share(run), share(seed), takes(run), takes(seed)]
+    layer = event_layer(run.metric("first_token_share"))
+    return [
+        highest(run, "largest_state"),
+        layer,
+        share(run),
+        *ends([at_layer(seed, "first_token_share", layer) for seed in seeds()]),
+        takes(run),
+        *ends(list(map(takes, seeds()))),
+    ]
 
 
 def _one_dimension() -> list[float]:
@@ -39,7 +48,7 @@ def _one_dimension() -> list[float]:
     }
     assert found["one-added"] == found["no-decay"] == dimension(seeds()[0], since=362)
     assert found["half-bos"] == found["first-hidden"]
-    return [found["no-decay"], found["half-bos"]]
+    return [found["no-decay"], found["half-bos"], dimension(read_run("own-key"), since=2000)]
 
 
 def _few_heads() -> list[float]:
@@ -60,24 +69,25 @@ def _few_heads() -> list[float]:
 CLAIMS = [
     Claim(
         PAGE,
-        "{} of all heads turn to the first token (the base {} to {}), and it takes {} nats. Where no later token can see it at all, it still takes {}, and the valley is {} nats deep",
+        "{} of all heads turn to the first token (the base {} to {}), and it takes {} nats. Where no later token can see it at all, it still takes {}, and the valley is {} nats deep ({} without it)",
         lambda: [
             _rate("own-key"),
             *ends([float(mean_rate(run)[-1]) for run in seeds()]),
             takes(read_run("own-key")),
-            takes(read_run("first-hidden")),
-            depth(read_run("first-hidden")),
+            takes(hidden := read_run("first-hidden")),
+            depth(hidden),
+            depth(hidden, texts="probe-later"),
         ],
     ),
     Claim(
         PAGE,
-        "`one-added` and `no-decay` below end with it in {} too, `half-bos` and `first-hidden` in {}",
+        "`one-added` and `no-decay` below end with it in {} too, `half-bos` and `first-hidden` in {}, `own-key` in {}",
         _one_dimension,
     ),
     Claim(
         PAGE,
-        "({} of the squared norm where `[BOS]` is there, which takes {} nats) and hardly for a sink ({} of all heads)",
-        lambda: [share(run := read_run("half-bos")), takes(run), _rate("half-bos")],
+        "a first token of {} of the squared norm, below the base's {} to {}, which takes {} nats, and hardly a sink ({} of all heads)",
+        lambda: [share(run := read_run("half-bos")), *ends(list(map(share, seeds()))), takes(run), _rate("half-bos")],
     ),
     Claim(
         PAGE,
@@ -102,33 +112,34 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "{} of the heads of its strongest block, {} of all. The first token is as long as the base's ({} of the squared norm), takes {} nats, and the valley is {} deep",
+        "{} of the heads of its strongest block, {} of all, attend to the first token. Its share is within the base's ({} of the squared norm), its largest state is smaller ({}), it takes {} nats, and the valley is {} deep",
         lambda: [
             highest(run := read_run("own-key"), "attention_sink_rate"),
             _rate("own-key"),
             share(run),
+            highest(run, "largest_state"),
             takes(run),
             depth(run),
         ],
     ),
     Claim(
         PAGE,
-        "the largest state of every block, {} at most, is its own. It has {} of the squared norm, as the base's seed 1 has ({}), and takes {} nats, about half of that seed's {}",
+        "the largest state of every block, {} at most, is its own. It is long from layer {} on, where it has {} of the squared norm (the base's seeds {} to {} there), and takes {} nats (the base {} to {})",
         _hidden,
     ),
     Claim(
         PAGE,
-        "The valley is {} nats deep, {} of it without the first token",
+        "The valley, at layer 1, is {} nats deep, and {} without the first token",
         lambda: [depth(run := read_run("first-hidden")), depth(run, texts="probe-later")],
     ),
     Claim(
         PAGE,
-        "(no `[BOS]`: {} points; a first token that none sees: {}; a learned key: {})",
-        lambda: [over_last(read_run(name)) for name in ("no-bos", "first-hidden", "own-key")],
+        "(a learned key: {} points) or none (no `[BOS]`: {}; a first token that none sees: {})",
+        lambda: [over_last(read_run(name)) for name in ("own-key", "no-bos", "first-hidden")],
     ),
     Claim(
         PAGE,
-        "{} points or none in the four runs in which {} of all heads or fewer have the sink (`no-bos`, `half-bos`, `own-key`, `first-hidden`) at the base's rate, where the base has {} to {}. But `no-decay`, with a sink, has {}, and the low rate, with hardly one, {}",
+        "{} points or none in the four runs at the base's learning rate in which at most {} of all heads attend to the first token (`no-bos`, `half-bos`, `own-key`, `first-hidden`), where the base has {} to {}. But `no-decay`, with a sink, has {}, and the low rate, with hardly one, {}",
         _few_heads,
     ),
 ]
