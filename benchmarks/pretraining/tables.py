@@ -280,10 +280,10 @@ def rules() -> str:
     steps = list(every[0]["last"])
     rows = []
     for rule in every[0]:
-        found = [[one[rule][step] for one in every] for step in steps]
-        cells = [f"{fmean(lost for _, lost in some):.1f} at {_layers([layer for layer, _ in some])}" for some in found]
-        cells[-1] = f"{_spread([lost for _, lost in found[-1]], 1)} at {_layers([layer for layer, _ in found[-1]])}"
-        rows.append([f"`{rule}`", *cells])
+        chosen = [_layers([one[rule][step][0] for one in every]) for step in steps]
+        lost = [[one[rule][step][1] for one in every] for step in steps]
+        points = [*(f"{fmean(some):.1f}" for some in lost[:-1]), _spread(lost[-1], 1)]
+        rows.append([f"`{rule}`", *(f"{some} at {layers}" for some, layers in zip(points, chosen, strict=True))])
     return table(["rule", *(f"{step * TOKENS / 1e6:.0f}M" for step in steps)], rows)
 
 

@@ -204,6 +204,19 @@ def test_finished_runs_are_taken_into_the_record(tmp_path: Path, monkeypatch: py
         record.read_run.cache_clear()
 
 
+def test_a_repetition_is_taken_beside_the_run_it_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = folders(tmp_path, monkeypatch)
+    for name in ("base", "long"):  # a repetition of the base may be brief
+        write_finished(out, name, command="python -m benchmarks.pretraining.run DATA OUT --brief")
+        for suffix in (".parquet", ".json"):
+            (out / f"{name}{suffix}").rename(out / f"{name}-again{suffix}")
+    assert record.collect(out) == ["base-again", "long-again"]
+    told = json.loads((out / "long-again.json").read_text())
+    (out / "long-again.json").write_text(json.dumps(told | {"variant": asdict(VARIANTS["base"])}))
+    with pytest.raises(ValueError, match=r"long-again.parquet is not a run of the record \(steps 2000, not 9216"):
+        record.collect(out)
+
+
 def test_a_part_of_a_page_is_written_between_its_comments(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("head\n<!-- one -->\nold\n<!-- /one -->\ntail\n", encoding="utf8")
