@@ -18,6 +18,7 @@ def test_the_digits_are_real_and_shared_out() -> None:
     assert np.asarray(train.images[0]).max() > 200
 
 
+@pytest.mark.slow
 def test_the_model_learns_and_loads_and_the_generator_is_left_alone(tmp_path: Path) -> None:
     digits = read_digits()[0].only(range(2))
     digits = Digits(digits.images[:96], digits.labels[:96])

@@ -117,6 +117,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_cli(tmp_path: Path, tiny_folder: Folder) -> None:
     check_cases(cli_case(tmp_path, tiny_folder("Llama"), tiny_folder("GPTNeoX")), "cli", 0, 35)
 

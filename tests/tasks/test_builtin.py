@@ -48,6 +48,7 @@ def test_builtin_means_all_five_and_a_label_means_one() -> None:
     assert made_name(sources[0]) == sources[0].name
 
 
+@pytest.mark.slow
 def test_rows_are_the_same_in_any_process_even_without_docstrings() -> None:
     labels = "from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, builtin_data"
     code = f"{labels}; print(*(builtin_data(label).name for label in BUILTIN_TASKS))"

@@ -28,10 +28,10 @@ def stop(*_: Any, **__: Any) -> None:
     ("stopped", "options"),
     [
         ("in training", IDLE),
-        ("before it is saved", IDLE),
+        pytest.param("before it is saved", IDLE, marks=pytest.mark.slow),
         pytest.param("before it is saved", WITHIN, marks=pytest.mark.slow),
         pytest.param("after it is saved", WITHIN, marks=pytest.mark.slow),
-        ("at its end", WITHIN),
+        pytest.param("at its end", WITHIN, marks=pytest.mark.slow),
     ],
 )
 def test_the_run_ends_where_it_would_have(

@@ -75,6 +75,7 @@ def test_every_layer_is_scored_before_and_after_and_the_page_shows_it(tiny_folde
     assert sorted(made.trained.metrics["layer"].unique()) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_goes_on_from_its_checkpoint_to_the_same_weights(tiny_folder: Folder, tmp_path: Path) -> None:
     through = tuned(tiny_folder("Llama"), tmp_path / "through", **SIX)
 
@@ -178,6 +179,7 @@ def test_what_cannot_be_meant_is_refused(
         )
 
 
+@pytest.mark.slow
 def test_the_trainers_autocast_is_off_when_it_has_ended(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +214,7 @@ def test_a_model_with_merged_adapters_is_trained_whole(tiny_folder: Folder, tmp_
     assert made.how["Trained parameters"] == f"{sum(one.numel() for one in made.encoder.parameters()):,}"
 
 
+@pytest.mark.slow
 def test_texts_too_short_to_be_measured_are_tuned_on(tiny_folder: Folder, tmp_path: Path) -> None:
     rows = [{"anchor": f"{n}", "positive": f"a{n}"} for n in range(20)]
     made = tuned(tiny_folder("Llama"), tmp_path / "short", rows, max_steps=2, checkpoints=1)

@@ -52,6 +52,7 @@ def test_known_views_are_the_same_on_every_machine() -> None:
     assert augment(["Every morning the old baker opens his little shop."], seed=7) == KNOWN
 
 
+@pytest.mark.slow
 def test_views_do_not_depend_on_the_workers(two_views: list[list[str]], no_workers_left: None) -> None:
     assert augment(TEXTS, views=2, seed=3, workers=2) == two_views
     assert augment(TEXTS, views=2, seed=3, workers=3) == two_views
