@@ -55,7 +55,7 @@ def test_the_seed_of_measure_is_that_of_the_views(whole: LayerEncoder, generator
     assert changed(first, other) == OF_VIEWS
 
 
-@pytest.mark.parametrize("choose", [select, select_layer])
+@pytest.mark.parametrize("choose", [select, pytest.param(select_layer, marks=pytest.mark.slow)])
 def test_the_seed_of_a_selection_is_that_of_views_folds_and_resamples(
     choose: Callable[..., Selection], whole: LayerEncoder, generators: None
 ) -> None:

@@ -59,8 +59,8 @@ def test_depth_is_the_share_of_the_model_s_own_blocks_whatever_layers_are_swept(
     [
         ("Llama", "final"),
         ("T5", "none"),  # a block more is kept, and the first is larger than the others
-        ("ModernBERT", "final"),  # has a block even at layer 0
-        ("ALBERT", "final"),  # one block for all layers
+        pytest.param("ModernBERT", "final", marks=pytest.mark.slow),  # has a block even at layer 0
+        pytest.param("ALBERT", "final", marks=pytest.mark.slow),  # one block for all layers
     ],
 )
 def test_parameters_are_those_of_real_cut_encoders(family: str, norm: Any, tiny_folder: Folder, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def interrupted(_: LayerEncoder, patch: pytest.MonkeyPatch) -> None:
         (model_raises, RuntimeError, "a broken kernel"),
         (gives_nan, NotFiniteError, r"Layer 2 gives NaN or infinity for 'text number"),
         (disk_fills, DiskFullError, "no room"),
-        (progress_raises, KeyboardInterrupt, None),
+        pytest.param(progress_raises, KeyboardInterrupt, None, marks=pytest.mark.slow),
         (interrupted, KeyboardInterrupt, None),
     ],
 )

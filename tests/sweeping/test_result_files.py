@@ -199,7 +199,12 @@ def used(folder: Path) -> int:
 
 @pytest.mark.parametrize(
     "pattern",
-    ["mteb/**/near-*.json", "embeddings/*/store.json", "sweep.json", "frame.parquet", "frame.csv", "midlayer.lock"],
+    [
+        "mteb/**/near-*.json",
+        "embeddings/*/store.json",
+        "frame.parquet",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("sweep.json", "frame.csv", "midlayer.lock")),
+    ],
 )
 def test_a_folder_in_the_place_of_a_file_is_named_and_moved_away_by_hand(
     pattern: str, encoder: LayerEncoder, tmp_path: Path

@@ -51,6 +51,7 @@ def test_mteb_confirms_the_best_the_second_best_and_the_last_and_writes_files_of
     assert by_mteb.notes.how["scoring"] == "near by mteb, because it was asked to"
 
 
+@pytest.mark.slow
 def test_what_was_scored_one_way_is_not_taken_for_the_other(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +198,7 @@ def test_layers_are_confirmed_while_the_next_task_is_embedded_where_the_cores_ar
     ) * 2
 
 
+@pytest.mark.slow
 def test_a_task_with_other_settings_is_scored_anew(tiny_folder: Folder, tmp_path: Path) -> None:
     from midlayer_encoders.tasks import resolve_tasks
 
