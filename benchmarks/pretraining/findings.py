@@ -19,7 +19,7 @@ from midlayer_encoders.selection.rules import CannotChooseError, choose
 
 __all__ = [
     "EVENTS", "RAW", "THIRDS", "WITHOUT_LABELS", "Event", "Valley", "Winner", "crossing", "event", "event_layer", "lowering",
-    "mean_by_layer", "moved", "overtaking", "regrets", "settled_at", "valley", "winners",
+    "mean_by_layer", "moved", "overtaking", "regrets", "settled_at", "thirds", "valley", "winners",
 ]  # fmt: skip
 
 Values = NDArray[np.float64]
@@ -195,6 +195,11 @@ def settled_at(run: Run, name: str) -> dict[int, int]:
 
 def _of_metric(run: Run, name: str) -> pl.DataFrame:
     return run.frame.filter(kind="metric", name=name, dataset="probe")
+
+
+def thirds(by_layer: Mapping[int, float]) -> list[float]:
+    """Return the mean over each third of the layers, of those that are there."""
+    return [fmean(by_layer[layer] for layer in third if layer in by_layer) for third in THIRDS.values()]
 
 
 def mean_by_layer(found: Sequence[Mapping[int, float]]) -> dict[int, float]:

@@ -5,7 +5,8 @@ A ``mamba2`` has mixers as large as a Llama block. The same seed gives models of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,18 @@ class LanguageModel(nn.Module):
         for block in self.backbone.layers:
             block.forward = _when_training(block.forward, torch.compile(block.forward, dynamic=False, **options))
         self.loss = _when_training(self.loss, torch.compile(self.loss, dynamic=False, **options))  # type: ignore[method-assign]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[Any]:
+    """Put a model in eval mode, without gradients, and every module of it back in its own."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad():
+            yield model.eval()
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def _when_training(plain: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:

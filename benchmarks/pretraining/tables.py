@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -20,6 +20,7 @@ from benchmarks.pretraining.findings import (
     overtaking,
     regrets,
     settled_at,
+    thirds,
     valley,
     winners,
 )
@@ -257,15 +258,10 @@ def middle() -> str:
 
 def settling() -> str:
     """Return when the base's layers settle, and how far they move, over its seeds."""
-
-    def thirds(found: Sequence[Mapping[int, float]]) -> list[list[float]]:
-        """Return each third of the layers, as its mean in every seed."""
-        return [[fmean(one[k] for k in third if k in one) for one in found] for third in THIRDS.values()]
-
     rows = []
     for name in SETTLING:
-        steps = thirds([settled_at(run, name) for run in seeds()])
-        ways = thirds([moved(run, name, since=16) for run in seeds()])
+        steps = zip(*(thirds(settled_at(run, name)) for run in seeds()), strict=True)
+        ways = zip(*(thirds(moved(run, name, since=16)) for run in seeds()), strict=True)
         rows.append([
             name,
             *(_millions([step * TOKENS for step in third]) for third in steps),

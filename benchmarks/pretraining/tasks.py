@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.pretraining.corpus import PAD
+from benchmarks.pretraining.models import evaluating
 from midlayer_encoders.recipes import PLAIN, RECIPES, Recipe
 from midlayer_encoders.tasks import isolated_random, task_sources
 
@@ -98,20 +99,18 @@ class Evaluation:
         from midlayer_encoders.reading.batches import plan_batches
         from midlayer_encoders.reading.reader import LayerReader
 
-        device, modes = next(backbone.parameters()).device, {m: m.training for m in backbone.modules()}
-        anatomy, ids = find_anatomy(backbone), self.ids[recipe]
+        device, anatomy, ids = next(backbone.parameters()).device, find_anatomy(backbone), self.ids[recipe]
         reader = LayerReader(
             backbone, lambda some: padded(some, device), anatomy, range(anatomy.num_layers + 1),
             pooling=RECIPES[recipe].pooling or "mean",
         )  # fmt: skip
         made = torch.empty(anatomy.num_layers + 1, 0)
-        backbone.eval()
-        for positions, vectors in reader.embed(ids, plan_batches(list(map(len, ids)), token_budget=TOKEN_BUDGET)):
-            if not made.numel():
-                made = vectors.new_empty(len(vectors), len(ids), vectors.shape[2])
-            made[:, positions] = vectors
-        for module, mode in modes.items():
-            module.training = mode
+        batches = plan_batches(list(map(len, ids)), token_budget=TOKEN_BUDGET)
+        with evaluating(backbone):
+            for positions, vectors in reader.embed(ids, batches):
+                if not made.numel():
+                    made = vectors.new_empty(len(vectors), len(ids), vectors.shape[2])
+                made[:, positions] = vectors
         return made.to(device)
 
 

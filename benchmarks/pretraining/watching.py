@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.pretraining.findings import valley
+from benchmarks.pretraining.models import evaluating
 from benchmarks.pretraining.module import pl
 from benchmarks.pretraining.tasks import Evaluation, padded
 from midlayer_encoders._types import Norm
@@ -110,18 +110,6 @@ class _AtSteps(pl.Callback):
         self.rows, self.seconds = state_dict["rows"], state_dict["seconds"]
 
 
-@contextmanager
-def _evaluating(model: Any) -> Iterator[Any]:
-    """Put a model in eval mode, without gradients, and every module of it back in its own."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        with torch.no_grad():
-            yield model.eval()
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
 class Aside(_AtSteps):
     """Measures what the package's callback does not: without the first token, after the final norm, sinks, large states.
 
@@ -145,12 +133,12 @@ class Aside(_AtSteps):
         # transformers hooks the blocks when it is first asked for attention, and leaves the hooks there. A block that is
         # compiled with them rounds otherwise than one without, so a run that goes on has to be asked before its first step too.
         if self.sinks:
-            with _evaluating(pl_module.model.backbone) as backbone:
+            with evaluating(pl_module.model.backbone) as backbone:
                 self._sink_rates(backbone, 1)
         super().on_train_start(trainer, pl_module)
 
     def look(self, trainer: Any, pl_module: Any) -> list[dict[str, Any]]:
-        with _evaluating(pl_module.model.backbone) as backbone:
+        with evaluating(pl_module.model.backbone) as backbone:
             with trainer.precision_plugin.forward_context():
                 found = self._metrics(backbone)
             if self.sinks:

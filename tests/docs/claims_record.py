@@ -11,7 +11,6 @@ import numpy as np
 from benchmarks.pretraining.findings import (
     EVENTS,
     RAW,
-    THIRDS,
     Event,
     event,
     mean_by_layer,
@@ -19,6 +18,7 @@ from benchmarks.pretraining.findings import (
     overtaking,
     regrets,
     settled_at,
+    thirds,
     valley,
     winners,
 )
@@ -63,18 +63,13 @@ def _since(run: Run) -> float:
     return step * TOKENS / 1e6
 
 
-def _thirds(by_layer: dict[int, float]) -> list[float]:
-    """Return the mean over each third of the layers."""
-    return [fmean(by_layer[layer] for layer in third if layer in by_layer) for third in THIRDS.values()]
-
-
 def _settling(name: str) -> list[float]:
-    return _thirds(mean_by_layer([settled_at(run, name) for run in seeds()]))
+    return thirds(mean_by_layer([settled_at(run, name) for run in seeds()]))
 
 
 def _ways(name: str, since: int) -> list[float]:
     """Return how far each third of the layers moves after a step, in percent of the metric's range."""
-    return [100 * way for way in _thirds(mean_by_layer([moved(run, name, since) for run in seeds()]))]
+    return [100 * way for way in thirds(mean_by_layer([moved(run, name, since) for run in seeds()]))]
 
 
 @cache
