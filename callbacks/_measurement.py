@@ -19,7 +19,7 @@ from midlayer_encoders.errors import MidlayerError, NotFiniteError
 from midlayer_encoders.measuring import compute_metrics, token_receiver, update_views
 from midlayer_encoders.metrics import LayerMetric
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, resolve_layers
-from midlayer_encoders.models.compat import without_cache
+from midlayer_encoders.models.transformers_internals import without_cache
 from midlayer_encoders.reading.reader import LayerReader
 from midlayer_encoders.selection.ridge import ridge_correct
 from midlayer_encoders.spectra import without_kernels

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 __all__ = [
     "MAX_PIXELS",
@@ -85,6 +86,9 @@ class Stage:
             self.progress(self.name, self.done, self.total)
 
 
+_NAMES_ON_DISK = {"weights_digest": "weights", "tower_layers": "layers", "prompting": "asked"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class EncoderSpec:
     """Everything that changes a vector or a score: two encoders with equal specs give equal vectors for a text.
@@ -105,11 +109,11 @@ class EncoderSpec:
         gguf_file: file of quantised weights inside ``model``.
         truncate_dim: number of leading dimensions kept, ``None`` for all.
         modules: settings of the modules that texts pass through, such as the pooling's, as JSON.
-        weights: digest of the weights as they are now, so that a trained encoder is another one.
+        weights_digest: digest of the current weights, which training changes.
         tower: which tower of a joint model it is, ``None`` for a model of one or an encoder with both.
-        layers: name and layer of each tower of a joint model.
+        tower_layers: name and layer of each tower of a joint model.
         similarity: how two vectors are compared, as in sentence-transformers' ``similarity_fn_name``.
-        asked: what stands around a text and which tokens count, as JSON; empty for the text itself.
+        prompting: the template and the tokens that are pooled, as JSON; empty for the text alone.
         mixture: where several layers are combined, each and its share, 1 where they lie side by side; ``layer`` is the
             deepest of them.
         site: what of the layer is read.
@@ -130,18 +134,30 @@ class EncoderSpec:
     gguf_file: str | None
     truncate_dim: int | None
     modules: str
-    weights: str
+    weights_digest: str
     tower: str | None = None
-    layers: tuple[tuple[str, int], ...] = ()
+    tower_layers: tuple[tuple[str, int], ...] = ()
     similarity: str = "cosine"
-    asked: str = ""
+    prompting: str = ""
     mixture: tuple[tuple[int, float], ...] = ()
     site: ReadSite = "block"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by the names that files on disk have for them."""
+        return {_NAMES_ON_DISK.get(name, name): value for name, value in asdict(self).items()}
+
+    def __getattr__(self, name: str) -> Any:
+        for new, old in _NAMES_ON_DISK.items():
+            if name == old:
+                message = f"`EncoderSpec.{old}` is `{new}` now; the old name is removed in 0.4."
+                warnings.warn(message, DeprecationWarning, stacklevel=2)
+                return getattr(self, new)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def digest(self) -> str:
         """Twelve hexadecimal digits that differ whenever any field does."""
-        named = asdict(self)
+        named = self.to_dict()
         for name, default in (("similarity", "cosine"), ("asked", ""), ("mixture", ()), ("site", "block")):
             if named[name] == default:
                 del named[name]  # as before there was such a field: results under the old names stay readable

@@ -98,7 +98,7 @@ def export(
         home = out if out is not None else Path(scratch) / "encoder"
         made = export_for(encoder, cast("Target", target), home, overwrite=overwrite, int8=int8, optimize=optimize)
         parameters = sum(parameter.numel() for parameter in encoder.parameters())
-        towers = ", ".join(f"{name} {number}" for name, number in encoder.layers.items())
+        towers = ", ".join(f"{name} {number}" for name, number in encoder.tower_layers.items())
         several = ", ".join(str(number) for number, _ in encoder.mixture)
         which = towers or f"{several or encoder.layer} of {encoder.num_layers}"
         place = out if out is not None else push

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from sentence_transformers import SentenceTransformer
 
-from midlayer_encoders.encoder.compat import encoding_order
+from midlayer_encoders.encoder.sentence_transformers_internals import encoding_order
 from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.reading.texts import TextInputs
 

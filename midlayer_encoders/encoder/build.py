@@ -12,8 +12,6 @@ from sentence_transformers.util import get_device_name
 from torch import nn
 
 from midlayer_encoders._types import Layer, Medium, Pooling
-from midlayer_encoders.encoder.asking import ask, pooling_module, prompts_of
-from midlayer_encoders.encoder.checks import check_padding, check_states
 from midlayer_encoders.encoder.inputs import (
     media_taken,
     moved,
@@ -24,6 +22,7 @@ from midlayer_encoders.encoder.inputs import (
 )
 from midlayer_encoders.encoder.memory_module import memory_module
 from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.encoder.prompting import ask, pooling_module, prompts_of
 from midlayer_encoders.encoder.saved_prompts import SavedPrompts, saved_prompts
 from midlayer_encoders.encoder.several_layers import (
     CombinedLayers,
@@ -34,13 +33,14 @@ from midlayer_encoders.encoder.several_layers import (
 )
 from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.encoder.transformer_module import transformer_module
+from midlayer_encoders.encoder.verification import check_padding, check_states
 from midlayer_encoders.errors import CutError, MidlayerError, OptionError, check_choice, shown
 from midlayer_encoders.models.anatomy import Anatomy
-from midlayer_encoders.models.compat import gguf_read_once
 from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
 from midlayer_encoders.models.hub import BUILT_IN_MINILM, place_of
 from midlayer_encoders.models.load import NoPlanError, load_cut
 from midlayer_encoders.models.padding import suffers_from_padding
+from midlayer_encoders.models.transformers_internals import gguf_read_once
 from midlayer_encoders.recipes import Placed
 
 __all__ = ["Built", "build_from_files", "build_from_module", "probes"]

@@ -68,7 +68,7 @@ class InputsEncoder(IdentifiedEncoder):
         single = self.is_singular_input(inputs)
         if not single and not isinstance(inputs, list):  # as the base class does, for one that can be read only once
             inputs = inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
-        if self.layers and any(both_media(item) for item in ([inputs] if single else inputs[:1])):
+        if self.tower_layers and any(both_media(item) for item in ([inputs] if single else inputs[:1])):
             return self._encode_both(inputs, single, *args, **kwargs)
         args, kwargs = _checked_call(self, inputs, args, kwargs)
         items = [inputs] if single else inputs
@@ -201,7 +201,7 @@ class InputsEncoder(IdentifiedEncoder):
     def forward(self, input: dict[str, Any], **kwargs: Any) -> dict[str, Any]:  # noqa: A002  (the base class's name)
         """Run the modules; a text without tokens embeds as zero under every pooling."""
         apart = not self.training and suffers_from_padding(self.transformer)
-        if not self.layers and (apart or input.get("modality") in ("image", "audio")):
+        if not self.tower_layers and (apart or input.get("modality") in ("image", "audio")):
             return self._forward_media(input)
         if not self.counting.all:
             return self._forward_counted(input)

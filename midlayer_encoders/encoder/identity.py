@@ -6,9 +6,9 @@ import json
 from typing import Any, cast
 
 from midlayer_encoders._types import EncoderSpec, Norm
-from midlayer_encoders.encoder.asking import asked
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.multimodal import MultimodalEncoder
+from midlayer_encoders.encoder.prompting import asked
 from midlayer_encoders.encoder.spec import CardData, base_name, model_card, weights_digest
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
@@ -55,18 +55,18 @@ class IdentifiedEncoder(MultimodalEncoder):
             gguf_file=self._gguf_file,
             truncate_dim=self.truncate_dim,
             modules=json.dumps(modules, sort_keys=True, default=str),
-            weights=weights_digest(self),
+            weights_digest=weights_digest(self),
             tower=given.tower,
-            layers=tuple(self.layers.items()),
+            tower_layers=tuple(self.tower_layers.items()),
             similarity=self.similarity_fn_name,
-            asked=asked(given),
+            prompting=asked(given),
             mixture=self.mixture,
         )
 
     @property
     def anatomy(self) -> Anatomy:
         """Where the model, as it is cut, keeps its parts. A joint model has two; see ``tower``."""
-        if self.layers:
+        if self.tower_layers:
             raise OptionError(
                 f"`encoder` must have one stack of layers, but {self.name} has a tower of text and one of images. "
                 "Load one: LayerEncoder(model, -1, tower='image')."

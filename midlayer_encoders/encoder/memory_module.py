@@ -15,7 +15,7 @@ from midlayer_encoders._types import Layer, Medium, Norm
 from midlayer_encoders.encoder.inputs import moved, probe_input, sampling_rate
 from midlayer_encoders.encoder.spec import processor_name
 from midlayer_encoders.errors import CutError, OptionError, shown
-from midlayer_encoders.models import compat
+from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import deepest_layer, find_anatomy
 from midlayer_encoders.models.cut import Cut, cut_model
 from midlayer_encoders.reading.capture import capture, side_by_side
@@ -84,7 +84,7 @@ class MemoryModule(InputModule):
         """Return the features with the layer's states as ``token_embeddings``."""
         found: dict[int, Tensor] = {}
         taken = {key: value for key, value in features.items() if key in self._taken}
-        inputs = compat.without_cache(self.model, taken)
+        inputs = internals.without_cache(self.model, taken)
         capture(
             self.model, inputs, lambda layer, _, states: found.update({layer: states}), anatomy=self.anatomy,
             layers=self.layers, norm=self.norm,

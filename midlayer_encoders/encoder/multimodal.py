@@ -15,8 +15,6 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Pooling
-from midlayer_encoders.encoder.checks import close
-from midlayer_encoders.encoder.compat import PlainOnDisk
 from midlayer_encoders.encoder.inputs import (
     check_lengths,
     media_taken,
@@ -31,10 +29,12 @@ from midlayer_encoders.encoder.inputs import (
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.older_versions import ASKED_FOR, make_readable_by_older
 from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.encoder.sentence_transformers_internals import PlainOnDisk
 from midlayer_encoders.encoder.several_layers import plain_on_disk
-from midlayer_encoders.errors import CutError, check_path
+from midlayer_encoders.encoder.verification import close
+from midlayer_encoders.errors import CutError, check_path, warn_deprecated
 from midlayer_encoders.files import write_folder
-from midlayer_encoders.models import compat
+from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.cut import whole_around
 from midlayer_encoders.models.load import has_automatic_class
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
@@ -68,10 +68,16 @@ class MultimodalEncoder(PlainOnDisk):
     pooling: Pooling
     max_pixels: int
     counting: Counting
-    layers: dict[str, int]
+    tower_layers: dict[str, int]
     mixture: tuple[tuple[int, float], ...]
     options: EncoderOptions
     _truncation_warned: bool
+
+    @property
+    def layers(self) -> dict[str, int]:
+        """The old name of ``tower_layers``."""
+        warn_deprecated("`LayerEncoder.layers` is `tower_layers` now; the old name is removed in 0.4.")
+        return self.tower_layers
 
     @property
     def media(self) -> list[str]:
@@ -212,7 +218,7 @@ class MultimodalEncoder(PlainOnDisk):
         """Have the first module write an encoder inside the model that it is of, as which alone it can be loaded."""
         first: Any = self[0]
         model, entries, save = first.model, first.modality_config, first.save
-        if not compat.lacks_folder(model):
+        if not internals.lacks_folder(model):
             yield
             return
         whole: Any = whole_around(model)
@@ -241,7 +247,7 @@ class MultimodalEncoder(PlainOnDisk):
 
     def check_folder(self, aside: Path, home: Path) -> None:
         """Raise unless what is written for ``home``, loaded as anyone loads it, gives this encoder's vectors."""
-        if self.transformer.training or self.layers:
+        if self.transformer.training or self.tower_layers:
             return
         probes = probe_inputs(self.media, self.sampling_rate, self.tokenizer)
         inputs = [one for one in probes if one is not None]
@@ -285,7 +291,7 @@ class MultimodalEncoder(PlainOnDisk):
                 "a batch: its vectors would depend on the batch. Use this encoder itself, which passes texts of one "
                 "length together."
             )
-        if suffers_from_padding(model) or compat.has_mask_of_states(model):
+        if suffers_from_padding(model) or internals.has_mask_of_states(model):
             logger.warning(
                 "A plain folder pools the padding of shorter waveforms in a batch: encode with batch_size=1 there."
             )

@@ -15,10 +15,8 @@ from typing import Any, Unpack, cast
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Layer, Medium, Pooling
-from midlayer_encoders.encoder.asking import after_pooling, asked_copy, prompts_of
 from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, probes
 from midlayer_encoders.encoder.causal_mask import turn_mask_off
-from midlayer_encoders.encoder.checks import check_padding
 from midlayer_encoders.encoder.encoding import InputsEncoder
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.options import (
@@ -27,10 +25,12 @@ from midlayer_encoders.encoder.options import (
     make_options,
     with_options,
 )
+from midlayer_encoders.encoder.prompting import after_pooling, asked_copy, prompts_of
 from midlayer_encoders.encoder.spec import CardData
+from midlayer_encoders.encoder.verification import check_padding
 from midlayer_encoders.errors import OptionError, check_text
 from midlayer_encoders.measuring import agreed
-from midlayer_encoders.models import compat
+from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.models.hub import place_of
 from midlayer_encoders.models.output_embeddings import output_embeddings
@@ -145,7 +145,7 @@ class LayerEncoder(InputsEncoder):
         main = cut.towers["image"] if isinstance(cut, JointCut) else cut
         self.source, self.name, self.options, self.selection = built.source, built.name, options, selection
         self.layer, self.num_layers = main.layer, main.anatomy.num_layers
-        self.layers = {tower: one.layer for tower, one in cut.towers.items()} if isinstance(cut, JointCut) else {}
+        self.tower_layers = {tower: one.layer for tower, one in cut.towers.items()} if isinstance(cut, JointCut) else {}
         self.mixture = () if built.mix is None else tuple(zip(built.mix.layers, built.mix.shares, strict=True))
         self.norm = options.norm
         # A joint model's own heads pool: no pooling of states that others could ask for.
@@ -231,13 +231,13 @@ class LayerEncoder(InputsEncoder):
     def __getstate__(self) -> dict[str, Any]:
         """Return what a worker process needs, without the hooks that transformers puts back at its next pass."""
         with turn(self.transformer):
-            compat.drop_recording_hooks(self)
+            internals.drop_recording_hooks(self)
             return self.__dict__.copy()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if hasattr(self.transformer, "config"):
-            compat.register_recordable_outputs(self.transformer)
+            internals.register_recordable_outputs(self.transformer)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LayerEncoder:
         """Return a copy that shares nothing, without the hooks that another thread may have on the model."""

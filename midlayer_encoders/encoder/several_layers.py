@@ -18,11 +18,11 @@ from sentence_transformers.sentence_transformer.modules import Pooling as Poolin
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Layer, Norm
-from midlayer_encoders.encoder.checks import close
 from midlayer_encoders.encoder.inputs import media_taken, moved, probe_input, sampling_rate
 from midlayer_encoders.encoder.options import Combine, EncoderOptions
+from midlayer_encoders.encoder.verification import close
 from midlayer_encoders.errors import CutError, LayerIndexError, OptionError, check_list
-from midlayer_encoders.models import compat
+from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layer
 from midlayer_encoders.models.cut import Cut
 from midlayer_encoders.reading.capture import layers_watched, side_by_side
@@ -221,7 +221,7 @@ def _entries(first: LayersTransformer, probe: dict[str, Any]) -> tuple[list[int]
     """
     model: Any = first.model
     name = type(model).__name__
-    if compat.lacks_folder(model):
+    if internals.lacks_folder(model):
         raise CutError(
             f"{name} is written to a folder inside a model with a decoder, where sentence-transformers does not find "
             "the states of several layers. Use this encoder itself."

@@ -111,7 +111,7 @@ def _layer_words(spec: EncoderSpec) -> str:
     if spec.mixture:
         return "-".join(str(layer) for layer, _ in spec.mixture)
     one = str(spec.layer) if spec.site == "block" else f"{spec.layer}-{spec.site}"
-    return "-".join(f"{name}-{layer}" for name, layer in spec.layers) or one
+    return "-".join(f"{name}-{layer}" for name, layer in spec.tower_layers) or one
 
 
 def _mixture_words(spec: EncoderSpec) -> str:
@@ -123,7 +123,7 @@ def _mixture_words(spec: EncoderSpec) -> str:
 
 def result_revision(spec: EncoderSpec) -> str:
     """Return the revision under which results are filed: readable, and different for every spec."""
-    layer = f"layer-{_layer_words(spec)}" if spec.layers else f"layer-{_layer_words(spec)}-of-{spec.num_layers}"
+    layer = f"layer-{_layer_words(spec)}" if spec.tower_layers else f"layer-{_layer_words(spec)}-of-{spec.num_layers}"
     tower = [spec.tower] if spec.tower else []
     words = [spec.revision or "default", *tower, layer, f"norm-{spec.norm}", spec.pooling]
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(words))  # a slash would lose the results
@@ -176,7 +176,7 @@ def model_card(
     states = (
         "with the model's own final norm applied" if spec.norm == "final" else "raw, without the model's final norm"
     )
-    layer = _layer_words(spec) if spec.layers else f"{spec.layer} of {spec.num_layers}"
+    layer = _layer_words(spec) if spec.tower_layers else f"{spec.layer} of {spec.num_layers}"
     used = f"{_mixture_words(spec)} of {spec.num_layers}" if spec.mixture else layer
     whole = f"the {spec.tower} tower of {spec.model}" if spec.tower else spec.model
     place = f'"{repository or _FOLDER}"' + (f', revision="{branch}"' if branch else "")
@@ -197,7 +197,7 @@ def model_card(
         "chat template": "applied to every text" if spec.chat_template else "not used",
         **_recipe_rows(spec),
         "similarity": f"`{spec.similarity}`",
-        "weights": f"`{spec.weights}`" + (", trained further after the cut" if trained else ", as in the model"),
+        "weights": f"`{spec.weights_digest}`" + (", trained further after the cut" if trained else ", as in the model"),
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
     return (
@@ -220,7 +220,7 @@ def model_card(
 
 def _recipe_rows(spec: EncoderSpec) -> dict[str, str]:
     """Return what a recipe does to a text and to its vector, where there is one."""
-    template = json.loads(spec.asked)["template"] if spec.asked else None
+    template = json.loads(spec.prompting)["template"] if spec.prompting else None
     after = [name for name, _ in json.loads(spec.modules or "[]")[2:] if name in ("Dense", "Normalize")]
     rows = {"template": f"`{template}`".replace("|", "\\|")} if template else {}
     return rows | ({"after the pooling": ", ".join(after)} if after else {})

@@ -9,9 +9,9 @@ from typing import Any
 from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import nn
 
-from midlayer_encoders.encoder.compat import tokenizer_alone, transformer_around
+from midlayer_encoders.encoder.sentence_transformers_internals import tokenizer_alone, transformer_around
 from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError, check_count
-from midlayer_encoders.models import compat
+from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.models.padding import suffers_from_padding
 
@@ -54,7 +54,7 @@ def transformer_module(
         loaded.hf_quantizer = None  # type: ignore[assignment]
         if hasattr(config, "quantization_config"):
             del config.quantization_config
-    if config.model_type == compat.TIMM and not hasattr(config, "num_features"):
+    if config.model_type == internals.TIMM and not hasattr(config, "num_features"):
         config.num_features = loaded.timm_model.num_features  # type: ignore[union-attr]  # timm's own files have it
     if hasattr(config, "mask_ratio"):
         config.mask_ratio = 0.0  # a masked autoencoder shows its encoder every patch

@@ -196,7 +196,7 @@ def score_results(encoder: LayerEncoder, scores: pl.DataFrame) -> list[EvalResul
         found = found.filter(pl.col("recipe") == (getattr(asked, "name", asked) or "plain"))
     found = found.filter(pl.col("kind").is_in(["score", "confirmed"])).sort("kind")  # mteb's own score first
     found = found.unique("dataset", keep="first", maintain_order=True).sort("dataset")
-    if found.is_empty() or encoder.mixture or encoder.layers:
+    if found.is_empty() or encoder.mixture or encoder.tower_layers:
         raise OptionError(
             f"`scores` must hold scores of {encoder.name} at layer {encoder.layer}, but has none: it must be the frame "
             "of a sweep of this model, with this recipe, over this layer."

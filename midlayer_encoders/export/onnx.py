@@ -55,7 +55,7 @@ def export_onnx(encoder: LayerEncoder, home: Path, *, int8: bool = False, optimi
         aside.mkdir()
         prepare(encoder, aside)
         for medium in encoder.media:
-            path = aside / (f"{medium}.onnx" if encoder.layers else "model.onnx")
+            path = aside / (f"{medium}.onnx" if encoder.tower_layers else "model.onnx")
             names = write_graph(encoder, medium, path)
             about = {"medium": medium, "inputs": names, "output": OUTPUT}
             for one in (path, *([_optimized(path)] if optimize else [])):

@@ -33,7 +33,7 @@ def export_openvino(encoder: LayerEncoder, home: Path) -> Exported:
         aside.mkdir()
         prepare(encoder, aside)
         for medium in encoder.media:
-            path = aside / (f"{medium}.xml" if encoder.layers else "model.xml")
+            path = aside / (f"{medium}.xml" if encoder.tower_layers else "model.xml")
             names = _write(encoder, medium, path)
             error, rounded = (
                 distance(encoder, medium, aside, names, partial(_vectors, _compiled(path, options)))

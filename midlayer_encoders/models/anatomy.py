@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import AnatomyError, LayerIndexError, check_list, shown
-from midlayer_encoders.models import compat
+from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.towers import find_towers
 
 __all__ = ["Anatomy", "deepest_layer", "find_anatomy", "resolve_layer", "resolve_layers", "text_stack"]
@@ -183,7 +183,7 @@ def _block_list(model: nn.Module) -> str:
     of block stand between (Jamba, Zamba, NemotronH). Where transformers names none, the list of like modules with the
     most parameters is the one.
     """
-    whole = compat.unsplit_classes(model)
+    whole = internals.unsplit_classes(model)
     lists: list[tuple[str, Any]] = [
         (path, module)
         for path, module in model.named_modules()
@@ -209,7 +209,7 @@ def _block_list(model: nn.Module) -> str:
             f"{type(model).__name__} is a plain module, and which of {', '.join(repr(path) for path, _ in outer)} are "
             "its blocks cannot be told. Pass the path as `blocks`."
         )
-    counts = [getattr(getattr(model, "config", None), name, None) for name in compat.COUNTS]
+    counts = [getattr(getattr(model, "config", None), name, None) for name in internals.COUNTS]
     counted = [found for found in outer if len(found[1]) in counts]  # not the convolutions before the blocks
     return max(named or counted or outer, key=lambda found: sum(p.numel() for p in found[1].parameters()))[0]
 
@@ -221,11 +221,11 @@ def _named_in(blocks: Any, names: set[str]) -> bool:
 def text_stack(model: nn.Module) -> str | None:
     """Return the path of the language model inside one that also reads images or audio, or ``None``."""
     config: Any = getattr(model, "config", None)
-    inner = compat.text_config(config)
+    inner = internals.text_config(config)
     if inner is None or find_towers(model):
         return None
     for path, module in model.named_modules():
-        if path and compat.is_pretrained(module) and module.config is inner:
+        if path and internals.is_pretrained(module) and module.config is inner:
             return str(path)
     return None
 
@@ -269,7 +269,7 @@ def _owner(model: nn.Module, path: str) -> tuple[str, Any]:
     found: tuple[str, Any] = ("", None)
     for above in _ancestors(path):
         module = model.get_submodule(above)
-        if compat.is_pretrained(module):
+        if internals.is_pretrained(module):
             found = (above, module.config)
     return found
 
@@ -288,7 +288,7 @@ def _embeddings(model: nn.Module) -> str | None:
 
 
 def _opt_final(config: Any) -> tuple[str, ...]:
-    normed = bool(config.do_layer_norm_before) and not compat.opt_lacks_final_norm(config)
+    normed = bool(config.do_layer_norm_before) and not internals.opt_lacks_final_norm(config)
     projected = bool(config.word_embed_proj_dim != config.hidden_size)
     return ("decoder.final_layer_norm",) * normed + ("decoder.project_out",) * projected
 

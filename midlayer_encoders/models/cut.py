@@ -15,7 +15,7 @@ from torch import nn
 
 from midlayer_encoders._types import Norm
 from midlayer_encoders.errors import CutError
-from midlayer_encoders.models import compat
+from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.sites import block_sites
 
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 # Names by which configs count blocks, and by which they list something for each block.
-_COUNTS = compat.COUNTS
+_COUNTS = internals.COUNTS
 _PER_LAYER = re.compile(r"layer|block|window|pattern")
 # Families that record each block's output, not its input: the embeddings have no entry.
 _OUTPUTS_RECORDED = {"mamba", "mamba2", "falcon_mamba"}
@@ -96,8 +96,8 @@ def plan_cuts(anatomy: Anatomy, layer: int, norm: Norm, *, config: Any = None) -
     """
     model_type = getattr(config, "model_type", "")
     ends = Cut(anatomy, layer, norm, layer, "last_hidden_state")
-    if model_type == compat.TIMM:  # whose hidden states are grids of patches, without their class token
-        settings = compat.timm_norm_settings(config) if norm == "none" and anatomy.final else {}
+    if model_type == internals.TIMM:  # whose hidden states are grids of patches, without their class token
+        settings = internals.timm_norm_settings(config) if norm == "none" and anatomy.final else {}
         return [replace(ends, unnormed=tuple(settings.items()))]
     received = Cut(anatomy, layer, norm, layer + 1, ("hidden_states", layer))
     returned = Cut(anatomy, layer, norm, max(layer, 1), ("hidden_states", max(layer, 1) - 1), silent=layer == 0)
@@ -121,7 +121,7 @@ def cut_config(config: Any, num_layers: int, keep: int) -> Any:
         CutError: when no setting of the config counts its blocks.
     """
     fields = config.to_dict()
-    if getattr(config, "model_type", "") == compat.TIMM:
+    if getattr(config, "model_type", "") == internals.TIMM:
         fields["model_args"] = _timm_arguments(config, num_layers, keep)
     else:
         _shorten(fields, num_layers, keep, name=type(config).__name__)
@@ -140,7 +140,7 @@ def cut_config(config: Any, num_layers: int, keep: int) -> Any:
 
 def _timm_arguments(config: Any, num_layers: int, keep: int) -> dict[str, Any]:
     """Return what timm makes the model of, for ``keep`` blocks."""
-    if not compat.timm_takes_depth(config):
+    if not internals.timm_takes_depth(config):
         raise CutError(
             f"timm makes {config.architecture} of {num_layers} blocks and of no other number: it takes no `depth`, as "
             "models of several stages do not. Its last states are those of a plain SentenceTransformer."
@@ -166,7 +166,7 @@ def _shorten(fields: dict[str, Any], num_layers: int, keep: int, *, name: str) -
             fields[key] = "".join(kept) if isinstance(value, str) else kept
         elif isinstance(value, dict) and key.startswith("per_layer"):  # the settings of some blocks, by their place
             fields[key] = {place: one for place, one in value.items() if int(place) < keep}
-    for stages in compat.BACKBONE_STAGES:
+    for stages in internals.BACKBONE_STAGES:
         fields.pop(stages, None)
 
 
@@ -207,7 +207,7 @@ def _empty_like(model: Any) -> nn.Module | None:
     if not type(model).__module__.startswith("transformers."):
         return None
     try:
-        with compat.without_weights():
+        with internals.without_weights():
             return type(model)(copy.deepcopy(model.config))  # type: ignore[no-any-return]
     except Exception:  # a depth that its class refuses: such a cut is refused when its states are looked at
         return None
@@ -226,7 +226,7 @@ def change_depth(config: Any, num_layers: int, keep: int) -> None:
     """Give a config another depth in place: every module of the model may hold it."""
     made = cut_config(config, num_layers, keep)
     per_layer = [key for key in made.to_dict() if _PER_LAYER.search(key)]
-    for name in (*_COUNTS, *per_layer, *compat.BACKBONE_STAGES, "tie_word_embeddings", "model_args"):
+    for name in (*_COUNTS, *per_layer, *internals.BACKBONE_STAGES, "tie_word_embeddings", "model_args"):
         if name in config.__dict__ and name in made.__dict__:
             config.__dict__[name] = made.__dict__[name]
 
@@ -284,7 +284,7 @@ def whole_around(encoder: Any) -> nn.Module | None:
         config.max_decoder_position_embeddings = config.max_encoder_position_embeddings
     if getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = 0
-    with compat.without_weights():
+    with internals.without_weights():
         whole: Any = MODEL_MAPPING[type(config)](config)
     if not all(hasattr(whole, name) for name in ("encoder", "decoder", "shared")):
         return None

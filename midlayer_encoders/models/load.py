@@ -20,7 +20,7 @@ from torch import nn
 
 from midlayer_encoders._types import Layer, Norm
 from midlayer_encoders.errors import CutError, LayerIndexError, MidlayerError, ModelNotFoundError, OptionError
-from midlayer_encoders.models import compat
+from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.adapters import merge_adapters
 from midlayer_encoders.models.anatomy import Anatomy, deepest_layer, find_anatomy, resolve_layer, text_stack
 from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, plan_cut, plan_cuts
@@ -84,7 +84,7 @@ def load_cut(
     config = _caching_nothing(load_config(model, revision, local=local, **extra))
     source = {"revision": revision, "local_files_only": local, "device_map": device_map, **extra}
     source["dtype"] = dtype if dtype is not None else "auto"
-    with compat.LOADING:
+    with internals.LOADING:
         whole = _empty(config, trust_remote_code)
         towers = find_towers(whole)
         if tower is None and towers:
@@ -93,7 +93,7 @@ def load_cut(
             return _load_joint(model, whole, layer, norm, towers, adapters, source)
         if tower is not None:
             check_tower(tower, towers, model)
-        encoder = compat.encoder_part(config) if tower is None else None
+        encoder = internals.encoder_part(config) if tower is None else None
         part = towers[tower] if tower is not None else None if encoder is not None else text_stack(whole)
         if part is not None:
             whole = _tower(whole, part)
@@ -148,7 +148,7 @@ def _load_single(
     # The files hold the other tower, or the decoder, too.
     dropped = [rf"^(?!{re.escape(prefix)}\.)"] if prefix else []
     config = whole.config
-    if getattr(config, "model_type", "") == compat.TIMM:
+    if getattr(config, "model_type", "") == internals.TIMM:
         dropped.append(r"^timm_model\.head\.")  # the classifier of a model that is read without one
     keep = min(max(cut.keep, int(spare)), anatomy.num_layers)
     if cut.keep != keep:  # the depth of the folder that an export writes
@@ -272,7 +272,7 @@ def _tower(whole: Any, path: str) -> Any:
     part = whole.get_submodule(path)
     if has_automatic_class(part.config):
         return _empty(part.config)
-    with compat.without_weights():
+    with internals.without_weights():
         return type(part)(part.config)
 
 
@@ -302,8 +302,8 @@ def _empty(config: Any, trust_remote_code: bool = False) -> Any:
     """Return the model of ``config`` on the meta device: its modules without weights."""
     import transformers
 
-    encoder = compat.encoder_part(config)
-    with compat.without_weights():
+    encoder = internals.encoder_part(config)
+    with internals.without_weights():
         if encoder is not None:
             try:
                 return encoder.kind(copy.deepcopy(encoder.config))
@@ -372,7 +372,7 @@ def _check_blocks(whole: Any, small: Any, anatomy: Anatomy, keep: int) -> None:
 def _empty_like(whole: Any, config: Any, trust_remote_code: bool) -> Any:
     """Return a model of ``whole``'s class, and another config, on the meta device."""
     if type(whole).__module__.startswith("transformers."):
-        with compat.without_weights():
+        with internals.without_weights():
             return type(whole)(copy.deepcopy(config))
     return _empty(config, trust_remote_code)
 
@@ -451,7 +451,7 @@ def _read(
     # Checkpoints of a language model hold the same blocks below a prefix.
     loose = [pattern.replace("^", r"(^|\.)", 1) for pattern in dropped if "(?!" not in pattern]
     try:
-        loaded, told = compat.read_weights(
+        loaded, told = internals.read_weights(
             kind, model, unexpected=[*loose, *dropped], prefix=prefix, config=config, ignore_mismatched_sizes=True,
             **options,
         )  # fmt: skip

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from midlayer_encoders._types import Norm, Pooling
 from midlayer_encoders.errors import NotFiniteError
 from midlayer_encoders.models.anatomy import Anatomy
-from midlayer_encoders.models.compat import without_cache
+from midlayer_encoders.models.transformers_internals import without_cache
 from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.reading.capture import Receive, capture
 from midlayer_encoders.reading.causal import causal_attention, mask_is_needless, padded_right

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from midlayer_encoders._types import POOLINGS, Pooling
 from midlayer_encoders.errors import check_choice
-from midlayer_encoders.models import compat
+from midlayer_encoders.models import transformers_internals as internals
 
 __all__ = ["pool", "real_tokens", "token_places", "token_weights"]
 
@@ -80,8 +80,8 @@ def real_tokens(real: Tensor | None, states: Tensor, *, model: nn.Module | None 
         getattr(model, "main_input_name", "") == "input_ids" and length > real.shape[1]
     ):  # padded to whole windows inside
         return torch.nn.functional.pad(real, (0, length - real.shape[1])).bool()
-    if model is not None and compat.has_mask_of_states(model):
-        return compat.mask_of_states(model, length, real)
+    if model is not None and internals.has_mask_of_states(model):
+        return internals.mask_of_states(model, length, real)
     if getattr(model, "main_input_name", "") == "input_features":
         return real[:, :: -(-real.shape[1] // length)].bool()
     return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders.models.anatomy import Anatomy
-from midlayer_encoders.models.compat import empty_cache
+from midlayer_encoders.models.transformers_internals import empty_cache
 from midlayer_encoders.reading.capture import Receive, capture
 
 __all__ = ["SharedPrefix", "pays", "shared_ids", "shared_prefix"]

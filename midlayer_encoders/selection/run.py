@@ -139,7 +139,7 @@ def selection_passes(rule: str, *, labeled: bool = False, all_rules: bool = Fals
 
 def _check_encoder(encoder: LayerSource) -> None:
     check_blocks(encoder.num_layers, encoder.spec.model)
-    if encoder.spec.layers:
+    if encoder.spec.tower_layers:
         raise OptionError(
             f"`model` must have one stack of layers to choose from, but {encoder.spec.model} has two towers. "
             "Pass `tower` to choose for one of them."

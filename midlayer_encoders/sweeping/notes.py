@@ -115,7 +115,7 @@ def _how(
         **({} if spec.site == "block" else {"site": f"{spec.site}: what it adds in each block, before any norm on it"}),
         "longest text": f"{spec.max_length} tokens" if spec.max_length else "as the model takes",
         "dtype": spec.dtype,
-        "weights": spec.weights,
+        "weights": spec.weights_digest,
         "tasks": ", ".join(task_label(source.name) for source in sources) or "none",
         "seconds": f"{seconds:.0f}",
         "tokens in a batch": str(tokens),

@@ -98,8 +98,8 @@ class OneSweep:
         texts = self.sample if self.recipe.center else []
         if self.recipe.center and self.group.rank == 0:
             write_file(self.center, ("\n".join(texts) + "\n").encode())
-        words = json.dumps([self.spec.asked, map_words(self.recipe, texts)], sort_keys=True)
-        return mapped_store(embedder, self.recipe, texts), replace(self.spec, asked=words)
+        words = json.dumps([self.spec.prompting, map_words(self.recipe, texts)], sort_keys=True)
+        return mapped_store(embedder, self.recipe, texts), replace(self.spec, prompting=words)
 
     def _scorer(self, embedder: Embedder, planning: Stage) -> Scorer:
         stage = Stage(self.progress, "scoring")

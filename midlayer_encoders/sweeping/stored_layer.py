@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -308,7 +308,7 @@ def open_store(
 ) -> EmbeddingStore:
     """Open the store of everything that changes a vector but the layer and the text."""
     whole = _of_all_layers(spec)
-    description = {name: value for name, value in asdict(whole).items() if name not in ("layer", "similarity")}
+    description = {name: value for name, value in whole.to_dict().items() if name not in ("layer", "similarity")}
     return EmbeddingStore(
         root,
         key=store_key(spec, dtype),

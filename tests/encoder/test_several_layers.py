@@ -144,7 +144,7 @@ def test_specs_of_one_layer_have_the_digests_they_had() -> None:
     spec = EncoderSpec(
         model="m", revision=None, layer=2, num_layers=4, norm="final", pooling="mean", max_length=64, dtype="float32",
         prompts=(), bidirectional=False, adapters=(), chat_template=False, gguf_file=None, truncate_dim=None,
-        modules="[]", weights="w",
+        modules="[]", weights_digest="w",
     )  # fmt: skip
     assert spec.digest == "024df1ad40b0"
 

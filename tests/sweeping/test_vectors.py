@@ -56,7 +56,7 @@ def test_a_file_holds_what_the_encoder_gives_and_says_what_it_is(
     np.testing.assert_allclose(found, encoder.encode_layers(INPUTS, [0, 2, 4]), atol=1e-5)
     spec = encoder.spec
     expected = {
-        "model": spec.model, "revision": None, "weights": spec.weights, "layers": [0, 2, 4], "num_layers": 4,
+        "model": spec.model, "revision": None, "weights": spec.weights_digest, "layers": [0, 2, 4], "num_layers": 4,
         "norm": "final", "pooling": "mean", "recipe": None, "inputs": len(INPUTS), "site": "block", "prompt": "",
     }  # fmt: skip
     assert expected.items() <= about.items()

@@ -1,6 +1,6 @@
-"""Everything private of sentence-transformers that this package relies on, each in a place that says why.
+"""The private parts of sentence-transformers that this package relies on.
 
-``tests/encoder/test_compat.py`` fails when a release of sentence-transformers renames one of these.
+``tests/encoder/test_sentence_transformers_internals.py`` fails when a release renames one of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `models/compat.py` takes for granted of transformers: each test fails when a release changes it."""
+"""What `models/transformers_internals.py` takes for granted of transformers: each test fails when a release changes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import transformers as tf
 from transformers.utils import output_capturing
 
-from midlayer_encoders.models import compat
+from midlayer_encoders.models import transformers_internals as internals
 from tests.families import DEPTH, FAMILIES, inputs, tiny
 
 _BLOCKS = {
@@ -22,17 +22,17 @@ _BLOCKS = {
 
 @pytest.mark.parametrize("name", _BLOCKS)
 def test_the_class_that_is_not_split_is_the_block(name: str) -> None:
-    assert _BLOCKS[name] in compat.unsplit_classes(tiny(name))
+    assert _BLOCKS[name] in internals.unsplit_classes(tiny(name))
 
 
 def test_a_plain_module_names_no_class_and_is_no_model_of_transformers() -> None:
-    assert compat.unsplit_classes(torch.nn.Linear(2, 2)) == set()
-    assert not compat.is_pretrained(torch.nn.Linear(2, 2))
+    assert internals.unsplit_classes(torch.nn.Linear(2, 2)) == set()
+    assert not internals.is_pretrained(torch.nn.Linear(2, 2))
 
 
 def test_a_model_inside_another_is_known_by_its_prefix() -> None:
     model = tf.LlamaForCausalLM(tiny("Llama").config)
-    assert [name for name, module in model.named_modules() if compat.is_pretrained(module)] == ["", "model"]
+    assert [name for name, module in model.named_modules() if internals.is_pretrained(module)] == ["", "model"]
 
 
 @pytest.mark.parametrize("removed", [True, False])
@@ -41,14 +41,14 @@ def test_opt_has_its_final_norm_unless_the_private_setting_removes_it(removed: b
         vocab_size=9, hidden_size=8, word_embed_proj_dim=8, num_hidden_layers=1, num_attention_heads=2, ffn_dim=8,
         _remove_final_layer_norm=removed,
     )  # fmt: skip
-    assert compat.opt_lacks_final_norm(config) is removed
+    assert internals.opt_lacks_final_norm(config) is removed
     assert (tf.OPTModel(config).decoder.final_layer_norm is None) is removed
 
 
 @pytest.mark.parametrize("name", ["Wav2Vec2", "HuBERT", "WavLM"])
 def test_the_mask_of_states_counts_what_the_convolutions_leave_of_each_waveform(name: str) -> None:
     model = tiny(name)
-    assert compat.has_mask_of_states(model)
+    assert internals.has_mask_of_states(model)
     mask = torch.zeros(2, 400, dtype=torch.int32)
     mask[0, :], mask[1, :105] = 1, 1
 
@@ -56,33 +56,33 @@ def test_the_mask_of_states_counts_what_the_convolutions_leave_of_each_waveform(
         with torch.no_grad():
             return model(input_values=torch.randn(1, samples)).last_hidden_state.shape[1]
 
-    made = compat.mask_of_states(model, states(400), mask)
+    made = internals.mask_of_states(model, states(400), mask)
     assert made.dtype == torch.bool
     assert made.sum(dim=1).tolist() == [states(400), states(105)]
     assert made[1, : states(105)].all()
 
 
 def test_a_text_model_has_no_mask_of_states() -> None:
-    assert not compat.has_mask_of_states(tiny("BERT"))
+    assert not internals.has_mask_of_states(tiny("BERT"))
 
 
-@pytest.mark.parametrize("model_type", compat.ENCODERS)
+@pytest.mark.parametrize("model_type", internals.ENCODERS)
 def test_the_encoder_alone_is_a_model_of_its_family(model_type: str) -> None:
-    kind = compat.encoder_part(tf.AutoConfig.for_model(model_type)).kind
+    kind = internals.encoder_part(tf.AutoConfig.for_model(model_type)).kind
     assert issubclass(kind, tf.PreTrainedModel)
     assert kind.config_class.model_type == model_type
 
 
 def test_a_family_without_a_decoder_has_no_encoder_alone() -> None:
-    assert compat.encoder_part(tf.BertConfig()) is None
+    assert internals.encoder_part(tf.BertConfig()) is None
 
 
 @pytest.mark.parametrize("name", ["BEiT", "DINOv2"])
 def test_stages_of_a_backbone_are_made_anew_for_another_depth(name: str) -> None:
     config = tiny(name).config
     fields = config.to_dict()
-    assert set(compat.BACKBONE_STAGES) & {*fields, *vars(config)}
-    left = {key: value for key, value in fields.items() if key not in compat.BACKBONE_STAGES}
+    assert set(internals.BACKBONE_STAGES) & {*fields, *vars(config)}
+    left = {key: value for key, value in fields.items() if key not in internals.BACKBONE_STAGES}
     made = type(config).from_dict({**left, "num_hidden_layers": DEPTH - 2})
     assert len(made.stage_names) == DEPTH - 2 + 1
     assert made.out_indices == [DEPTH - 2]
@@ -94,7 +94,7 @@ def test_without_its_recording_hooks_a_model_can_be_pickled_and_records_again(na
     expected = model(**inputs(name), output_hidden_states=True).hidden_states
     with pytest.raises(AttributeError, match="output_capturing_hook"):
         pickle.dumps(model)
-    compat.drop_recording_hooks(model)
+    internals.drop_recording_hooks(model)
     for again in (model, pickle.loads(pickle.dumps(tiny(name)))):
         found = again(**inputs(name), output_hidden_states=True).hidden_states
         assert len(found) == len(expected) == DEPTH + 1
@@ -106,7 +106,7 @@ def test_a_class_is_registered_as_recording_when_a_model_of_it_is_made() -> None
     model = tiny("BERT")
     output_capturing._CAN_RECORD_REGISTRY.pop(str(type(model)))  # as in a process that made none
     assert model(**inputs("BERT"), output_hidden_states=True).hidden_states is None
-    compat.register_recordable_outputs(model)
+    internals.register_recordable_outputs(model)
     assert len(model(**inputs("BERT"), output_hidden_states=True).hidden_states) == DEPTH + 1
 
 
@@ -119,7 +119,7 @@ def test_weights_are_read_without_a_word_about_those_that_are_expected(
     monkeypatch.setattr(tf.logging.get_logger("transformers"), "propagate", True)
     for patterns, words in (([r"layers\.[1-9]"], False), ([], True)):
         caplog.clear()
-        loaded, told = compat.read_weights(type(whole), str(tmp_path), unexpected=patterns, config=small)
+        loaded, told = internals.read_weights(type(whole), str(tmp_path), unexpected=patterns, config=small)
         assert type(loaded) is type(whole)
         assert not told["missing_keys"]
         assert ("UNEXPECTED" in caplog.text) is words
@@ -130,8 +130,8 @@ def test_weights_are_read_without_a_word_about_those_that_are_expected(
 def test_a_prefix_says_where_the_files_keep_the_model(tmp_path) -> None:
     whole = tf.WhisperModel(FAMILIES["Whisper"].make().config)
     whole.save_pretrained(tmp_path)
-    kind = compat.encoder_part(whole.config).kind
-    loaded, told = compat.read_weights(
+    kind = internals.encoder_part(whole.config).kind
+    loaded, told = internals.read_weights(
         kind, str(tmp_path), unexpected=["^decoder"], prefix="encoder", config=whole.config
     )
     assert not told["missing_keys"]
@@ -142,7 +142,7 @@ def test_a_prefix_says_where_the_files_keep_the_model(tmp_path) -> None:
 @torch.inference_mode()
 def test_a_pass_finds_what_another_left_in_the_cache() -> None:
     model, ids = tiny("Llama"), inputs("Llama")["input_ids"]
-    cache = compat.empty_cache(model)
+    cache = internals.empty_cache(model)
     model(input_ids=ids[:1, :4], past_key_values=cache, use_cache=True)
     cache.batch_repeat_interleave(2)
     assert cache.get_seq_length() == 4
@@ -150,7 +150,7 @@ def test_a_pass_finds_what_another_left_in_the_cache() -> None:
     torch.testing.assert_close(rest[1], model(input_ids=ids[:1]).last_hidden_state[0, 4:])
     for name, why in (("Gemma2", "of all tokens"), ("Mamba", "no keys and values")):
         with pytest.raises(ValueError, match=why):
-            compat.empty_cache(tiny(name))
+            internals.empty_cache(tiny(name))
     model.config.expert_capacity = 4
     with pytest.raises(ValueError, match="so many tokens"):
-        compat.empty_cache(model)
+        internals.empty_cache(model)

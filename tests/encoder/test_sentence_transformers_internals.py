@@ -1,4 +1,4 @@
-"""What `encoder/compat.py` takes for granted of sentence-transformers: each test fails when a release changes it."""
+"""What `encoder/sentence_transformers_internals.py` takes for granted of sentence-transformers: each test fails when a release changes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-from midlayer_encoders.encoder.compat import PlainOnDisk, transformer_around
+from midlayer_encoders.encoder.sentence_transformers_internals import PlainOnDisk, transformer_around
 from tests.families import tiny
 
 Folder = Callable[[str], str]

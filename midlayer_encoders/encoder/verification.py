@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders.errors import CutError
-from midlayer_encoders.models import compat
+from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, at_depth, change_depth, cut_model
 from midlayer_encoders.models.padding import mark_padding, suffers_from_padding
@@ -35,7 +35,7 @@ def check_states(module: nn.Module, cut: Cut, alone: Mapping[str, Any], padded: 
     model: Any = module.model
     with _few_blocks(module, cut) as few:
         final = _look(module, few, alone, padded, layer=cut.layer)
-    compat.drop_recording_hooks(model)  # installed by the first pass, on the blocks that there were then
+    internals.drop_recording_hooks(model)  # installed by the first pass, on the blocks that there were then
     anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=final)
     cut_model(model, replace(cut, anatomy=anatomy))
     if cut.unnormed:
@@ -108,7 +108,7 @@ def _look(
     if expected is not None and "input_ids" in alone and len(expected) == len(alone["input_ids"]):
         expected = expected[:, : alone["input_ids"].shape[1]]  # some pad to whole windows inside
     cut_model(model, replace(cut, anatomy=anatomy))
-    compat.drop_recording_hooks(model)
+    internals.drop_recording_hooks(model)
     batch = alone if padded is None or suffers_from_padding(model) else padded
     try:
         states = module(dict(batch))["token_embeddings"][:1]

@@ -1,6 +1,6 @@
-"""Everything private of transformers that this package relies on, each in a function that says why.
+"""The private parts of transformers that this package relies on.
 
-``tests/models/test_compat.py`` fails when a release of transformers renames one of these or gives it another meaning.
+``tests/models/test_transformers_internals.py`` fails when a release renames one of them or changes its meaning.
 """
 
 from __future__ import annotations
