@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from benchmarks.vision.model import PatchTransformer
 from benchmarks.vision.run import reader_of
-from midlayer_encoders.analysis.probing import AttentiveProbes, LiveTokens, ProbeTraining
-from midlayer_encoders.analysis.probing.heads import num_heads
-from midlayer_encoders.analysis.probing.tokens import TokenSource, read_tokens
-from midlayer_encoders.analysis.probing.training import train_probes
+from midlayer_encoders.probing import AttentiveProbes, LiveTokens, ProbeTraining
+from midlayer_encoders.probing.fitting import train_probes
+from midlayer_encoders.probing.heads import num_heads
+from midlayer_encoders.probing.tokens import TokenSource, read_tokens
 
 CLASSES = 10
 

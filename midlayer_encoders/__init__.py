@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from midlayer_encoders._types import EncoderSpec
-    from midlayer_encoders.analysis.comparing.run import compare
-    from midlayer_encoders.analysis.probing import probe
-    from midlayer_encoders.analysis.progression import progression
+    from midlayer_encoders.comparing import compare, progression
     from midlayer_encoders.encoder.choosing import select_layer
     from midlayer_encoders.encoder.options import EncoderOptions
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.errors import MidlayerError
     from midlayer_encoders.measuring import measure
     from midlayer_encoders.media.texts import read_texts
+    from midlayer_encoders.probing import probe
     from midlayer_encoders.recipes import Recipe
     from midlayer_encoders.selection import Selection
     from midlayer_encoders.sweeping import Board, SweepResult, embed, sweep
@@ -61,12 +60,12 @@ if not TYPE_CHECKING:
         "SweepResult": "sweeping",
         "TuneResult": "tuning",
         "board": "sweeping.board",
-        "compare": "analysis.comparing.run",
+        "compare": "comparing",
         "embed": "sweeping",
         "measure": "measuring",
         "paper_tasks": "tasks",
-        "probe": "analysis.probing",
-        "progression": "analysis.progression",
+        "probe": "probing",
+        "progression": "comparing",
         "read_texts": "media.texts",
         "select_layer": "encoder.choosing",
         "sweep": "sweeping",

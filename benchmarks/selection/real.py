@@ -31,7 +31,7 @@ from midlayer_encoders.paper.reference import data_folder
 from midlayer_encoders.reading.batches import batches_of, count_tokens
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection import choose, curves
-from midlayer_encoders.selection.one_recipe import surely_better
+from midlayer_encoders.selection.layer_scores import surely_better
 from midlayer_encoders.selection.ridge import ridge_correct
 from midlayer_encoders.selection.rules import DEPTH, best_layer
 

@@ -32,7 +32,7 @@ from midlayer_encoders.cli._progress import long_running, print_result, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
-    from midlayer_encoders.analysis.comparing.run import CompareResult
+    from midlayer_encoders.comparing import CompareResult
 
 _MODEL = "Folder, name on the hub, name@revision, or built-in"
 
@@ -60,8 +60,8 @@ def compare(
 ) -> None:
     """Compare models with a base: metrics side by side, differences with intervals, CKA between their layers."""
     quieten()
-    from midlayer_encoders.analysis.comparing.per_text import comparable
-    from midlayer_encoders.analysis.comparing.run import compare as run
+    from midlayer_encoders.comparing import compare as run
+    from midlayer_encoders.comparing.text_metrics import comparable
 
     out = out or results_folder("compare", base, *tuned)
     wanted = comparable(parse_names(names))

@@ -14,7 +14,7 @@ from midlayer_encoders.cli.probe import PROBE_STAGES, print_probe, probe_found
 if TYPE_CHECKING:
     import polars as pl
 
-    from midlayer_encoders.analysis.probing import ProbeResult
+    from midlayer_encoders.probing import ProbeResult
 
 _KNOWN, _NEW = range(5), range(5, 10)
 
@@ -29,10 +29,10 @@ def demo_vision(
     quieten()
     import polars as pl
 
-    from midlayer_encoders.analysis.probing import probe
     from midlayer_encoders.cli._demo_digits import read_digits, train_digit_model
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.measuring import measure_layers
+    from midlayer_encoders.probing import probe
 
     train, test = read_digits()
     known, (new, asked) = train.only(_KNOWN), (digits.only(_NEW) for digits in (train, test))

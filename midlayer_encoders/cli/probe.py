@@ -26,7 +26,7 @@ from midlayer_encoders.cli._progress import long_running, print_result, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
-    from midlayer_encoders.analysis.probing import ProbeResult
+    from midlayer_encoders.probing import ProbeResult
 
 _OF_VECTORS = ("pooling", "truncate_dim")
 """Options of the encoder without effect on a probe that pools the tokens by itself."""
@@ -62,11 +62,11 @@ def probe(
     """Train a small classifier on every frozen layer, all together, and say which layer tells the classes apart."""
     quieten()
     from midlayer_encoders._types import READ_SITES
-    from midlayer_encoders.analysis.probing import probe as probe_layers
-    from midlayer_encoders.analysis.probing.examples import Examples, check_path, read_examples
-    from midlayer_encoders.analysis.probing.heads import KINDS
-    from midlayer_encoders.analysis.probing.settings import WITHOUT_EFFECT, ProbeTraining
     from midlayer_encoders.errors import check_choice, check_number
+    from midlayer_encoders.probing import probe as probe_layers
+    from midlayer_encoders.probing.examples import Examples, check_path, read_examples
+    from midlayer_encoders.probing.heads import KINDS
+    from midlayer_encoders.probing.settings import WITHOUT_EFFECT, ProbeTraining
 
     out = out or results_folder("probe", model)
     check_choice("--site", site, READ_SITES)

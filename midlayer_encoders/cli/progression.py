@@ -31,7 +31,7 @@ from midlayer_encoders.cli._progress import long_running, print_result, shown
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
-    from midlayer_encoders.analysis.progression import ProgressionResult
+    from midlayer_encoders.comparing import ProgressionResult
 
 
 @app.command()
@@ -61,7 +61,7 @@ def progression(
 ) -> None:
     """Measure every layer at every step of a model's training: which layers settle first?"""
     quieten()
-    from midlayer_encoders.analysis.progression import progression as run
+    from midlayer_encoders.comparing import progression as run
 
     out = out or results_folder("progression", model)
     wanted = parse_names(names)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import polars as pl
 
-from midlayer_encoders.analysis.correlation import correlate
+from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.frame import curves, tidy_frame, tidy_rows
 from midlayer_encoders.paper.reference import reference_metrics
 from midlayer_encoders.paper.setting import REFERENCE, MissingInputError, Setting
@@ -152,7 +152,7 @@ def training(names: Sequence[str]) -> Callable[[Setting], pl.DataFrame]:
 
     def run(setting: Setting) -> pl.DataFrame:
         if setting.revisions:
-            from midlayer_encoders.analysis.progression import progression
+            from midlayer_encoders.comparing import progression
 
             model = setting.wanted_models()[0]
             found = progression(
@@ -185,7 +185,7 @@ def training_words(frame: pl.DataFrame) -> list[str]:
 
 def tuned_beside_base(setting: Setting) -> pl.DataFrame:
     """Return the metrics of the first model and of the others, on the same texts."""
-    from midlayer_encoders.analysis.comparing.run import compare
+    from midlayer_encoders.comparing import compare
 
     base, *tuned = (setting.load(model) for model in setting.wanted_models(2))
     return compare(base, *tuned, texts=setting.some_texts(4), views=4, seed=setting.seed, resamples=20).frame

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from midlayer_encoders._types import Layer
-from midlayer_encoders.analysis.checkpoints import files_fingerprint
+from midlayer_encoders.comparing.checkpoints import files_fingerprint
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.files import read_kept

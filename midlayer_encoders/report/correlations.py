@@ -32,7 +32,7 @@ def plot_correlations(frame: pl.DataFrame, *, statistics: Sequence[str] = ("dcor
     correlation is undefined its row says so.
 
     Args:
-        frame: what :func:`midlayer_encoders.analysis.correlation.correlate` returns.
+        frame: what :func:`midlayer_encoders.comparing.correlation.correlate` returns.
         statistics: which panels, from left to right.
     """
     return draw(correlations_chart(frame, statistics))
@@ -64,7 +64,7 @@ def correlation_panels(
     """Return how each metric goes with the mean score, a panel for each model (Figures 3, 8 and 9).
 
     Args:
-        frame: of :func:`~midlayer_encoders.analysis.correlation.correlate`.
+        frame: of :func:`~midlayer_encoders.comparing.correlation.correlate`.
         statistics: which to draw.
     """
     rows = frame.filter(

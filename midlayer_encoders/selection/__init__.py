@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from midlayer_encoders.frame import Curves, curves
-from midlayer_encoders.selection.answer import LabelEvidence, RecipeSelection, Selection
 from midlayer_encoders.selection.mixture import Mixture
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose
-from midlayer_encoders.selection.run import select, selection_passes
+from midlayer_encoders.selection.select import select, selection_passes
+from midlayer_encoders.selection.selection_result import LabelEvidence, RecipeSelection, Selection
 
 __all__ = [
     "RULES",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midlayer_encoders.tuning.result import TuneResult
-from midlayer_encoders.tuning.run import tune
+from midlayer_encoders.tuning.tune import tune
+from midlayer_encoders.tuning.tune_result import TuneResult
 
 __all__ = ["TuneResult", "tune"]

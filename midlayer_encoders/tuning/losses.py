@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from midlayer_encoders.errors import OptionError, check_count, check_list
-from midlayer_encoders.tuning.pairs import Kind
+from midlayer_encoders.tuning.training_pairs import Kind
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder

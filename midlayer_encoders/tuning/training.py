@@ -20,7 +20,8 @@ from midlayer_encoders.callbacks._inputs import SHORTEST
 from midlayer_encoders.errors import NotFiniteError, OptionError, check_count, check_flag, check_number, check_seed
 from midlayer_encoders.frame import tidy_frame
 from midlayer_encoders.reading.batches import count_tokens
-from midlayer_encoders.tuning.compat import (
+from midlayer_encoders.tuning.losses import batch_sampler, make_loss
+from midlayer_encoders.tuning.trainer_internals import (
     WEIGHTS,
     WeightsTrainer,
     add_lora,
@@ -29,8 +30,7 @@ from midlayer_encoders.tuning.compat import (
     since_best,
     without_autocast,
 )
-from midlayer_encoders.tuning.losses import batch_sampler, make_loss
-from midlayer_encoders.tuning.pairs import Pairs
+from midlayer_encoders.tuning.training_pairs import Pairs
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder

@@ -15,8 +15,8 @@ from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.analysis.progression import ProgressionResult
 from midlayer_encoders.cli import app, main
+from midlayer_encoders.comparing import ProgressionResult
 from tests.tiny_folders import TEXTS, save_tiny
 
 Folder = Callable[[str], str]

@@ -10,12 +10,12 @@ import pytest
 from sklearn.datasets import load_digits
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.analysis.probing import probe
 from midlayer_encoders.cli import _demo_digits as demo_vision
 from midlayer_encoders.cli._demo_digits import Digits, read_digits, train_digit_model
 from midlayer_encoders.errors import ModelNotFoundError
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.models.hub import built_in_model, place_of
+from midlayer_encoders.probing import probe
 from tests.cli.calls import run
 from tests.tiny_folders import save_tiny
 

@@ -13,7 +13,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.media.texts import read_texts
-from tests.selection.test_run import KINDS, TEXTS
+from tests.selection.test_select import KINDS, TEXTS
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import measure
 from midlayer_encoders.metrics import dataset_entropy
 from midlayer_encoders.selection import RecipeSelection
-from tests.selection.test_run import KINDS, TEXTS
+from tests.selection.test_select import KINDS, TEXTS
 
 Folder = Callable[[str], str]
 

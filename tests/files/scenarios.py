@@ -113,7 +113,7 @@ def metrics(data: Path) -> Scenario:
 
 def progression(data: Path) -> Scenario:
     """Two checkpoints, each kept as it is measured, with tables, figures and page."""
-    from midlayer_encoders.analysis.progression import progression as run_progression
+    from midlayer_encoders.comparing import progression as run_progression
 
     for step in (1, 2):
         save_tiny("GPTNeoX", data / "run" / f"step{step}", seed=step)

@@ -13,10 +13,10 @@ import polars as pl
 import pytest
 
 from midlayer_encoders import LayerEncoder, SweepResult
-from midlayer_encoders.analysis.probing.examples import read_examples
 from midlayer_encoders.errors import MidlayerError, half_character
 from midlayer_encoders.media import media_files, read_audio, read_image
 from midlayer_encoders.media.texts import read_texts
+from midlayer_encoders.probing.examples import read_examples
 from midlayer_encoders.tasks import task_sources
 from tests.fuzz.files import damaged, picture, table, waveform, write
 from tests.fuzz.running import Case, check_cases

@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from midlayer_encoders.analysis.correlation import correlate
+from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import check_frame, summary
 from midlayer_encoders.paper.reference import reference_metrics, reference_scores

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder, measure, sweep
-from midlayer_encoders.analysis.probing import probe
 from midlayer_encoders.cli import app
 from midlayer_encoders.encoder.options import NO_SITE
 from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.models.anatomy import find_anatomy
+from midlayer_encoders.probing import probe
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.reading.reader import layer_reader

@@ -13,10 +13,10 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder, select_layer
-from midlayer_encoders.analysis.probing import probe
 from midlayer_encoders.cli import app
 from midlayer_encoders.cli._app import print_lines
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.probing import probe
 from midlayer_encoders.selection import mixture
 from midlayer_encoders.selection.mixture import (
     _left_out_error,

@@ -14,11 +14,11 @@ from midlayer_encoders import LayerEncoder, Recipe, select_layer
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes import recipes_of
 from midlayer_encoders.selection import RecipeSelection, Selection, select
-from midlayer_encoders.selection.defaults import DEFAULTS, MODEL_KINDS, default_depth, default_recipe, model_kind
-from midlayer_encoders.selection.one_recipe import LABELS
+from midlayer_encoders.selection.default_recipes import DEFAULTS, MODEL_KINDS, default_depth, default_recipe, model_kind
+from midlayer_encoders.selection.layer_scores import LABELS
 from midlayer_encoders.selection.ridge import class_numbers, ridge_correct
-from tests.selection.made import frame
-from tests.selection.test_run import KINDS, TEXTS
+from tests.selection.frames import frame
+from tests.selection.test_select import KINDS, TEXTS
 
 Folder = Callable[[str], str]
 YOURS = Recipe(name="yours", template='a "{text}" is:', pooling="last")

@@ -10,7 +10,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.selection import RULES, CannotChooseError, choose, curves
 from midlayer_encoders.selection.rules import best_layer, made_for_texts, metrics_of
-from tests.selection.made import VALLEY, frame
+from tests.selection.frames import VALLEY, frame
 
 FALLING = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
 WORDS = ("cats and dogs", "stock markets", "rain in Spain", "card pins", "old books")

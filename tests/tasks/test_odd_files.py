@@ -92,8 +92,8 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path) -> None:
 
 
 def test_nothing_waits_for_a_fifo(tmp_path: Path) -> None:
-    from midlayer_encoders.analysis.probing.examples import read_examples
     from midlayer_encoders.media import read_image
+    from midlayer_encoders.probing.examples import read_examples
 
     for name in ("test.jsonl", "a.csv", "a.parquet", "a.txt", "a.png"):
         os.mkfifo(tmp_path / name)

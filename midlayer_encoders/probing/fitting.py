@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Progress
-from midlayer_encoders.analysis.probing.settings import ProbeTraining
-from midlayer_encoders.analysis.probing.tokens import TokenSource
 from midlayer_encoders.errors import NotFiniteError
+from midlayer_encoders.probing.settings import ProbeTraining
+from midlayer_encoders.probing.tokens import TokenSource
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -66,7 +66,7 @@ class LayerProbes(LightningModule):
     weight by itself: a layer's probe becomes what it would have become alone.
 
     Args:
-        head: the probes, :class:`~midlayer_encoders.analysis.probing.heads.AttentiveProbes` or ``LinearProbes``.
+        head: the probes, :class:`~midlayer_encoders.probing.heads.AttentiveProbes` or ``LinearProbes``.
         training: how.
         progress: called after each epoch, with the stage ``"training"``.
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import math
 import shutil
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 
@@ -13,10 +15,10 @@ from polars.testing import assert_frame_equal
 from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.analysis.comparing.halves import half_width, random_halves
-from midlayer_encoders.analysis.comparing.per_text import COMPARABLE, comparable
-from midlayer_encoders.analysis.comparing.run import CompareResult, compare
 from midlayer_encoders.cli import app
+from midlayer_encoders.comparing import CompareResult, compare
+from midlayer_encoders.comparing.halves import half_width, random_halves
+from midlayer_encoders.comparing.text_metrics import COMPARABLE, comparable
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import measure
 from midlayer_encoders.metrics import TooFewTextsError, cka
@@ -255,3 +257,18 @@ def test_options_beside_an_encoder_must_be_its_own(base: str, tuned: str) -> Non
     for name, value in {"max_length": 4, "truncate_dim": 3, "bidirectional": True}.items():
         with pytest.raises(OptionError, match=f"`{name}` must be the encoder's"):
             compare(*encoders, texts=TEXTS, metrics="anisotropy", **{name: value})  # type: ignore[arg-type]
+
+
+def test_the_old_room_still_imports_with_a_deprecation_warning() -> None:
+    lines = [
+        "import warnings",
+        "with warnings.catch_warnings(record=True) as caught:",
+        "    warnings.simplefilter('always')",
+        "    from midlayer_encoders.analysis.correlation import correlate",
+        "    from midlayer_encoders.analysis.probing import probe",
+        "import midlayer_encoders.comparing, midlayer_encoders.probing",
+        "assert correlate is midlayer_encoders.comparing.correlate and probe is midlayer_encoders.probing.probe",
+        "warned = [one for one in caught if 'midlayer_encoders.analysis' in str(one.message)]",
+        "assert len(warned) == 1 and warned[0].filename == '<string>', caught",
+    ]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)

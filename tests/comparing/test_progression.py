@@ -13,9 +13,9 @@ from polars.testing import assert_frame_equal
 from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.analysis.checkpoints import find_checkpoints
-from midlayer_encoders.analysis.progression import ProgressionResult, progression
 from midlayer_encoders.cli import app
+from midlayer_encoders.comparing import ProgressionResult, progression
+from midlayer_encoders.comparing.checkpoints import find_checkpoints
 from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError
 from midlayer_encoders.measuring import measure
 from tests.families import DEPTH

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from scipy.stats import kendalltau, spearmanr
 
-from midlayer_encoders.analysis.correlation import (
+from midlayer_encoders.comparing.correlation import (
     CORRELATION_SCHEMA,
     STATISTICS,
     _blocks,
@@ -18,7 +18,7 @@ from midlayer_encoders.analysis.correlation import (
 )
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report.correlations import plot_correlations
-from tests.selection.made import frame
+from tests.selection.frames import frame
 
 RANDOM = np.random.default_rng(0)
 METRIC, SCORE, OTHER = (RANDOM.normal(size=9).round(2).tolist() for _ in range(3))
@@ -75,8 +75,8 @@ def test_correlating_does_not_import_dcor() -> None:
     """It compiles for seconds when it is imported, and a user may not have it."""
     lines = [
         "import sys, midlayer_encoders",
-        "from midlayer_encoders.analysis.correlation import correlate",
-        "from tests.selection.made import frame",
+        "from midlayer_encoders.comparing.correlation import correlate",
+        "from tests.selection.frames import frame",
         f"found = correlate(frame({{'dime': {METRIC}}}, {{'A': {SCORE}}}), resamples=2)",
         "assert found['value'].null_count() == 0",
         "assert 'dcor' not in sys.modules and 'numba' not in sys.modules",

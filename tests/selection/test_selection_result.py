@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.selection import RULES, LabelEvidence, Selection, select
-from tests.selection.made import VALLEY, frame
+from tests.selection.frames import VALLEY, frame
 
 RISING = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.3, 0.2]
 SCORES = [0.1, 0.2, 0.3, 0.5, 0.6, 0.5, 0.3, 0.2, 0.1]

@@ -15,9 +15,8 @@ from midlayer_encoders.frame import curves, tidy_frame
 from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.recipes import PLAIN, RECIPES, SMALLEST_SAMPLE, Recipe
 from midlayer_encoders.recipes.vectors import middle_directions, vector_map
-from midlayer_encoders.selection.answer import LabelEvidence, RecipeSelection, Selection, answer, with_recipes
-from midlayer_encoders.selection.defaults import EVIDENCE, default_depth, default_recipe, model_kind
-from midlayer_encoders.selection.one_recipe import (
+from midlayer_encoders.selection.default_recipes import EVIDENCE, default_depth, default_recipe, model_kind
+from midlayer_encoders.selection.layer_scores import (
     Given,
     answered,
     how_often_right,
@@ -27,6 +26,7 @@ from midlayer_encoders.selection.one_recipe import (
 )
 from midlayer_encoders.selection.ridge import resampled_means
 from midlayer_encoders.selection.rules import CannotChooseError, made_for_texts
+from midlayer_encoders.selection.selection_result import LabelEvidence, RecipeSelection, Selection, answer, with_recipes
 
 __all__ = ["RecipeSource", "select_in_frame", "select_recipe"]
 

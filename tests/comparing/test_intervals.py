@@ -17,14 +17,14 @@ from polars.testing import assert_frame_equal
 from scipy.stats import kendalltau, spearmanr
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.analysis.comparing.halves import random_halves
-from midlayer_encoders.analysis.comparing.run import compare
-from midlayer_encoders.analysis.correlation import correlate
+from midlayer_encoders.comparing import compare
+from midlayer_encoders.comparing.correlation import correlate
+from midlayer_encoders.comparing.halves import random_halves
 from midlayer_encoders.measuring import measure
 from midlayer_encoders.metrics import cka
 from midlayer_encoders.views.texts import augment
 from tests.families import DEPTH, VOCAB
-from tests.selection.made import frame
+from tests.selection.frames import frame
 from tests.tiny_folders import save_tiny, tokenizer
 
 pytestmark = pytest.mark.usefixtures("quick_collector")

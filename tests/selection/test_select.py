@@ -13,8 +13,8 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder.choosing import select_layer
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.selection import RULES, CannotChooseError, Selection, select, selection_passes
-from midlayer_encoders.selection.one_recipe import LABELS, surely_better
-from tests.selection.made import VALLEY, frame
+from midlayer_encoders.selection.layer_scores import LABELS, surely_better
+from tests.selection.frames import VALLEY, frame
 
 WORDS = ("cats and dogs", "stock markets", "rain in Spain", "card pins", "old books")
 TEXTS = [

@@ -11,9 +11,9 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from midlayer_encoders.analysis.probing.heads import Kind
-from midlayer_encoders.analysis.probing.scoring import wilson
 from midlayer_encoders.frame import tidy_frame, tidy_rows
+from midlayer_encoders.probing.heads import Kind
+from midlayer_encoders.probing.splits import wilson
 from midlayer_encoders.report import report_html
 from midlayer_encoders.report.probes import plot_probes
 from midlayer_encoders.report.results import Result

@@ -12,7 +12,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.analysis.progression import ProgressionResult, progression
+from midlayer_encoders.comparing import ProgressionResult, progression
 from midlayer_encoders.measuring import measure
 from tests.families import DEPTH
 from tests.thinned import thinned

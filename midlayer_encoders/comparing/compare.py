@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Unpack
 import polars as pl
 
 from midlayer_encoders._types import Layer, Progress
-from midlayer_encoders.analysis.comparing.differences import (
+from midlayer_encoders.comparing.differences import (
     Reading,
     ReadModel,
     difference_frame,
@@ -20,8 +20,8 @@ from midlayer_encoders.analysis.comparing.differences import (
     read_model,
     similarity_frame,
 )
-from midlayer_encoders.analysis.comparing.halves import check_confidence, random_halves
-from midlayer_encoders.analysis.comparing.per_text import comparable
+from midlayer_encoders.comparing.halves import check_confidence, random_halves
+from midlayer_encoders.comparing.text_metrics import comparable
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, check_path, check_progress, check_seed, check_text, check_texts, shown
@@ -104,7 +104,7 @@ def compare(
 
     Every model sees the same texts and the same views of them, through its own tokenizer; named models are in memory
     one at a time. The intervals are over texts: all models are measured again on the same random halves of them, see
-    :func:`~midlayer_encoders.analysis.comparing.halves.half_width`. Models of different depth are compared at the
+    :func:`~midlayer_encoders.comparing.halves.half_width`. Models of different depth are compared at the
     depths that both have (layer 6 of 12 with layer 12 of 24), models of different width as they are.
 
     Args:

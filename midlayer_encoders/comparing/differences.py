@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders._types import EncoderSpec, Layer, Norm, Pooling, Progress, Stage
-from midlayer_encoders.analysis.comparing.halves import half_width
-from midlayer_encoders.analysis.comparing.per_text import Kept, keep
+from midlayer_encoders.comparing.halves import half_width
+from midlayer_encoders.comparing.text_metrics import Kept, keep
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows

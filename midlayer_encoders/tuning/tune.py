@@ -24,10 +24,10 @@ from midlayer_encoders.report.versions import versions
 from midlayer_encoders.sweeping import sweep
 from midlayer_encoders.sweeping.result import task_labels
 from midlayer_encoders.tasks import task_sources
-from midlayer_encoders.tuning.compat import check_packages
-from midlayer_encoders.tuning.pairs import read_pairs
-from midlayer_encoders.tuning.result import TuneResult
+from midlayer_encoders.tuning.trainer_internals import check_packages
 from midlayer_encoders.tuning.training import METRICS, Trained, Training, check_training, read_trained, train
+from midlayer_encoders.tuning.training_pairs import read_pairs
+from midlayer_encoders.tuning.tune_result import TuneResult
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask

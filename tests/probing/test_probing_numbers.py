@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.analysis.probing import (
+from midlayer_encoders.measuring import layer_reader
+from midlayer_encoders.probing import (
     AttentiveProbes,
     KeptTokens,
     LinearProbes,
@@ -25,8 +26,7 @@ from midlayer_encoders.analysis.probing import (
     probe_tokens,
     split_examples,
 )
-from midlayer_encoders.analysis.probing.examples import read_examples
-from midlayer_encoders.measuring import layer_reader
+from midlayer_encoders.probing.examples import read_examples
 from tests.families import DEPTH
 
 Folder = Callable[[str], str]

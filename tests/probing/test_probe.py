@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from midlayer_encoders.analysis.probing import (
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.errors import NotFiniteError, OptionError
+from midlayer_encoders.probing import (
     AttentiveProbes,
     KeptTokens,
     LinearProbes,
@@ -22,10 +24,8 @@ from midlayer_encoders.analysis.probing import (
     split_examples,
     wilson,
 )
-from midlayer_encoders.analysis.probing.examples import read_examples
-from midlayer_encoders.analysis.probing.training import train_probes
-from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import NotFiniteError, OptionError
+from midlayer_encoders.probing.examples import read_examples
+from midlayer_encoders.probing.fitting import train_probes
 from tests.families import DEPTH
 
 Folder = Callable[[str], str]

@@ -16,7 +16,7 @@ from accelerate.state import AcceleratorState
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.tuning.compat import WEIGHTS, add_lora, check_lora, merge_lora, without_autocast
+from midlayer_encoders.tuning.trainer_internals import WEIGHTS, add_lora, check_lora, merge_lora, without_autocast
 from tests.tiny_folders import TEXTS
 from tests.tuning.rows import tuned
 
@@ -67,7 +67,7 @@ def test_a_missing_package_is_named_at_once(
 def test_a_checkpoint_holds_what_is_trained_and_the_best_is_loaded(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("midlayer_encoders.tuning.run.shutil.rmtree", lambda *_, **__: None)  # checkpoints stay
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)  # checkpoints stay
     made = tuned(tiny_folder("Llama"), tmp_path, learning_rate=0.02, max_steps=8, checkpoints=8, patience=9)
     evaluated = made.trained.losses.drop_nulls("held_out").filter(pl.col("step") > 0).sort("held_out")
     assert made.trained.best_step == evaluated["step"][0] < made.trained.steps == 8

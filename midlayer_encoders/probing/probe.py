@@ -9,18 +9,6 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders._types import Layer, Norm, Progress, ReadSite
-from midlayer_encoders.analysis.probing.heads import KINDS, AttentiveProbes, Kind, LinearProbes
-from midlayer_encoders.analysis.probing.nearest import nearest_classes
-from midlayer_encoders.analysis.probing.result import ProbeResult
-from midlayer_encoders.analysis.probing.scoring import Split, chance_level, split_examples
-from midlayer_encoders.analysis.probing.settings import WITHOUT_EFFECT, ProbeTraining
-from midlayer_encoders.analysis.probing.tokens import (
-    KeptTokens,
-    LiveTokens,
-    TokenSource,
-    read_tokens,
-    read_vectors,
-)
 from midlayer_encoders.errors import (
     OptionError,
     check_choice,
@@ -36,6 +24,18 @@ from midlayer_encoders.errors import (
 )
 from midlayer_encoders.frame import at_site
 from midlayer_encoders.measuring import agreed
+from midlayer_encoders.probing.heads import KINDS, AttentiveProbes, Kind, LinearProbes
+from midlayer_encoders.probing.nearest import nearest_classes
+from midlayer_encoders.probing.probe_result import ProbeResult
+from midlayer_encoders.probing.settings import WITHOUT_EFFECT, ProbeTraining
+from midlayer_encoders.probing.splits import Split, chance_level, split_examples
+from midlayer_encoders.probing.tokens import (
+    KeptTokens,
+    LiveTokens,
+    TokenSource,
+    read_tokens,
+    read_vectors,
+)
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection.mixture import Mixture, mixture_on_test
@@ -174,7 +174,7 @@ def probe_tokens(
     """
     if kind == "knn":
         return _nearest(source, labels, split, neighbors)
-    from midlayer_encoders.analysis.probing.training import predict, train_probes
+    from midlayer_encoders.probing.fitting import predict, train_probes
 
     given = training or ProbeTraining()
     num_layers, width = source.shape

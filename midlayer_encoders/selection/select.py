@@ -22,9 +22,7 @@ from midlayer_encoders.frame import check_blocks
 from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.recipes import Recipe, recipes_of
-from midlayer_encoders.selection.answer import Selection
-from midlayer_encoders.selection.mixture import held_out_mixture
-from midlayer_encoders.selection.one_recipe import (
+from midlayer_encoders.selection.layer_scores import (
     Given,
     answered,
     how_often_right,
@@ -32,9 +30,11 @@ from midlayer_encoders.selection.one_recipe import (
     measured,
     metric_names,
 )
+from midlayer_encoders.selection.mixture import held_out_mixture
+from midlayer_encoders.selection.recipe_selection import RecipeSource, select_in_frame, select_recipe
 from midlayer_encoders.selection.ridge import check_labels, class_numbers, equal_steps, label_list
 from midlayer_encoders.selection.rules import metrics_of
-from midlayer_encoders.selection.several_recipes import RecipeSource, select_in_frame, select_recipe
+from midlayer_encoders.selection.selection_result import Selection
 
 __all__ = ["select", "selection_passes"]
 

@@ -19,10 +19,10 @@ from midlayer_encoders.reading.batches import batches_of, count_tokens
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.scoring import all_alike
-from midlayer_encoders.selection.answer import LabelEvidence, Selection, answer
 from midlayer_encoders.selection.mixture import Mixture
 from midlayer_encoders.selection.ridge import equal_steps, resampled_means, ridge_correct
 from midlayer_encoders.selection.rules import RULES, best_layer, choose, metrics_of
+from midlayer_encoders.selection.selection_result import LabelEvidence, Selection, answer
 
 __all__ = [
     "LABELS",

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from midlayer_encoders import LayerEncoder, probe
-from midlayer_encoders.analysis.probing.examples import read_examples
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.probing.examples import read_examples
 from tests.cli.calls import run
 
 TEXTS = [f"text {number} about {word}" for number in range(6) for word in ("cats", "trains")]
