@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from midlayer_encoders.errors import OptionError, check_choice, shown, warn_deprecated
-from midlayer_encoders.metrics._base.layer_metric import Kind, LayerMetric, TooFewTextsError
+from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, TooFewTextsError
 from midlayer_encoders.metrics.alpha_req import AlphaReQ, alpha_req
 from midlayer_encoders.metrics.anisotropy import Anisotropy, anisotropy
 from midlayer_encoders.metrics.attention_sink_rate import (

@@ -10,12 +10,9 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._base.layer_metric import check_at_least
-from midlayer_encoders.metrics._base.moment_metric import Moments, of_rows
-from midlayer_encoders.metrics._base.row_metric import RowMetric
+from midlayer_encoders.metrics._layer_metric import check_at_least
+from midlayer_encoders.metrics._row_metric import Moments, RowMetric, of_rows
 from midlayer_encoders.spectra import Method, eigenvalues
-
-__all__ = ["AlphaReQ", "alpha_req"]
 
 
 def alpha_req(

@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.metrics._base.moment_metric import Moments, of_rows
-from midlayer_encoders.metrics._base.row_metric import RowMetric
+from midlayer_encoders.metrics._row_metric import Moments, RowMetric, of_rows
 from midlayer_encoders.spectra import Method, eigenvalues
-
-__all__ = ["Anisotropy", "AnisotropyForm", "anisotropy"]
 
 AnisotropyForm: TypeAlias = Literal["cosine", "spectral"]
 """Mean cosine of two different texts, or the first principal component's share of the variance."""

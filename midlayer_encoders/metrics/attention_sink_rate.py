@@ -9,11 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._base.layer_metric import Kind
-from midlayer_encoders.metrics._base.precision import result_dtype
-from midlayer_encoders.metrics._base.token_metric import MeanOverTexts
-
-__all__ = ["AttentionSinkRate", "attention_sink_rate", "attention_sink_rates"]
+from midlayer_encoders.metrics._gram import result_dtype
+from midlayer_encoders.metrics._layer_metric import Kind
+from midlayer_encoders.metrics._token_metric import MeanOverTexts
 
 
 def attention_sink_rate(attentions: Tensor, mask: Tensor | None = None, *, epsilon: float = 0.3) -> Tensor:

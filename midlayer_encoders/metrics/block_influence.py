@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._base.precision import lengths, result_dtype, single_or_better
-from midlayer_encoders.metrics._base.token_metric import MeanOverTexts, all_real, check_tokens, parts
-
-__all__ = ["BlockInfluence", "block_influence"]
+from midlayer_encoders.metrics._gram import lengths, result_dtype, single_or_better
+from midlayer_encoders.metrics._token_metric import MeanOverTexts, all_real, check_tokens, parts
 
 
 def block_influence(before: Tensor, after: Tensor, *, mask: Tensor | None = None) -> Tensor:

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._base.precision import full_precision, lengths, precise, result_dtype, tiny_length
-from midlayer_encoders.metrics._base.sample_metric import PairMetric, check_pair
-
-__all__ = ["CKA", "cka", "cka_matrix"]
+from midlayer_encoders.metrics._gram import full_precision, lengths, precise, result_dtype, tiny_length
+from midlayer_encoders.metrics._sample_metric import PairMetric, check_pair
 
 
 def cka(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tensor:

@@ -9,12 +9,8 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._base.gram import tokens_first
-from midlayer_encoders.metrics._base.kernels import kernels_run
-from midlayer_encoders.metrics._base.precision import lengths, result_dtype, single_or_better
-from midlayer_encoders.metrics._base.token_metric import WaitingTokenMetric, all_real
-
-__all__ = ["Curvature", "curvature"]
+from midlayer_encoders.metrics._gram import kernels_run, lengths, result_dtype, single_or_better, tokens_first
+from midlayer_encoders.metrics._token_metric import WaitingTokenMetric, all_real
 
 
 def curvature(states: Tensor, mask: Tensor | None = None, *, step: int = 1) -> Tensor:
@@ -56,7 +52,7 @@ def _angles(apart: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
 def _turns(states: Tensor, mask: Tensor, step: int) -> tuple[Tensor, Tensor]:
     """Return, for unit differences u and w that follow each other, the squared lengths of w - u and w + u, or -1."""
     if kernels_run(states):
-        from midlayer_encoders.metrics._base.token_triton import turns
+        from midlayer_encoders.metrics._token_triton import turns
 
         return turns(states, mask, step)
     path, mask = tokens_first(states, mask)

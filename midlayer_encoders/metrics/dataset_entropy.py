@@ -8,12 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from midlayer_encoders.metrics._base.moment_metric import of_rows
-from midlayer_encoders.metrics._base.row_metric import RowMetric
+from midlayer_encoders.metrics._row_metric import RowMetric, of_rows
 from midlayer_encoders.metrics.matrix_entropy import Normalization, entropy_of, entropy_of_moments
 from midlayer_encoders.spectra import Method
-
-__all__ = ["DatasetEntropy", "dataset_entropy"]
 
 
 def dataset_entropy(

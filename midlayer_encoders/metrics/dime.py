@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._base.precision import full_precision, precise, result_dtype, unit_rows
-from midlayer_encoders.metrics._base.sample_metric import ViewMetric, check_pair
+from midlayer_encoders.metrics._gram import full_precision, precise, result_dtype, unit_rows
+from midlayer_encoders.metrics._sample_metric import ViewMetric, check_pair
 from midlayer_encoders.spectra import Method, spectral_entropy
-
-__all__ = ["DiME", "dime"]
 
 
 def dime(

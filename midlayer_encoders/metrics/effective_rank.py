@@ -10,14 +10,10 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._base.gram import prepared, smaller_gram
-from midlayer_encoders.metrics._base.moment_metric import Moments
-from midlayer_encoders.metrics._base.precision import result_dtype
-from midlayer_encoders.metrics._base.row_metric import RowMetric
-from midlayer_encoders.metrics._base.token_metric import all_real
+from midlayer_encoders.metrics._gram import prepared, result_dtype, smaller_gram
+from midlayer_encoders.metrics._row_metric import Moments, RowMetric
+from midlayer_encoders.metrics._token_metric import all_real
 from midlayer_encoders.spectra import Method, eigenvalues
-
-__all__ = ["EffectiveRank", "effective_rank", "rank_of_gram"]
 
 
 def effective_rank(

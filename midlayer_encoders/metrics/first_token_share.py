@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from midlayer_encoders.metrics._base.precision import lengths, result_dtype, single_or_better
-from midlayer_encoders.metrics._base.token_metric import TokenMetric, all_real
-
-__all__ = ["FirstTokenShare", "first_token_share"]
+from midlayer_encoders.metrics._gram import lengths, result_dtype, single_or_better
+from midlayer_encoders.metrics._token_metric import TokenMetric, all_real
 
 
 def first_token_share(states: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -9,12 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from midlayer_encoders.metrics._base.layer_metric import Kind
-from midlayer_encoders.metrics._base.precision import full_precision, precise, result_dtype, unit_rows
-from midlayer_encoders.metrics._base.sample_metric import NumberedMetric, check_pair
-from midlayer_encoders.metrics._base.token_metric import check_tokens, parts
-
-__all__ = ["LEAST_TOKENS", "HalfMatch", "half_match", "half_means"]
+from midlayer_encoders.metrics._gram import full_precision, precise, result_dtype, unit_rows
+from midlayer_encoders.metrics._layer_metric import Kind
+from midlayer_encoders.metrics._sample_metric import NumberedMetric, check_pair
+from midlayer_encoders.metrics._token_metric import check_tokens, parts
 
 LEAST_TOKENS = 4
 """Texts with fewer tokens are left out: a half of one token is a word, not a text."""

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.metrics._base.precision import full_precision, precise, result_dtype, unit_rows
-from midlayer_encoders.metrics._base.sample_metric import ViewMetric, check_pair
-
-__all__ = ["InfoNCE", "InfoNCEForm", "infonce"]
+from midlayer_encoders.metrics._gram import full_precision, precise, result_dtype, unit_rows
+from midlayer_encoders.metrics._sample_metric import ViewMetric, check_pair
 
 InfoNCEForm: TypeAlias = Literal["simclr", "one_way", "bound"]
 """Among all 2N views; from the first view among the N second ones; or ``log N`` minus the latter."""

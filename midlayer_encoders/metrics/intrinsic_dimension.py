@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.metrics._base.layer_metric import check_at_least
-from midlayer_encoders.metrics._base.precision import lengths, precise, result_dtype
-from midlayer_encoders.metrics._base.sample_metric import PooledSampleMetric, layer_by_layer
-
-__all__ = ["IntrinsicDimension", "TwoNNForm", "intrinsic_dimension"]
+from midlayer_encoders.metrics._gram import lengths, precise, result_dtype
+from midlayer_encoders.metrics._layer_metric import check_at_least
+from midlayer_encoders.metrics._sample_metric import PooledSampleMetric, layer_by_layer
 
 TwoNNForm: TypeAlias = Literal["fit", "mle"]
 """A line through the origin fitted to the empirical distribution, or the maximum-likelihood estimate."""

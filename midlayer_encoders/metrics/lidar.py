@@ -10,12 +10,9 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._base.gram import smaller_gram
-from midlayer_encoders.metrics._base.precision import full_precision, precise, result_dtype
-from midlayer_encoders.metrics._base.sample_metric import ViewMetric
+from midlayer_encoders.metrics._gram import full_precision, precise, result_dtype, smaller_gram
+from midlayer_encoders.metrics._sample_metric import ViewMetric
 from midlayer_encoders.spectra import Method, spectral_entropy
-
-__all__ = ["LiDAR", "lidar"]
 
 
 def lidar(views: Tensor, *, delta: float = 1e-4, exponential: bool = False, method: Method = "auto") -> Tensor:

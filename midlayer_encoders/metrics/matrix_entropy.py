@@ -10,23 +10,11 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.metrics._base.gram import token_gram
-from midlayer_encoders.metrics._base.layer_metric import Kind
-from midlayer_encoders.metrics._base.moment_metric import MomentMetric, Moments
-from midlayer_encoders.metrics._base.precision import precise, result_dtype
-from midlayer_encoders.metrics._base.token_metric import all_real, check_tokens, parts
+from midlayer_encoders.metrics._gram import precise, result_dtype, token_gram
+from midlayer_encoders.metrics._layer_metric import Kind
+from midlayer_encoders.metrics._row_metric import MomentMetric, Moments
+from midlayer_encoders.metrics._token_metric import all_real, check_tokens, parts
 from midlayer_encoders.spectra import Method, spectral_entropy
-
-__all__ = [
-    "MatrixEntropy",
-    "Normalization",
-    "check_entropy_options",
-    "entropy_of",
-    "entropy_of_gram",
-    "entropy_of_moments",
-    "matrix_entropy",
-    "normalized_entropy",
-]
 
 Normalization: TypeAlias = Literal["raw", "maxEntropy", "logN", "logD", "logNlogD"]
 """What the entropy is divided by: 1, min(log N, log D), log N, log D, or log N log D."""

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.metrics._base.precision import full_precision, precise, result_dtype, unit_rows
-from midlayer_encoders.metrics._base.sample_metric import PairMetric, check_pair
-
-__all__ = ["Distance", "NeighborOverlap", "neighbor_overlap"]
+from midlayer_encoders.metrics._gram import full_precision, precise, result_dtype, unit_rows
+from midlayer_encoders.metrics._sample_metric import PairMetric, check_pair
 
 Distance: TypeAlias = Literal["cosine", "euclidean"]
 

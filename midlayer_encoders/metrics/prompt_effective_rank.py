@@ -7,13 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from midlayer_encoders.metrics._base.gram import token_gram
-from midlayer_encoders.metrics._base.precision import result_dtype
-from midlayer_encoders.metrics._base.token_metric import TokenMetric, all_real
+from midlayer_encoders.metrics._gram import result_dtype, token_gram
+from midlayer_encoders.metrics._token_metric import TokenMetric, all_real
 from midlayer_encoders.metrics.effective_rank import rank_of_gram
 from midlayer_encoders.spectra import Method
-
-__all__ = ["PromptEffectiveRank", "prompt_effective_rank"]
 
 
 def prompt_effective_rank(

@@ -8,14 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from midlayer_encoders.metrics._base.gram import token_gram
-from midlayer_encoders.metrics._base.kernels import kernels_run
-from midlayer_encoders.metrics._base.precision import result_dtype
-from midlayer_encoders.metrics._base.token_metric import WaitingTokenMetric, all_real
+from midlayer_encoders.metrics._gram import kernels_run, result_dtype, token_gram
+from midlayer_encoders.metrics._token_metric import WaitingTokenMetric, all_real
 from midlayer_encoders.metrics.matrix_entropy import Normalization, entropy_of
 from midlayer_encoders.spectra import Method
-
-__all__ = ["PromptEntropy", "prompt_entropy"]
 
 
 def prompt_entropy(

@@ -12,8 +12,6 @@ from torch import Tensor
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.scoring.logistic import logistic_regressions
 
-__all__ = ["Classifiers", "Experiment", "classification_scores", "predictions"]
-
 
 @dataclass(frozen=True)
 class Experiment:

@@ -11,8 +11,6 @@ from torch import Tensor
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.scoring.k_means import mini_batch_k_means
 
-__all__ = ["Clusterings", "Draws", "clustering_scores", "v_measure"]
-
 _LAYERS_ON_CPU = 4  # that are clustered side by side
 
 

@@ -10,8 +10,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["mini_batch_k_means"]
-
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 _MAX_ITERATIONS, _PATIENCE, _SMALL = 100, 10, 0.01  # defaults of scikit-learn's MiniBatchKMeans

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from midlayer_encoders.scoring.line_search import LineSearch
 
-__all__ = ["lbfgs"]
-
 Floats: TypeAlias = npt.NDArray[np.float64]
 Places: TypeAlias = npt.NDArray[np.int64]
 

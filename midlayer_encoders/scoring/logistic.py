@@ -11,8 +11,6 @@ from torch.nn.functional import log_softmax, one_hot, softplus
 
 from midlayer_encoders.scoring.lbfgs import lbfgs
 
-__all__ = ["logistic_regressions"]
-
 
 def logistic_regressions(
     rows: Tensor, labels: Tensor, *, classes: int, strength: float = 1.0, max_iterations: int, tolerance: float

@@ -10,8 +10,6 @@ from torch import Tensor
 from midlayer_encoders.scoring.ranks import average_precision
 from midlayer_encoders.scoring.similarity import MEASURES, pair_similarities
 
-__all__ = ["LabelledPairs", "pair_scores"]
-
 
 def pair_scores(
     vectors: Tensor, first: Tensor, second: Tensor, labels: Tensor, *, score: str = "max_ap", similarity: str = "cosine"

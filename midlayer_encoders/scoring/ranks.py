@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["average_precision", "correlation", "ranks"]
-
 
 def ranks(values: Tensor) -> Tensor:
     """Return the rank of each value in its row from 1, equal values sharing the mean of their ranks; NaN beside a NaN.

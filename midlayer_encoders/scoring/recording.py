@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
     from torch.utils.data import DataLoader
 
-__all__ = ["Keys", "Question", "Recorded", "record"]
-
 
 class Keys(Protocol):
     """Returns the key of each input that mteb hands to an encoder; whatever embeds them may do so here."""

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from midlayer_encoders.scoring.similarity import pair_similarities
 
-__all__ = ["RANKING_SCORES", "Ranking", "make_ranking", "ranking_score"]
-
 RANKING_SCORES = ("ndcg", "map", "recall", "precision", "mrr", "hit_rate")
 """What stands before ``_at_10`` in the names of scores."""
 

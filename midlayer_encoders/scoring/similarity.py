@@ -9,8 +9,6 @@ from sentence_transformers.util import SimilarityFunction
 from torch import Tensor
 from torch.nn.functional import normalize
 
-__all__ = ["MEASURES", "pair_similarities"]
-
 _BLOCK = 1 << 24  # numbers of a block of pairs: 64 MiB
 
 

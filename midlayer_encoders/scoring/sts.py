@@ -9,8 +9,6 @@ from torch import Tensor
 from midlayer_encoders.scoring.ranks import correlation, ranks
 from midlayer_encoders.scoring.similarity import pair_similarities
 
-__all__ = ["StsPairs", "sts_scores"]
-
 
 def sts_scores(
     vectors: Tensor,

@@ -18,8 +18,6 @@ from sklearn.linear_model import LogisticRegression
 
 from midlayer_encoders.scoring.retrieval import RANKING_SCORES
 
-__all__ = ["scores_together"]
-
 _PAIR_MEASURES = "cosine|manhattan|euclidean"
 # What each type is asked by: the main scores that are known here, and the methods that must be mteb's own.
 _TYPES: dict[type[AbsTask], tuple[str, tuple[str, ...]]] = {

@@ -15,7 +15,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from midlayer_encoders.scoring.recording import Question
 
-__all__ = ["Read", "all_alike", "layer_scores", "memory_budget"]
 
 _ROUNDING = 1e-6  # of the largest number: what the same input in another batch may differ by
 

@@ -29,7 +29,6 @@ try:
 except ImportError:  # The module can still be imported, to be read or collected by pytest; nothing in it can run.
     triton = tl = None
 
-__all__ = ["MAX_SIZE", "eigenvalues_in_float32"]
 
 MAX_SIZE = 512
 """Matrices with more rows than this are not for these kernels."""

@@ -27,8 +27,6 @@ from torch import Tensor
 
 from midlayer_encoders.errors import NotFiniteError, OptionError, check_choice
 
-__all__ = ["METHODS", "Method", "eigenvalues", "kernels_wanted", "spectral_entropy", "without_kernels"]
-
 Method: TypeAlias = Literal["auto", "exact", "fast"]
 """``"exact"``: float64. ``"fast"``: float32 on a GPU, else exact. ``"auto"``: fast where its error bound holds."""
 

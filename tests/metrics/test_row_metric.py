@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from midlayer_encoders.metrics._base.row_metric import RowMetric, own
+from midlayer_encoders.metrics._row_metric import RowMetric, own
 from tests.metrics.feeding import make
 from tests.metrics.test_layer_metric import ROWS
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from midlayer_encoders.metrics._base.token_metric import WaitingTokenMetric
+from midlayer_encoders.metrics._token_metric import WaitingTokenMetric
 from tests.metrics.feeding import corpus, feed, make
 
 NAMES = ["prompt_entropy", "curvature"]

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from midlayer_encoders.metrics import _token_triton as kernels
 from midlayer_encoders.metrics import curvature, prompt_entropy
-from midlayer_encoders.metrics._base import token_triton as kernels
-from midlayer_encoders.metrics._base.gram import prepared
-from midlayer_encoders.metrics._base.kernels import kernels_run
+from midlayer_encoders.metrics._gram import kernels_run, prepared
 from midlayer_encoders.metrics.curvature import _turns
 from tests.metrics.oracles import random_rows
 

@@ -21,16 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = [
-    "Kind",
-    "LayerMetric",
-    "TooFewTextsError",
-    "check_at_least",
-    "in_stacks",
-    "is_distributed",
-    "joined",
-    "one_device",
-]
 
 _TOGETHER = 2**24  # numbers of several layers that are taken together: 128 MB in float64
 

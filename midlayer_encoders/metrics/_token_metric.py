@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._base.layer_metric import Kind, LayerMetric, check_at_least
-
-__all__ = ["MeanOverTexts", "TokenMetric", "WaitingTokenMetric", "all_real", "check_tokens", "parts"]
+from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, check_at_least
 
 _ELEMENTS = 2**24
 """How many temporary numbers there may be at once (64 MB in float32): a large batch is never copied as a whole."""

@@ -20,7 +20,6 @@ try:
 except ImportError:  # The module can still be imported, to be read or collected by pytest; nothing in it can run.
     triton = tl = None
 
-__all__ = ["prepared_gram", "turns"]
 
 _TINY = 32 * torch.finfo(torch.float32).eps
 """Under this part of the lengths it was made from, a difference of tokens is rounding."""

@@ -1,14 +1,82 @@
-"""The smaller of the Gram matrix Z Z' and the moment matrix Z' Z, which have the same spectrum."""
+"""Gram matrices of texts' tokens and of sets of rows, and the precision in which they are computed."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-from midlayer_encoders.metrics._base.kernels import kernels_run
-from midlayer_encoders.metrics._base.precision import full_precision, lengths, precise
+from midlayer_encoders.spectra import kernels_wanted
 
-__all__ = ["prepared", "smaller_gram", "token_gram", "tokens_first"]
+
+def single_or_better(states: Tensor) -> Tensor:
+    """Return states in float32, and float64 ones as they are: enough for what reads one token at a time."""
+    return states.to(result_dtype(states))
+
+
+def precise(states: Tensor) -> Tensor:
+    """Return states in float64 on a CPU, where products of it cost little more, and in float32 or better elsewhere."""
+    double = states.device.type == "cpu" or states.dtype == torch.float64
+    return states.to(torch.float64 if double else torch.float32)
+
+
+def result_dtype(states: Tensor) -> torch.dtype:
+    """Return float64 for float64 states and float32 for all others."""
+    return torch.float64 if states.dtype == torch.float64 else torch.float32
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Keep autocast and TF32 out of the products inside, whatever the run around them has chosen."""
+    before = torch.get_float32_matmul_precision()
+    with torch.autocast(device.type, enabled=False):
+        try:
+            torch.set_float32_matmul_precision("highest")
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+def lengths(rows: Tensor) -> Tensor:
+    """Return the Euclidean length of each row of ``(*, N, D)``, shape ``(*, N)``."""
+    result: Tensor = torch.linalg.vector_norm(rows, dim=-1)
+    return result
+
+
+def tiny_length(rows: Tensor) -> Tensor:
+    """Return the length up to which a difference of rows, shape ``(*, N, D)``, is rounding: shape ``(*, 1)``."""
+    return 32 * torch.finfo(rows.dtype).eps * lengths(rows).amax(dim=-1, keepdim=True)
+
+
+def unit_rows(rows: Tensor) -> Tensor:
+    """Return each row of ``(*, N, D)`` at length one; a zero row stays zero, NaN stays NaN."""
+    length = lengths(rows).unsqueeze(-1)
+    return rows / torch.where(length == 0, 1.0, length)
+
+
+def kernels_run(states: Tensor) -> bool:
+    """Return whether the kernels can read the states: on an NVIDIA GPU with TF32, or in Triton's interpreter."""
+    readable = states.ndim == 3 and states.stride(-1) == 1 and states.dtype != torch.float64 and states.numel() > 0
+    if not readable or not kernels_wanted() or not _triton_is_here():
+        return False
+    if states.is_cuda:
+        return _has_tf32(states.device)
+    return os.environ.get("TRITON_INTERPRET") == "1" and states.device.type == "cpu"
+
+
+@cache
+def _has_tf32(device: torch.device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@cache
+def _triton_is_here() -> bool:
+    return find_spec("triton") is not None
 
 
 def prepared(states: Tensor, mask: Tensor | None, *, center: bool, unit: bool) -> Tensor:
@@ -47,7 +115,7 @@ def token_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> tup
     if states.shape[-2] > states.shape[-1]:
         return smaller_gram(prepared(states, mask, center=center, unit=unit)), None
     if kernels_run(states):
-        from midlayer_encoders.metrics._base.token_triton import prepared_gram
+        from midlayer_encoders.metrics._token_triton import prepared_gram
 
         return prepared_gram(states, mask, center=center, unit=unit)
     states, mask = tokens_first(states, mask)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._base.layer_metric import (
+from midlayer_encoders.metrics._layer_metric import (
     Kind,
     LayerMetric,
     TooFewTextsError,
@@ -20,18 +20,7 @@ from midlayer_encoders.metrics._base.layer_metric import (
     joined,
     one_device,
 )
-from midlayer_encoders.metrics._base.row_metric import check_embeddings, own
-
-__all__ = [
-    "NumberedMetric",
-    "PairMetric",
-    "PooledSampleMetric",
-    "SampleMetric",
-    "ViewMetric",
-    "check_pair",
-    "hashed",
-    "layer_by_layer",
-]
+from midlayer_encoders.metrics._row_metric import check_embeddings, own
 
 
 class SampleMetric(LayerMetric):
