@@ -11,17 +11,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
 from midlayer_encoders.callbacks._cadence import EveryNSteps, make_cadence
-from midlayer_encoders.errors import (
-    OptionError,
-    check_choice,
-    check_count,
-    check_flag,
-    check_path,
-    check_seed,
-    check_text,
-)
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import make_for_views
 from midlayer_encoders.metrics import LayerMetric
+from midlayer_encoders.validation import check_choice, check_count, check_flag, check_path, check_seed, check_text
 
 __all__ = ["Settings", "takes_settings"]
 
@@ -87,7 +80,7 @@ class Settings:
         for count in ("max_length", "max_inputs", "token_budget"):
             check_count(count, getattr(self, count))
         if not isinstance(self.views, Sequence) or isinstance(self.views, str):
-            check_count("views", self.views, least=0)
+            check_count("views", self.views, minimum=0)
         check_seed(self.seed)
         check_flag("figures", self.figures)
         check_flag("strict", self.strict)

@@ -11,7 +11,8 @@ from midlayer_encoders.callbacks._cadence import EveryNSteps
 from midlayer_encoders.callbacks._decline import by_step, collapse, decline
 from midlayer_encoders.callbacks._measurement import LABEL_ACCURACY, Values
 from midlayer_encoders.callbacks._recorder import Recorder
-from midlayer_encoders.errors import NotFiniteError, OptionError, check_choice
+from midlayer_encoders.errors import NotFiniteError, OptionError
+from midlayer_encoders.validation import check_choice
 
 __all__ = ["OnDecline", "Watch"]
 

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders._types import Layer, Norm, Pooling, Progress, ReadSite, Stage
-from midlayer_encoders.errors import OptionError, check_count, check_list, check_progress, check_seed, check_text, shown
+from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.frame import at_site, tidy_frame, tidy_rows
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics import LayerMetric, LiDAR, TooFewTextsError, make_metrics
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import TokenReceive, layer_reader
 from midlayer_encoders.reading.source import LayerSource
+from midlayer_encoders.validation import check_count, check_list, check_progress, check_seed, check_text
 from midlayer_encoders.views.media import augment_media
 from midlayer_encoders.views.texts import augment
 
@@ -81,7 +82,7 @@ def measure(
     """
     if not hasattr(encoder, "anatomy"):
         raise OptionError(
-            f"`encoder` must be a LayerEncoder, but got {shown(encoder)}. Write LayerEncoder(model, layer=-1)."
+            f"`encoder` must be a LayerEncoder, but got {short_repr(encoder)}. Write LayerEncoder(model, layer=-1)."
         )
     agreed("norm", norm, encoder.norm)
     agreed("pooling", pooling, encoder.pooling)
@@ -95,8 +96,8 @@ def agreed(argument: str, value: _T | None, own: _T) -> _T:
     """Return the encoder's own setting, or raise where another was asked for beside it."""
     if value is not None and not (type(value) is type(own) and value == own):
         raise OptionError(
-            f"`{argument}` must be the encoder's, {own!r}, but got {shown(value)}. "
-            f"Leave it out, or make the encoder with {argument}={shown(value)}."
+            f"`{argument}` must be the encoder's, {own!r}, but got {short_repr(value)}. "
+            f"Leave it out, or make the encoder with {argument}={short_repr(value)}."
         )
     return own
 

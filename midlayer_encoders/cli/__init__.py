@@ -20,7 +20,7 @@ from midlayer_encoders.cli import sweep as _sweep
 from midlayer_encoders.cli import tune as _tune
 from midlayer_encoders.cli._app import app
 from midlayer_encoders.cli._help import arrange, command_names
-from midlayer_encoders.errors import MidlayerError, without_tokens
+from midlayer_encoders.errors import MidlayerError, redact_tokens
 
 __all__ = ["app", "main"]
 
@@ -85,7 +85,7 @@ def _say(words: str, head: str = "Error: ", see: str = "") -> None:
     from rich.text import Text
 
     readable = words.encode("utf8", "backslashreplace").decode()  # the name of a file may be no text
-    readable = without_tokens(" ".join(readable.split()))
+    readable = redact_tokens(" ".join(readable.split()))
     if "--json" in sys.argv[1:]:
         print(json.dumps({"error": readable, "see": see or None}), file=sys.stderr)  # noqa: T201
         return

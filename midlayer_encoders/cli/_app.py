@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from midlayer_encoders.cli._progress import json_asked, waiting
-from midlayer_encoders.errors import OptionError, check_count
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes import Recipe, recipes_of
+from midlayer_encoders.validation import check_count
 
 if TYPE_CHECKING:
     from rich.console import Console

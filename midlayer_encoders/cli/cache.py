@@ -24,11 +24,12 @@ def cache(
     from dataclasses import asdict
     from datetime import timedelta
 
-    from midlayer_encoders.errors import OptionError, check_number
+    from midlayer_encoders.errors import OptionError
     from midlayer_encoders.store import list_stores, prune
+    from midlayer_encoders.validation import check_number
 
     if unused_days is not None:
-        check_number("--unused-days", unused_days, most=100_000)
+        check_number("--unused-days", unused_days, maximum=100_000)
     if keep_gb is not None:
         check_number("--keep-gb", keep_gb)
     if dry_run and not remove and unused_days is None and keep_gb is None:

@@ -20,7 +20,8 @@ from midlayer_encoders.cli._app import (
 from midlayer_encoders.cli._options import model_options
 from midlayer_encoders.cli._progress import long_running, print_result
 from midlayer_encoders.encoder.options import NO_SITE, EncoderOptions
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.validation import check_choice
 
 if TYPE_CHECKING:
     import polars as pl

@@ -35,7 +35,7 @@ from midlayer_encoders.cli._app import (
 from midlayer_encoders.cli._options import model_options
 from midlayer_encoders.cli._progress import long_running, print_result, shown
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.errors import check_choice, check_seed
+from midlayer_encoders.validation import check_choice, check_seed
 
 
 @app.command()

@@ -62,11 +62,11 @@ def probe(
     """Train a small classifier on every frozen layer, all together, and say which layer tells the classes apart."""
     quieten()
     from midlayer_encoders._types import READ_SITES
-    from midlayer_encoders.errors import check_choice, check_number
     from midlayer_encoders.probing import probe as probe_layers
     from midlayer_encoders.probing.examples import Examples, check_path, read_examples
     from midlayer_encoders.probing.heads import KINDS
     from midlayer_encoders.probing.settings import WITHOUT_EFFECT, ProbeTraining
+    from midlayer_encoders.validation import check_choice, check_number
 
     out = out or results_folder("probe", model)
     check_choice("--site", site, READ_SITES)

@@ -67,10 +67,11 @@ def reproduce(
     tables in reference/ beside it), these are taken unless you name others.
     """
     quieten()
-    from midlayer_encoders.errors import OptionError, check_seed
+    from midlayer_encoders.errors import OptionError
     from midlayer_encoders.paper.reproduce import reproduce as run
     from midlayer_encoders.paper.reproduce import resolve_experiments, write_experiments
     from midlayer_encoders.paper.setting import TENTHS, Setting
+    from midlayer_encoders.validation import check_seed
 
     names = resolve_experiments(figure)  # a wrong name is refused before a model is loaded
     check_seed(seed)

@@ -25,9 +25,10 @@ from midlayer_encoders.cli._app import (
 from midlayer_encoders.cli._options import model_options
 from midlayer_encoders.cli._progress import long_running, print_result, shown
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.errors import OptionError, check_count, check_seed
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import exists, read_lines
 from midlayer_encoders.recipes import PLAIN
+from midlayer_encoders.validation import check_count, check_seed
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder

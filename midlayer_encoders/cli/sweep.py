@@ -90,10 +90,10 @@ def sweep(
     """Score every layer of a model on mteb tasks from one forward pass over each text."""
     quieten()
     from midlayer_encoders._types import READ_SITES
-    from midlayer_encoders.errors import check_choice
     from midlayer_encoders.files import folder_lock
     from midlayer_encoders.models.hub import check_model
     from midlayer_encoders.tasks import task_sources
+    from midlayer_encoders.validation import check_choice
 
     check_choice("--site", site, READ_SITES)
     check_choice("--scoring", scoring, ("together", "mteb"))  # a wrong word is refused before the model is loaded

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from midlayer_encoders.errors import ModelNotFoundError, OptionError, check_text, check_texts, did_you_mean
+from midlayer_encoders.errors import ModelNotFoundError, OptionError, did_you_mean
 from midlayer_encoders.files import at_home, exists
 from midlayer_encoders.frame.steps import step_of
 from midlayer_encoders.models.hub import load_config, local_only
+from midlayer_encoders.validation import check_text, check_texts
 
 __all__ = ["Checkpoint", "files_fingerprint", "find_checkpoints"]
 
@@ -77,7 +78,7 @@ def find_checkpoints(
     if isinstance(revisions, str):
         raise OptionError(f"`revisions` must be a list of revisions, but got a string. Write [{revisions!r}].")
     check_text("model", model)
-    revisions = None if revisions is None else check_texts("revisions", revisions, least=0)
+    revisions = None if revisions is None else check_texts("revisions", revisions, minimum=0)
     for name in (model, *(revisions or ())):
         if name.endswith(".ckpt"):
             raise OptionError(f"`{'model' if name == model else 'revisions'}` must not be {name!r}. {_LIGHTNING}")

@@ -24,7 +24,7 @@ from midlayer_encoders.comparing.halves import check_confidence, random_halves
 from midlayer_encoders.comparing.text_metrics import comparable
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import OptionError, check_path, check_progress, check_seed, check_text, check_texts, shown
+from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import at_home, exists
 from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.report import plot_metrics
@@ -32,6 +32,7 @@ from midlayer_encoders.report.comparisons import plot_differences, plot_similari
 from midlayer_encoders.report.comparisons_page import comparisons_html, comparisons_words
 from midlayer_encoders.report.results import Result
 from midlayer_encoders.report.versions import versions
+from midlayer_encoders.validation import check_path, check_progress, check_seed, check_text, check_texts
 from midlayer_encoders.views.texts import augment
 
 if TYPE_CHECKING:
@@ -181,7 +182,9 @@ def _check_models(*models: str | LayerEncoder, revision: str | None) -> None:
     seen: set[object] = set()
     for model in models:
         if not isinstance(model, str | LayerEncoder):
-            raise OptionError(f"`base` and `tuned` must be names, folders or LayerEncoders, but got {shown(model)}.")
+            raise OptionError(
+                f"`base` and `tuned` must be names, folders or LayerEncoders, but got {short_repr(model)}."
+            )
         one = str(at_home(model).resolve()) if isinstance(model, str) and _is_folder(model) else model
         key = one if isinstance(one, str) else id(one)
         if key in seen:
@@ -194,7 +197,7 @@ def _is_folder(model: str) -> bool:
 
 
 def _checked_texts(texts: Sequence[str]) -> list[str]:
-    found = check_texts("texts", texts, least=0)
+    found = check_texts("texts", texts, minimum=0)
     if not _LEAST <= len(found) <= _MOST:
         raise OptionError(
             f"`texts` must be a list of {_LEAST} to {_MOST} texts, as half of them must still say something and the "

@@ -8,7 +8,8 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from midlayer_encoders.errors import OptionError, check_count, check_number
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.validation import check_count, check_number
 
 __all__ = ["check_confidence", "half_width", "random_halves"]
 
@@ -24,7 +25,7 @@ def random_halves(count: int, resamples: int, *, seed: int = 0) -> Tensor:
         >>> random_halves(6, 2).shape, len(set(random_halves(6, 2)[0].tolist()))
         (torch.Size([2, 3]), 3)
     """
-    resamples = check_count("resamples", resamples, least=2)
+    resamples = check_count("resamples", resamples, minimum=2)
     generator = torch.Generator().manual_seed(seed)
     return torch.stack([torch.randperm(count, generator=generator)[: count // 2] for _ in range(resamples)])
 
@@ -58,7 +59,7 @@ def half_width(values: Tensor, count: int, *, confidence: float = 0.95) -> Tenso
 
 def check_confidence(confidence: float) -> float:
     """Return a ``confidence`` that can be that of an interval, or raise an :class:`OptionError`."""
-    number = check_number("confidence", confidence, most=1.0)
+    number = check_number("confidence", confidence, maximum=1.0)
     if not 0 < number < 1:
         raise OptionError(f"`confidence` must be in (0, 1), as 0.95, but got {confidence}.")
     return number

@@ -18,17 +18,7 @@ from midlayer_encoders.comparing.checkpoints import Checkpoint, find_checkpoints
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import base_name
-from midlayer_encoders.errors import (
-    DiskFullError,
-    MidlayerError,
-    OptionError,
-    check_path,
-    check_progress,
-    check_seed,
-    check_text,
-    check_texts,
-    error_words,
-)
+from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import check_links, folder_lock
 from midlayer_encoders.frame import layer_changes, settled
 from midlayer_encoders.measuring import measure, num_passes
@@ -37,6 +27,7 @@ from midlayer_encoders.report import plot_steps_change, plot_steps_curves, plot_
 from midlayer_encoders.report.results import Result, kept_frame
 from midlayer_encoders.report.steps_page import steps_html, steps_words
 from midlayer_encoders.report.versions import versions
+from midlayer_encoders.validation import check_path, check_progress, check_seed, check_text, check_texts
 from midlayer_encoders.views.texts import augment
 
 if TYPE_CHECKING:
@@ -152,7 +143,7 @@ def progression(
     given = make_options(options, norm="none")
     if given.revision is not None:
         raise OptionError(f"`revision` must be left out, since `revisions` names them, but got {given.revision!r}.")
-    texts, seed = check_texts("texts", texts, least=2), check_seed(seed)
+    texts, seed = check_texts("texts", texts, minimum=2), check_seed(seed)
     check_text("dataset", dataset)
     check_path("out", out)
     check_progress(progress)
@@ -199,7 +190,7 @@ class _Run:
             except (OptionError, TooFewTextsError, DiskFullError):  # the same at every step
                 raise
             except Exception as error:
-                failures[checkpoint.name] = error_words(error)
+                failures[checkpoint.name] = error_summary(error)
         if not frames:
             raise MidlayerError("No revision could be measured. " + "; ".join(f"{k}: {v}" for k, v in failures.items()))
         return frames, failures

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders._types import Layer, Norm
-from midlayer_encoders.errors import OptionError, check_choice, shown
+from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.metrics import (
     METRICS,
     PAPER_METRICS,
@@ -32,6 +32,7 @@ from midlayer_encoders.metrics import (
 )
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
+from midlayer_encoders.validation import check_choice
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -107,7 +108,7 @@ def comparable(metrics: str | Sequence[str]) -> tuple[str, ...]:
         check_choice("metrics", metrics, [*groups, *COMPARABLE])
         return groups.get(metrics, (metrics,))
     if not isinstance(metrics, list | tuple) or not metrics:
-        got = "none" if isinstance(metrics, list | tuple) else f"{shown(metrics)}. Write a list of names"
+        got = "none" if isinstance(metrics, list | tuple) else f"{short_repr(metrics)}. Write a list of names"
         raise OptionError(f"`metrics` must be 'all', 'paper', or some of {', '.join(COMPARABLE)}, but got {got}.")
     names = [current_name(name) if isinstance(name, str) else name for name in metrics]
     for name in names:

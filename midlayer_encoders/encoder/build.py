@@ -34,7 +34,7 @@ from midlayer_encoders.encoder.several_layers import (
 from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.encoder.transformer_module import transformer_module
 from midlayer_encoders.encoder.verification import check_padding, check_states
-from midlayer_encoders.errors import CutError, MidlayerError, OptionError, check_choice, shown
+from midlayer_encoders.errors import CutError, MidlayerError, OptionError, short_repr
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
 from midlayer_encoders.models.hub import BUILT_IN_MINILM, place_of
@@ -42,6 +42,7 @@ from midlayer_encoders.models.load import NoPlanError, load_cut
 from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.models.transformers_internals import gguf_read_once
 from midlayer_encoders.recipes import Placed
+from midlayer_encoders.validation import check_choice
 
 __all__ = ["Built", "build_from_files", "build_from_module", "probes"]
 
@@ -184,10 +185,10 @@ def build_from_module(
     options.check_for_module()
     check_choice("medium", medium, ("text", "image", "audio"))
     if not isinstance(module, nn.Module):
-        raise OptionError(f"`module` must be a torch.nn.Module, but got {shown(module)}.")
+        raise OptionError(f"`module` must be a torch.nn.Module, but got {short_repr(module)}.")
     if processor is not None and not callable(processor):
         raise OptionError(
-            f"`processor` must be a function from inputs to what the module takes, but got {shown(processor)}."
+            f"`processor` must be a function from inputs to what the module takes, but got {short_repr(processor)}."
         )
     if isinstance(layer, Mapping):
         raise OptionError(f"`layer` must be one number for a module in memory, but got {dict(layer)}.")

@@ -10,7 +10,7 @@ import polars as pl
 
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import OptionError, shown
+from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.recipes import Recipe
 from midlayer_encoders.selection import Selection, select
 
@@ -65,7 +65,7 @@ def select_layer(
     elif not isinstance(model, LayerEncoder | pl.DataFrame):
         raise OptionError(
             f"`model` must be a folder, a name on the hub, a LayerEncoder or a frame of results, but got "
-            f"{shown(model)}."
+            f"{short_repr(model)}."
         )
     elif options:
         raise OptionError(f"`{next(iter(options))}` must not be given with an encoder or a frame: it is the encoder's.")

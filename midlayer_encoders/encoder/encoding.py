@@ -27,12 +27,13 @@ from midlayer_encoders.encoder.inputs import (
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.options import check_device, device_name
 from midlayer_encoders.encoder.transformer_module import checked_length
-from midlayer_encoders.errors import NotFiniteError, OptionError, check_choice, check_count, check_text, shown
+from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
 from midlayer_encoders.media import InputError, medium_of
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.reading.batches import TokenBudget, batches_of, check_budget, tokens_that_fit
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.reading.turns import turn
+from midlayer_encoders.validation import check_choice, check_count, check_text
 
 __all__ = ["InputsEncoder"]
 
@@ -52,7 +53,7 @@ class InputsEncoder(IdentifiedEncoder):
         if isinstance(self[0], MemoryModule) or self.tokenizer is None:  # it would change the spec, and no vector
             raise OptionError(
                 f"`max_seq_length` must be left alone for {self.name}, whose inputs no tokenizer of ours truncates, "
-                f"but got {shown(value)}."
+                f"but got {short_repr(value)}."
             )
         cast(Any, self[0]).max_seq_length = checked_length("max_seq_length", value, self.transformer, self.name)
 
@@ -138,7 +139,7 @@ class InputsEncoder(IdentifiedEncoder):
             check_choice("prompt_name", prompt_name, self.prompts)
             prompt = self.prompts[prompt_name] or ""
         if prompt and inputs and not texts:
-            raise OptionError(f"`prompt` must be left out for images and audio, but got {shown(prompt)}.")
+            raise OptionError(f"`prompt` must be left out for images and audio, but got {short_repr(prompt)}.")
         return (self.default_prompt if texts else "") if prompt is None else prompt
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Medium
-from midlayer_encoders.errors import OptionError, check_text, half_character
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.media import InputError, check_taken, medium_of, read_audio, read_image
 from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.reading.pooling import real_tokens
+from midlayer_encoders.validation import check_text, lone_surrogate
 
 __all__ = [
     "both_media",
@@ -101,7 +102,7 @@ def _read(item: Any, taken: Sequence[str], model: str, rate: int | None, max_pix
 
 def named_medium(item: Any, taken: Sequence[str], *, model: str) -> tuple[Medium, Any]:
     """Return which medium an input is, and the input itself without its name, or raise where it cannot be taken."""
-    if type(item) is str and list(taken) == ["text"] and half_character(item) is None:
+    if type(item) is str and list(taken) == ["text"] and lone_surrogate(item) is None:
         return "text", item  # what nearly all inputs are: asked of each of a million
     named = next(iter(item)) if isinstance(item, Mapping) and len(item) == 1 else None
     given = item if named not in _MEDIA else item[named]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from midlayer_encoders._types import Layer, Medium, Norm
 from midlayer_encoders.encoder.inputs import moved, probe_input, sampling_rate
 from midlayer_encoders.encoder.spec import processor_name
-from midlayer_encoders.errors import CutError, OptionError, shown
+from midlayer_encoders.errors import CutError, OptionError, short_repr
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import deepest_layer, find_anatomy
 from midlayer_encoders.models.cut import Cut, cut_model
@@ -64,7 +64,7 @@ class MemoryModule(InputModule):
         if not any(isinstance(one, Tensor) for one in (made.values() if isinstance(made, Mapping) else [made])):
             raise OptionError(
                 f"`processor` must return a tensor, or a mapping of tensors by the names that "
-                f"{type(self.model).__name__} takes, but returned {shown(made)}."
+                f"{type(self.model).__name__} takes, but returned {short_repr(made)}."
             )
         values = dict(made) if isinstance(made, Mapping) else {self._taken[0]: made}
         return {**values, "modality": self.medium}

@@ -32,7 +32,7 @@ from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.sentence_transformers_internals import PlainOnDisk
 from midlayer_encoders.encoder.several_layers import plain_on_disk
 from midlayer_encoders.encoder.verification import close
-from midlayer_encoders.errors import CutError, check_path, warn_deprecated
+from midlayer_encoders.errors import CutError, warn_deprecated
 from midlayer_encoders.files import write_folder
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.cut import whole_around
@@ -40,6 +40,7 @@ from midlayer_encoders.models.load import has_automatic_class
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.reading.turns import turn
 from midlayer_encoders.recipes.counting import Counting
+from midlayer_encoders.validation import check_path
 
 __all__ = ["MultimodalEncoder"]
 

@@ -16,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 
 from midlayer_encoders._types import MAX_PIXELS, NORMS, POOLINGS, Layer, Norm, Pooling
-from midlayer_encoders.errors import (
-    DeviceError,
-    OptionError,
+from midlayer_encoders.errors import DeviceError, OptionError, did_you_mean, short_repr, warn_deprecated
+from midlayer_encoders.recipes import RECIPES, SMALLEST_SAMPLE, Recipe, Template, check_template, has_name, recipe_of
+from midlayer_encoders.validation import (
     check_choice,
     check_count,
     check_flag,
@@ -26,11 +26,7 @@ from midlayer_encoders.errors import (
     check_number,
     check_text,
     check_texts,
-    did_you_mean,
-    shown,
-    warn_deprecated,
 )
-from midlayer_encoders.recipes import RECIPES, SMALLEST_SAMPLE, Recipe, Template, check_template, has_name, recipe_of
 
 if TYPE_CHECKING:
     import torch
@@ -217,7 +213,7 @@ class EncoderOptions:
             if medium is not None and medium not in media and value != one.default:
                 raise OptionError(
                     f"`{one.name}` must be left out for {model}, which takes {' and '.join(media)} and no {medium}, "
-                    f"but got {shown(value)}."
+                    f"but got {short_repr(value)}."
                 )
 
 
@@ -298,7 +294,7 @@ def with_options(signature: inspect.Signature) -> inspect.Signature:
 
 
 def _dtype_name(argument: str, dtype: Any) -> str:
-    name = dtype if isinstance(dtype, str) else shown(dtype)
+    name = dtype if isinstance(dtype, str) else short_repr(dtype)
     check_choice(argument, name.removeprefix("torch."), DTYPES)
     return name.removeprefix("torch.")
 
@@ -307,7 +303,7 @@ def device_name(argument: str, device: Any) -> str:
     """Return the name of a device of torch, or that was named."""
     name = str(device) if type(device).__module__ == "torch" else device
     if not isinstance(name, str):
-        raise OptionError(f"`{argument}` must be a device such as 'cpu' or 'cuda:1', but got {shown(device)}.")
+        raise OptionError(f"`{argument}` must be a device such as 'cpu' or 'cuda:1', but got {short_repr(device)}.")
     return name
 
 
@@ -317,13 +313,15 @@ _SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's 
 def _device_map(argument: str, value: Any) -> str:
     name = check_text(argument, value)
     if name not in _SPREADS and not re.fullmatch(r"[a-z]{2,4}(:\d+)?", name):
-        raise OptionError(f"`{argument}` must be {', '.join(map(repr, _SPREADS))} or a device, but got {shown(value)}.")
+        raise OptionError(
+            f"`{argument}` must be {', '.join(map(repr, _SPREADS))} or a device, but got {short_repr(value)}."
+        )
     return name
 
 
 def _prompt_texts(argument: str, prompts: Any) -> dict[str, str]:
     if not isinstance(prompts, Mapping):
-        raise OptionError(f"`{argument}` must be a dict of names and texts, but got {shown(prompts)}.")
+        raise OptionError(f"`{argument}` must be a dict of names and texts, but got {short_repr(prompts)}.")
     pairs = ((check_text(f"name in {argument}", name), text) for name, text in prompts.items())
     return {name: check_text(f"{argument}[{name!r}]", text) for name, text in pairs}
 
@@ -334,12 +332,12 @@ def _adapter_names(argument: str, adapters: Any) -> tuple[str, ...]:
     if adapters is None:
         return ()
     if not isinstance(adapters, list | tuple):
-        raise OptionError(f"`{argument}` must be a list of adapters, but got {shown(adapters)}.")
+        raise OptionError(f"`{argument}` must be a list of adapters, but got {short_repr(adapters)}.")
     return tuple(check_text(f"{argument}[{place}]", _path_text(one)) for place, one in enumerate(adapters))
 
 
 def _center_texts(argument: str, texts: Any) -> tuple[str, ...]:
-    return tuple(check_texts(argument, texts, least=SMALLEST_SAMPLE))
+    return tuple(check_texts(argument, texts, minimum=SMALLEST_SAMPLE))
 
 
 def _layer_weights(argument: str, weights: Any) -> tuple[float, ...]:
@@ -363,19 +361,19 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "dtype": _dtype_name,
     "device": device_name,
     "device_map": _device_map,
-    "max_length": partial(check_count, what="tokens"),
+    "max_length": partial(check_count, unit="tokens"),
     "prompts": _prompt_texts,
     "default_prompt_name": check_text,
     "bidirectional": check_flag,
     "adapters": _adapter_names,
     "chat_template": check_flag,
     "gguf_file": check_text,
-    "truncate_dim": partial(check_count, what="dimensions"),
+    "truncate_dim": partial(check_count, unit="dimensions"),
     "trust_remote_code": check_flag,
-    "max_pixels": partial(check_count, what="pixels"),
+    "max_pixels": partial(check_count, unit="pixels"),
     "center": _center_texts,
     "template": check_template,
-    "skip_first": partial(check_count, least=0),
+    "skip_first": partial(check_count, minimum=0),
     "template_tokens": check_flag,
     "whiten": check_flag,
     "embed_filter": check_flag,

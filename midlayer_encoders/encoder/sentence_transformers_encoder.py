@@ -28,7 +28,7 @@ from midlayer_encoders.encoder.options import (
 from midlayer_encoders.encoder.prompting import after_pooling, asked_copy, prompts_of
 from midlayer_encoders.encoder.spec import CardData
 from midlayer_encoders.encoder.verification import check_padding
-from midlayer_encoders.errors import OptionError, check_text
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.cut import Cut, JointCut
@@ -40,6 +40,7 @@ from midlayer_encoders.recipes import Recipe, recipe_of
 from midlayer_encoders.recipes.counting import Counting
 from midlayer_encoders.selection import Selection, select
 from midlayer_encoders.selection.rules import check_rule
+from midlayer_encoders.validation import check_text
 
 __all__ = ["LayerEncoder"]
 

@@ -21,12 +21,13 @@ from midlayer_encoders._types import Layer, Norm
 from midlayer_encoders.encoder.inputs import media_taken, moved, probe_input, sampling_rate
 from midlayer_encoders.encoder.options import Combine, EncoderOptions
 from midlayer_encoders.encoder.verification import close
-from midlayer_encoders.errors import CutError, LayerIndexError, OptionError, check_list
+from midlayer_encoders.errors import CutError, LayerIndexError, OptionError
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layer
 from midlayer_encoders.models.cut import Cut
 from midlayer_encoders.reading.capture import layers_watched, side_by_side
 from midlayer_encoders.reading.turns import turn
+from midlayer_encoders.validation import check_list
 
 __all__ = [
     "CombinedLayers",

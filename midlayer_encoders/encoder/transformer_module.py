@@ -10,10 +10,11 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import nn
 
 from midlayer_encoders.encoder.sentence_transformers_internals import tokenizer_alone, transformer_around
-from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError, check_count
+from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.models.padding import suffers_from_padding
+from midlayer_encoders.validation import check_count
 
 __all__ = ["checked_length", "most_tokens", "transformer_module"]
 

@@ -13,10 +13,11 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineMod
 from huggingface_hub.utils import validate_repo_id
 
 from midlayer_encoders.encoder.spec import CardData
-from midlayer_encoders.errors import MidlayerError, OptionError, check_flag, check_text, error_words
+from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
 from midlayer_encoders.export._comparison import Exported
 from midlayer_encoders.frame import check_frame
 from midlayer_encoders.tasks import isolated_random, task_label
+from midlayer_encoders.validation import check_flag, check_text
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -282,7 +283,7 @@ def _refusal(reason: BaseException, repository: str) -> HubError | None:
     # Which library the hub's client speaks HTTP with, httpx or httpx2, is its own business.
     if isinstance(reason, OSError) or type(reason).__module__.startswith("httpx"):
         return HubError(
-            f"The hub cannot be reached, or broke off ({error_words(reason)[:200]}). Check the "
+            f"The hub cannot be reached, or broke off ({error_summary(reason)[:200]}). Check the "
             "network and HF_ENDPOINT, and push again, with overwrite=True where the repository was created before that."
         )
     return None

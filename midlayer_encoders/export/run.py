@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from midlayer_encoders.errors import OptionError, check_choice, check_effect, check_flag, check_path
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.export._comparison import Exported
 from midlayer_encoders.export.gguf import export_gguf
 from midlayer_encoders.export.onnx import export_onnx
 from midlayer_encoders.export.openvino import export_openvino
 from midlayer_encoders.export.serving import export_served
+from midlayer_encoders.validation import check_choice, check_effect, check_flag, check_path
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from midlayer_encoders.errors import MidlayerError, half_character, shown
+from midlayer_encoders.errors import MidlayerError, short_repr
+from midlayer_encoders.validation import lone_surrogate
 
 __all__ = ["at_home", "check_ordinary", "exists", "json_object", "json_rows", "read_lines", "read_whole"]
 
@@ -51,7 +52,7 @@ def check_ordinary(path: Path, error: type[MidlayerError]) -> None:
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as reason:
-        raise error(f"There is no file {shown(str(path), 200)} to read: {_reason(reason)}.") from reason
+        raise error(f"There is no file {short_repr(str(path), 200)} to read: {_reason(reason)}.") from reason
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else _KINDS.get(stat.S_IFMT(mode), "something else")
         raise error(f"{path} must be an ordinary file, but is {kind}. Copy what it holds to a file.")
@@ -115,11 +116,11 @@ def json_object(text: str, where: str, error: type[MidlayerError]) -> dict[str, 
         words = "a number has thousands of digits: put it in quotes" if "digits" in str(reason) else reason
         raise error(f"{where}: must be one JSON object, but cannot be read: {words}.") from reason
     if not isinstance(row, dict):
-        raise error(f"{where}: must be one JSON object, but got {shown(text.strip(), 40)}.")
-    if "\\u" in text and (half := half_character(json.dumps(row, ensure_ascii=False))) is not None:
+        raise error(f"{where}: must be one JSON object, but got {short_repr(text.strip(), 40)}.")
+    if "\\u" in text and (surrogate := lone_surrogate(json.dumps(row, ensure_ascii=False))) is not None:
         raise error(
-            f"{where}: must be text, but holds half a character, {half}: an emoji was cut in two. "
-            "Cut it elsewhere, or remove the half."
+            f"{where}: must be valid text, but contains the unpaired surrogate {surrogate}, which is half of an emoji. "
+            "Remove it."
         )
     return row
 

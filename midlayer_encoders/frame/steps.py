@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from midlayer_encoders.errors import OptionError, shown
+from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.frame.schema import check_frame
 
 __all__ = ["History", "histories", "layer_changes", "settled", "step_of", "step_word", "thinned"]
@@ -68,7 +68,7 @@ but got 'main'.
     found = _STEP.search(revision)
     if found is None or len(found[1]) > 18:  # more is no number of steps, and no integer of a frame
         raise OptionError(
-            f"`revision` must name a training step, as 'step512' or 'checkpoint-512', but got {shown(revision)}."
+            f"`revision` must name a training step, as 'step512' or 'checkpoint-512', but got {short_repr(revision)}."
         )
     return int(found[1])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from midlayer_encoders.errors import old_names
+from midlayer_encoders.errors import deprecated_names
 from midlayer_encoders.media._arrays import InputError
 from midlayer_encoders.media.audio import Waveform, audio_lengths, read_audio
 from midlayer_encoders.media.images import is_pil, read_image
@@ -23,4 +23,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # else every misspelled name would pass
-    __getattr__ = old_names(__name__, {"read_sound": "read_audio", "Sound": "Waveform"})
+    __getattr__ = deprecated_names(__name__, {"read_sound": "read_audio", "Sound": "Waveform"})

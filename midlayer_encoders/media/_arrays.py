@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from midlayer_encoders.errors import MidlayerError, shown
+from midlayer_encoders.errors import MidlayerError, short_repr
 from midlayer_encoders.files import check_ordinary, exists
 
 __all__ = ["InputError", "as_array", "check_file", "damaged"]
@@ -30,7 +30,7 @@ def check_file(path: Path, kinds: str) -> None:
     """Raise an :class:`InputError` unless there is an ordinary file at ``path``."""
     if not exists(path):
         raise InputError(
-            f"`inputs` must be {kinds}, but there is no file {shown(str(path), 200)}. A text is for a model of text."
+            f"`inputs` must be {kinds}, but there is no file {short_repr(str(path), 200)}. Texts need a text model."
         )
     check_ordinary(path, InputError)
 
@@ -48,7 +48,7 @@ def as_array(source: Any) -> npt.NDArray[Any]:
     if not isinstance(source, np.ndarray):
         raise InputError(
             "`inputs` must be PIL images, paths, arrays or tensors, or for audio (array, rate), "
-            f"but got a {type(source).__name__}: {shown(source)}."
+            f"but got a {type(source).__name__}: {short_repr(source)}."
         )
     if source.dtype.kind not in "buif":
         raise InputError(f"`inputs` as arrays must hold real numbers, but got a dtype of {source.dtype}.")

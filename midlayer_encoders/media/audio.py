@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from midlayer_encoders.errors import shown
+from midlayer_encoders.errors import short_repr
 from midlayer_encoders.files import at_home
 from midlayer_encoders.media._arrays import InputError, as_array, check_file, damaged
 
@@ -75,7 +75,7 @@ def _waveform(source: Any) -> tuple[npt.NDArray[Any], Any, str]:
         return samples.data.numpy(), samples.sample_rate, "the waveform"
     raise InputError(
         "A waveform must come with its rate: (array, 16000) or {'array': array, 'sampling_rate': 16000}, "
-        f"but got {shown(source)}."
+        f"but got {short_repr(source)}."
     )
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from midlayer_encoders._types import MAX_PIXELS, Medium
-from midlayer_encoders.errors import OptionError, check_choice, check_count, shown
+from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import at_home, exists
 from midlayer_encoders.media._arrays import InputError
 from midlayer_encoders.media.audio import read_audio
 from midlayer_encoders.media.images import is_pil, read_image
+from midlayer_encoders.validation import check_choice, check_count
 
 __all__ = ["check_taken", "media_files", "medium_of"]
 
@@ -51,7 +52,7 @@ def medium_of(item: Any, taken: Sequence[str]) -> Medium:
         return "audio"
     axes = getattr(item, "ndim", 0)
     if not isinstance(axes, int) or axes < 1:
-        raise InputError(f"`inputs` must each be {_listed(taken)}, but got {shown(item)} ({type(item).__name__}).")
+        raise InputError(f"`inputs` must each be {_listed(taken)}, but got {short_repr(item)} ({type(item).__name__}).")
     return "image" if axes == 3 or (axes == 2 and "audio" not in taken) else "audio"
 
 
@@ -70,7 +71,7 @@ def check_taken(medium: Medium, taken: Sequence[str], item: Any, *, model: str) 
     """Raise an :class:`InputError` unless a model that takes these media takes this one."""
     if medium not in taken:
         raise InputError(
-            f"`inputs` must each be {_listed(taken)} for {model}, but got {_WORDS[medium]}: {shown(item)}. "
+            f"`inputs` must each be {_listed(taken)} for {model}, but got {_WORDS[medium]}: {short_repr(item)}. "
             "Choose a model that takes it."
         )
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from midlayer_encoders.errors import OptionError, did_you_mean, shown
+from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import at_home, exists, json_rows, read_lines
 
 __all__ = ["read_texts", "wikitext_paragraphs"]
@@ -26,7 +26,7 @@ def read_texts(path: Path | str, *, field: str | None = None) -> list[str]:
     """
     path = at_home(path)
     if not exists(path):
-        raise OptionError(f"`texts` must be a file, but there is none at {shown(str(path), 200)}.")
+        raise OptionError(f"`texts` must be a file, but there is none at {short_repr(str(path), 200)}.")
     if field is None and path.suffix.lower() in (".jsonl", ".ndjson"):
         _, first = next(json_rows(path, OptionError), (0, {}))
         raise OptionError(
@@ -52,7 +52,7 @@ def _field(path: Path, number: int, row: Mapping[str, object], field: str) -> st
         )
     text = row[field]
     if not isinstance(text, str):
-        raise OptionError(f"`field` must hold text, but line {number} of {path.name} has {shown(text)}.")
+        raise OptionError(f"`field` must hold text, but line {number} of {path.name} has {short_repr(text)}.")
     return text
 
 

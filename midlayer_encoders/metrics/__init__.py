@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from midlayer_encoders.errors import OptionError, check_choice, shown, warn_deprecated
+from midlayer_encoders.errors import OptionError, short_repr, warn_deprecated
 from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, TooFewTextsError
 from midlayer_encoders.metrics.alpha_req import AlphaReQ, alpha_req
 from midlayer_encoders.metrics.anisotropy import Anisotropy, anisotropy
@@ -30,6 +30,7 @@ from midlayer_encoders.metrics.matrix_entropy import MatrixEntropy, Normalizatio
 from midlayer_encoders.metrics.neighbor_overlap import NeighborOverlap, neighbor_overlap
 from midlayer_encoders.metrics.prompt_effective_rank import PromptEffectiveRank, prompt_effective_rank
 from midlayer_encoders.metrics.prompt_entropy import PromptEntropy, prompt_entropy
+from midlayer_encoders.validation import check_choice
 
 __all__ = [
     "ALIASES",
@@ -161,7 +162,7 @@ def make_metrics(
     single = [*groups, *METRICS, *ALIASES]
     names = [metrics] if isinstance(metrics, str) else metrics
     if not isinstance(names, list | tuple) or not names:
-        got = "none" if isinstance(names, list | tuple) else f"{shown(metrics)}. Write a list of names"
+        got = "none" if isinstance(names, list | tuple) else f"{short_repr(metrics)}. Write a list of names"
         raise OptionError(f"`metrics` must be 'all', 'paper', or some of {', '.join(single[2:])}, but got {got}.")
     wanted = [current_name(name) if isinstance(name, str) else name for name in names]
     for name in wanted:

@@ -9,9 +9,10 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics._row_metric import Moments, RowMetric, of_rows
 from midlayer_encoders.spectra import Method, eigenvalues
+from midlayer_encoders.validation import check_choice
 
 AnisotropyForm: TypeAlias = Literal["cosine", "spectral"]
 """Mean cosine of two different texts, or the first principal component's share of the variance."""

@@ -10,9 +10,10 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics._gram import full_precision, precise, result_dtype, unit_rows
 from midlayer_encoders.metrics._sample_metric import ViewMetric, check_pair
+from midlayer_encoders.validation import check_choice
 
 InfoNCEForm: TypeAlias = Literal["simclr", "one_way", "bound"]
 """Among all 2N views; from the first view among the N second ones; or ``log N`` minus the latter."""

@@ -9,10 +9,11 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics._gram import lengths, precise, result_dtype
 from midlayer_encoders.metrics._layer_metric import check_at_least
 from midlayer_encoders.metrics._sample_metric import PooledSampleMetric, layer_by_layer
+from midlayer_encoders.validation import check_choice
 
 TwoNNForm: TypeAlias = Literal["fit", "mle"]
 """A line through the origin fitted to the empirical distribution, or the maximum-likelihood estimate."""

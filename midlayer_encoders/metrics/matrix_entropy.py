@@ -9,12 +9,13 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics._gram import precise, result_dtype, token_gram
 from midlayer_encoders.metrics._layer_metric import Kind
 from midlayer_encoders.metrics._row_metric import MomentMetric, Moments
 from midlayer_encoders.metrics._token_metric import all_real, check_tokens, parts
 from midlayer_encoders.spectra import Method, spectral_entropy
+from midlayer_encoders.validation import check_choice
 
 Normalization: TypeAlias = Literal["raw", "maxEntropy", "logN", "logD", "logNlogD"]
 """What the entropy is divided by: 1, min(log N, log D), log N, log D, or log N log D."""

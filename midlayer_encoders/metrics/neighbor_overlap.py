@@ -9,9 +9,10 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics._gram import full_precision, precise, result_dtype, unit_rows
 from midlayer_encoders.metrics._sample_metric import PairMetric, check_pair
+from midlayer_encoders.validation import check_choice
 
 Distance: TypeAlias = Literal["cosine", "euclidean"]
 

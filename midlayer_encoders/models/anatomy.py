@@ -15,9 +15,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Layer
-from midlayer_encoders.errors import AnatomyError, LayerIndexError, check_list, shown
+from midlayer_encoders.errors import AnatomyError, LayerIndexError, short_repr
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.towers import find_towers
+from midlayer_encoders.validation import check_list
 
 __all__ = ["Anatomy", "deepest_layer", "find_anatomy", "resolve_layer", "resolve_layers", "text_stack"]
 
@@ -83,7 +84,8 @@ def resolve_layer(layer: Layer, num_layers: int, *, name: str = "this model") ->
         layer = layer.item()
     if isinstance(layer, bool) or not isinstance(layer, int | float):
         raise LayerIndexError(
-            f"`layer` must be an int in [0, {num_layers}] or a fraction of the depth in (0, 1], but got {shown(layer)}."
+            f"`layer` must be an int in [0, {num_layers}] or a fraction of the depth in (0, 1], "
+            f"but got {short_repr(layer)}."
         )
     if isinstance(layer, float):
         if not 0 < layer <= 1:
@@ -95,7 +97,7 @@ def resolve_layer(layer: Layer, num_layers: int, *, name: str = "this model") ->
     if not -num_layers <= layer <= num_layers:
         raise LayerIndexError(
             f"`layer` must be in [0, {num_layers}] for {name} ({num_layers} blocks; 0 = embeddings), "
-            f"or negative down to {-num_layers} to count from the end, but got {shown(layer)}."
+            f"or negative down to {-num_layers} to count from the end, but got {short_repr(layer)}."
         )
     return layer if layer >= 0 else num_layers + 1 + layer
 
@@ -111,8 +113,8 @@ def deepest_layer(layer: Layer | Sequence[Layer], num_layers: int, *, name: str 
     found = [resolve_layer(one, num_layers, name=name) for one in several]
     if twice := [one for place, one in enumerate(found) if one in found[:place]]:
         raise LayerIndexError(
-            f"`layer` must name each layer once, but {shown(list(several))} names layer {twice[0]} of {name} twice. "
-            "Pass `weights` to have one count more."
+            f"`layer` must name each layer once, but {short_repr(list(several))} names layer {twice[0]} of {name} "
+            "twice. Pass `weights` to have one count more."
         )
     return max(found)
 
@@ -126,7 +128,7 @@ def resolve_layers(layers: Sequence[Layer] | str, num_layers: int, *, name: str 
     """
     if isinstance(layers, str):
         if layers != "all":
-            raise LayerIndexError(f"`layers` must be 'all' or a list of layers, but got {shown(layers)}.")
+            raise LayerIndexError(f"`layers` must be 'all' or a list of layers, but got {short_repr(layers)}.")
         return list(range(num_layers + 1))
     layers = check_list("layers", layers, "layers", least=0)
     if not layers:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from midlayer_encoders.errors import ModelNotFoundError, error_words
+from midlayer_encoders.errors import ModelNotFoundError, error_summary
 from midlayer_encoders.files import at_home, exists
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _ask_hub(model: str, revision: str | None, filename: str) -> bool:
     except Exception as reason:  # every transport has its own family of errors
         if isinstance(try_to_load_from_cache(model, filename, revision=revision), str):
             return True
-        cause = "HF_HUB_OFFLINE is set" if isinstance(reason, OfflineModeIsEnabled) else error_words(reason)
+        cause = "HF_HUB_OFFLINE is set" if isinstance(reason, OfflineModeIsEnabled) else error_summary(reason)
         fetch = f"hf download {model}" + (f" --revision {revision}" if revision else "")
         raise ModelNotFoundError(
             f"{where} is not cached on this machine and the hub cannot be reached ({cause}). "

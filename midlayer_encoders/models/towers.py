@@ -8,7 +8,8 @@ from typing import NamedTuple
 from torch import nn
 
 from midlayer_encoders._types import Layer
-from midlayer_encoders.errors import LayerIndexError, OptionError, check_choice
+from midlayer_encoders.errors import LayerIndexError, OptionError
+from midlayer_encoders.validation import check_choice
 
 __all__ = ["TOWERS", "Tower", "check_tower", "find_towers", "tower_layers"]
 

@@ -13,10 +13,11 @@ import polars as pl
 import torch
 
 from midlayer_encoders._types import Layer
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import Normalization, prompt_entropy
 from midlayer_encoders.paper.token_ids import check_experiment, experiment_frame, ids_reader, text_values, tokenized
 from midlayer_encoders.reading.reader import LayerReader
+from midlayer_encoders.validation import check_choice
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder

@@ -9,8 +9,9 @@ from typing import Literal, TypeAlias, get_args
 
 import polars as pl
 
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import FRAME_SCHEMA, check_frame
+from midlayer_encoders.validation import check_choice
 
 __all__ = ["Recipe", "data_folder", "reference_metrics", "reference_scores"]
 

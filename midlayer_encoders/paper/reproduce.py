@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import polars as pl
 
-from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, check_choice, error_words
+from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import check_links, folder_lock, read_kept, write_file
 from midlayer_encoders.paper.experiments import EXPERIMENTS
 from midlayer_encoders.paper.setting import MissingInputError, Setting
@@ -20,6 +20,7 @@ from midlayer_encoders.report.experiments_page import Finding, experiments_html
 from midlayer_encoders.report.page import write_page
 from midlayer_encoders.report.results import write_frame
 from midlayer_encoders.report.versions import versions
+from midlayer_encoders.validation import check_choice
 
 __all__ = ["Outcome", "Status", "reproduce", "resolve_experiments", "write_experiments"]
 
@@ -102,7 +103,7 @@ def _outcome(name: str, setting: Setting) -> Outcome:
     except MissingInputError as error:
         return Outcome(name, "left out", (str(error),))
     except Exception as error:  # whatever it is, the other experiments go on and the page says so
-        text = str(error) if isinstance(error, MidlayerError) else error_words(error)
+        text = str(error) if isinstance(error, MidlayerError) else error_summary(error)
         return Outcome(name, "failed", (text,), time.perf_counter() - start)
 
 

@@ -9,12 +9,13 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import METRICS, LayerMetric, make_metrics
 from midlayer_encoders.models.sites import block_sites
 from midlayer_encoders.paper.token_ids import check_experiment, experiment_frame, ids_reader, tokenized
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.capture import capture
+from midlayer_encoders.validation import check_choice
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from midlayer_encoders.errors import OptionError, did_you_mean, shown
+from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import at_home, exists, read_whole
 from midlayer_encoders.media import media_files
 from midlayer_encoders.tasks.reading import SUFFIXES, Table, is_label, is_text, read_table
@@ -60,7 +60,7 @@ def check_path(path: Path | str) -> Path:
     if not exists(where):
         raise OptionError(
             f"`data` must be a folder with a folder for each class, or a file ({', '.join(SUFFIXES)}), "
-            f"but there is nothing at {shown(str(where), 200)}."
+            f"but there is nothing at {short_repr(str(where), 200)}."
         )
     return where
 
@@ -87,7 +87,7 @@ def _of_table(table: Table) -> Examples:
             if not good(row.get(name)):
                 raise OptionError(
                     f"{table.path.name}, {table.unit} {number}: {name!r} must be {kind} that is not empty, but got "
-                    f"{shown(row.get(name))}."
+                    f"{short_repr(row.get(name))}."
                 )
     labels = [str(row["label"]) for row in table.rows]
     if column == "text":

@@ -9,19 +9,7 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders._types import Layer, Norm, Progress, ReadSite
-from midlayer_encoders.errors import (
-    OptionError,
-    check_choice,
-    check_count,
-    check_effect,
-    check_flag,
-    check_list,
-    check_number,
-    check_progress,
-    check_text,
-    shown,
-    warn_deprecated,
-)
+from midlayer_encoders.errors import OptionError, short_repr, warn_deprecated
 from midlayer_encoders.frame import at_site
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.probing.heads import KINDS, AttentiveProbes, Kind, LinearProbes
@@ -40,6 +28,16 @@ from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection.mixture import Mixture, mixture_on_test
 from midlayer_encoders.selection.ridge import class_numbers, equal_steps, label_list
+from midlayer_encoders.validation import (
+    check_choice,
+    check_count,
+    check_effect,
+    check_flag,
+    check_list,
+    check_number,
+    check_progress,
+    check_text,
+)
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -127,7 +125,7 @@ def probe(
     check_text("dataset", dataset)
     check_progress(progress)
     if not hasattr(encoder, "anatomy"):
-        raise OptionError(f"`encoder` must be a LayerEncoder, but got {shown(encoder)}.")
+        raise OptionError(f"`encoder` must be a LayerEncoder, but got {short_repr(encoder)}.")
     agreed("norm", norm, encoder.norm)
     everything, classes, split, names = _examples(inputs, labels, test_inputs, test_labels, seed)
     reader = layer_reader(encoder, layers=layers, prompt=encoder.default_prompt, site=site)

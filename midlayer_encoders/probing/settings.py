@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from midlayer_encoders.errors import check_count, check_number, check_seed
+from midlayer_encoders.validation import check_count, check_number, check_seed
 
 __all__ = ["WITHOUT_EFFECT", "ProbeTraining"]
 

@@ -7,12 +7,12 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from midlayer_encoders.errors import check_count, check_texts
 from midlayer_encoders.media import audio_lengths, check_taken, medium_of
 from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.reading.texts import encoded
 from midlayer_encoders.reading.turns import turn
+from midlayer_encoders.validation import check_count, check_texts
 
 __all__ = ["TokenBudget", "batches_of", "check_budget", "count_tokens", "plan_batches", "tokens_that_fit"]
 

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Norm
-from midlayer_encoders.errors import CutError, OptionError, check_choice
+from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.sites import Site, block_sites
 from midlayer_encoders.reading.norm import final_norm
 from midlayer_encoders.reading.turns import turn
+from midlayer_encoders.validation import check_choice
 
 __all__ = ["STREAM", "Receive", "capture", "first_tensor", "layers_watched", "seen_by_hooks", "side_by_side"]
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import POOLINGS, Pooling
-from midlayer_encoders.errors import check_choice
 from midlayer_encoders.models import transformers_internals as internals
+from midlayer_encoders.validation import check_choice
 
 __all__ = ["pool", "real_tokens", "token_places", "token_weights"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import READ_SITES, Layer, Norm, Pooling, ReadSite
-from midlayer_encoders.errors import LayerIndexError, OptionError, check_choice
+from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layers
 from midlayer_encoders.models.sites import block_sites
 from midlayer_encoders.reading.capture import STREAM, capture
@@ -23,6 +23,7 @@ from midlayer_encoders.reading.prefix import shared_ids
 from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.reading.texts import TextInputs
 from midlayer_encoders.recipes.counting import Counting
+from midlayer_encoders.validation import check_choice
 
 __all__ = ["LayerReader", "TokenReceive", "layer_reader", "site_layers"]
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
-from midlayer_encoders.errors import OptionError, check_choice, check_count, check_flag, check_text, did_you_mean
+from midlayer_encoders.errors import OptionError, did_you_mean
 from midlayer_encoders.recipes.template import check_template
+from midlayer_encoders.validation import check_choice, check_count, check_flag, check_text
 
 __all__ = ["PLAIN", "RECIPES", "SMALLEST_SAMPLE", "Recipe", "Template", "has_name", "recipe_of", "recipes_of"]
 
@@ -61,7 +62,7 @@ class Recipe:
             check_choice("norm", self.norm, NORMS)
         if self.pooling is not None:
             check_choice("pooling", self.pooling, POOLINGS)
-        check_count("skip_first", self.skip_first, least=0)
+        check_count("skip_first", self.skip_first, minimum=0)
         for name in ("template_tokens", "center", "whiten", "embed_filter", "normalize"):
             check_flag(name, getattr(self, name))
         if self.whiten and not self.center:

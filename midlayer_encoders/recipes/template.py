@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from midlayer_encoders.errors import OptionError, check_text, shown
+from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.validation import check_text
 
 __all__ = ["KINDS", "Frame", "Placed", "check_template", "frames_of", "with_frame"]
 
@@ -104,7 +105,7 @@ def _frame(argument: str, template: Any) -> Frame:
     parts = words.split(HOLE)
     if not 2 <= len(parts) <= _MOST_COPIES + 1:
         raise OptionError(
-            f"`{argument}` must hold {HOLE} once, or twice to repeat the text, but got {shown(template)}."
+            f"`{argument}` must hold {HOLE} once, or twice to repeat the text, but got {short_repr(template)}."
         )
     return Frame(parts[0], parts[1] if len(parts) > 2 else None, parts[-1])
 

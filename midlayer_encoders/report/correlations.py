@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report.axes import Axis, named_axis
 from midlayer_encoders.report.charts import Chart, Dots, Panel, Part, Rule, Word
 from midlayer_encoders.report.matplotlib_figures import draw
+from midlayer_encoders.validation import check_choice
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from midlayer_encoders.errors import OptionError, check_list, half_character, shown
+from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.validation import check_list, lone_surrogate
 
 __all__ = [
     "check_labels",
@@ -87,15 +88,15 @@ def equal_steps(count: int, most: int) -> list[int]:
 
 def label_list(argument: str, labels: Any) -> list[Any]:
     """Return the class of each example as a list, ``None`` where it has none, or raise which cannot be a class."""
-    numbers = ((label, getattr(label, "ndim", 1) == 0) for label in check_list(argument, labels, "labels", least=0))
+    numbers = ((label, getattr(label, "ndim", 1) == 0) for label in check_list(argument, labels, "labels", minimum=0))
     found = [label.item() if scalar else label for label, scalar in numbers]  # of NumPy and torch
     for place, label in enumerate(found):
         if label is not None and not isinstance(label, str | int | float):
             raise OptionError(
-                f"`{argument}[{place}]` must be the name or the number of a class, but got {shown(label)}."
+                f"`{argument}[{place}]` must be the name or the number of a class, but got {short_repr(label)}."
             )
-        if label != label or (isinstance(label, str) and half_character(label) is not None):
-            raise OptionError(f"`{argument}[{place}]` must be a class that equals itself, but got {shown(label)}.")
+        if label != label or (isinstance(label, str) and lone_surrogate(label) is not None):
+            raise OptionError(f"`{argument}[{place}]` must be a class that equals itself, but got {short_repr(label)}.")
     return found
 
 

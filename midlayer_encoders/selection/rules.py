@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import ByLayer, Curves
+from midlayer_encoders.validation import check_choice
 
 __all__ = [
     "DEPTH",

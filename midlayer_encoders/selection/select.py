@@ -9,15 +9,7 @@ import polars as pl
 from torch import Tensor
 
 from midlayer_encoders._types import Progress, Stage
-from midlayer_encoders.errors import (
-    OptionError,
-    check_count,
-    check_effect,
-    check_flag,
-    check_list,
-    check_progress,
-    check_seed,
-)
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import check_blocks
 from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.reading.source import LayerSource
@@ -35,6 +27,7 @@ from midlayer_encoders.selection.recipe_selection import RecipeSource, select_in
 from midlayer_encoders.selection.ridge import check_labels, class_numbers, equal_steps, label_list
 from midlayer_encoders.selection.rules import metrics_of
 from midlayer_encoders.selection.selection_result import Selection
+from midlayer_encoders.validation import check_count, check_effect, check_flag, check_list, check_progress, check_seed
 
 __all__ = ["select", "selection_passes"]
 

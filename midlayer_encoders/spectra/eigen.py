@@ -25,7 +25,8 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from midlayer_encoders.errors import NotFiniteError, OptionError, check_choice
+from midlayer_encoders.errors import NotFiniteError, OptionError
+from midlayer_encoders.validation import check_choice
 
 Method: TypeAlias = Literal["auto", "exact", "fast"]
 """``"exact"``: float64. ``"fast"``: float32 on a GPU, else exact. ``"auto"``: fast where its error bound holds."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midlayer_encoders.errors import DiskFullError, old_names
+from midlayer_encoders.errors import DiskFullError, deprecated_names
 from midlayer_encoders.store.cache import StoreInfo, list_stores, prune
 from midlayer_encoders.store.embeddings import EmbeddingStore, StoreDtype, text_key
 from midlayer_encoders.store.shard import StoreError, TextNotStoredError
@@ -19,4 +19,4 @@ __all__ = [
     "text_key",
 ]
 
-__getattr__ = old_names(__name__, {"StoreFullError": "DiskFullError"})
+__getattr__ = deprecated_names(__name__, {"StoreFullError": "DiskFullError"})

@@ -24,7 +24,7 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from midlayer_encoders.errors import DiskFullError, LayerIndexError, NotFiniteError, OptionError, check_choice
+from midlayer_encoders.errors import DiskFullError, LayerIndexError, NotFiniteError, OptionError
 from midlayer_encoders.files import clear_left, lock, make_folder, set_aside, write_file
 from midlayer_encoders.store.index import Index, Places
 from midlayer_encoders.store.shard import (
@@ -39,6 +39,7 @@ from midlayer_encoders.store.shard import (
     read_head,
     write_shard,
 )
+from midlayer_encoders.validation import check_choice
 
 __all__ = ["EmbeddingStore", "StoreDtype", "read_label", "text_key"]
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import polars as pl
 
-from midlayer_encoders.errors import OptionError, check_list, check_number, check_path
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import LOCK, at_home
 from midlayer_encoders.frame import Summary, summary
 from midlayer_encoders.recipes import PLAIN
@@ -24,6 +24,7 @@ from midlayer_encoders.report.matplotlib_figures import draw
 from midlayer_encoders.report.page import write_page
 from midlayer_encoders.report.ticks import Cost
 from midlayer_encoders.sweeping.result import RecipesResult, SweepResult, export_lines, task_labels
+from midlayer_encoders.validation import check_list, check_number, check_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, OptionError, error_words
+from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, OptionError, error_summary
 
 __all__ = ["FATAL", "Group", "OtherProcessError", "ProcessLostError", "launch"]
 
@@ -95,7 +95,7 @@ def _told(error: Exception | None, rank: int) -> MidlayerError | None:
     """Return an error as the other processes raise it."""
     if error is None:
         return None
-    words = f"In process {rank}: {error_words(error)}"
+    words = f"In process {rank}: {error_summary(error)}"
     kind = next((kind for kind in (DiskFullError, FolderError) if isinstance(error, kind)), OtherProcessError)
     return kind(words)
 

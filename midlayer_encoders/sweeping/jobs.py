@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import mteb
 from joblib.executor import get_memmapping_executor
 
-from midlayer_encoders.errors import MidlayerError, error_words
+from midlayer_encoders.errors import MidlayerError, error_summary
 from midlayer_encoders.store import TextNotStoredError
 from midlayer_encoders.sweeping.group import FATAL
 from midlayer_encoders.sweeping.result_files import ResultFiles
@@ -94,7 +94,7 @@ def run_job(job: Job, embedder: Embedder | None = None) -> Score:
         raise
     except Exception as error:  # whatever a task does wrong is that task's failure, and the others go on
         lacked = isinstance(error, TextNotStoredError)
-        return Score(job.task.name, job.layer, error=error_words(error), lacked_a_text=lacked)
+        return Score(job.task.name, job.layer, error=error_summary(error), lacked_a_text=lacked)
     seconds = time.perf_counter() - start
     return Score(job.task.name, job.layer, known.metadata.main_score, float(result.get_score()), seconds)
 

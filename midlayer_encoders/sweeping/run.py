@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from midlayer_encoders._types import Layer, Progress, ReadSite, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import OptionError, check_effect
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import folder_lock
 from midlayer_encoders.reading.batches import TokenBudget
 from midlayer_encoders.recipes import SMALLEST_SAMPLE, Recipe, recipes_of
@@ -23,6 +23,7 @@ from midlayer_encoders.sweeping.one_sweep import OneSweep, sample_of_lines
 from midlayer_encoders.sweeping.result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.settings import METRIC_TEXTS, Scoring, Settings
 from midlayer_encoders.tasks import TaskSource, TextsSource, task_sources
+from midlayer_encoders.validation import check_effect
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from midlayer_encoders._types import Stage
-from midlayer_encoders.errors import error_words
+from midlayer_encoders.errors import error_summary
 from midlayer_encoders.sweeping.group import FATAL, Group
 from midlayer_encoders.sweeping.jobs import Job, Score, Workers, result, run_job
 from midlayer_encoders.sweeping.notes import TOGETHER, Scored
@@ -96,7 +96,7 @@ class Scorer:
         except Exception as error:  # mteb tells what is wrong with a task, or scores it all the same
             for stage, done in zip((self.planning, self.scoring), before, strict=True):
                 stage.step(done - stage.done)
-            return [], error_words(error), {}
+            return [], error_summary(error), {}
 
     def _by_mteb(self, jobs: Sequence[Job]) -> list[Score]:
         """Score the layers one by one: the first asks for the texts, which embeds them; the others run in workers."""

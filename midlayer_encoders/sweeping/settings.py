@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from midlayer_encoders._types import READ_SITES, Layer, Progress, ReadSite
-from midlayer_encoders.errors import OptionError, check_choice, check_count, check_flag, check_path, check_progress
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import make_metrics
 from midlayer_encoders.reading.batches import TokenBudget, check_budget
 from midlayer_encoders.store import StoreDtype
+from midlayer_encoders.validation import check_choice, check_count, check_flag, check_path, check_progress
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder

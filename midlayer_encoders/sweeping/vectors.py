@@ -20,15 +20,7 @@ import numpy as np
 from midlayer_encoders._types import Layer, Progress, ReadSite, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import (
-    OptionError,
-    check_flag,
-    check_list,
-    check_path,
-    check_progress,
-    check_texts,
-    shown,
-)
+from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import at_home, folder_lock, naming_a_full_disk
 from midlayer_encoders.media import check_taken, medium_of, read_image
 from midlayer_encoders.reading.batches import TokenBudget, check_budget, tokens_that_fit
@@ -39,6 +31,7 @@ from midlayer_encoders.sweeping.items import item_key
 from midlayer_encoders.sweeping.stored_layer import Embedder, num_dims, open_store, store_key
 from midlayer_encoders.sweeping.token_files import write_states
 from midlayer_encoders.sweeping.vector_files import Blocks, check_suffix, write_vectors
+from midlayer_encoders.validation import check_flag, check_list, check_path, check_progress, check_texts
 
 __all__ = ["check_out", "embed"]
 
@@ -213,7 +206,7 @@ class _Run:
                         return lambda _, store=store: store  # type: ignore[misc]
         if lacking is None:
             raise StoreError(self._no_store(folder))
-        first = ", ".join(shown(self.inputs[place]) for place in lacking[:_NAMED])
+        first = ", ".join(short_repr(self.inputs[place]) for place in lacking[:_NAMED])
         more = f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
         raise TextNotStoredError(
             f"`inputs` must all be stored in {folder} at the layers {', '.join(map(str, self.layers))}, but "
@@ -227,7 +220,7 @@ class _Run:
         found = [*list_stores(folder / "embeddings"), *list_stores(folder)]
         others = "; ".join(
             ", ".join(
-                f"{name} {shown(info.description.get(name))} instead of {shown(value)}"
+                f"{name} {short_repr(info.description.get(name))} instead of {short_repr(value)}"
                 for name, value in wanted.items()
                 if info.description.get(name) != value
             )

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from midlayer_encoders.errors import check_choice
 from midlayer_encoders.files import check_ordinary, json_object, read_whole
 from midlayer_encoders.tasks.data import TASK_TYPES, TaskData, TaskType
 from midlayer_encoders.tasks.reading import (
@@ -25,6 +24,7 @@ from midlayer_encoders.tasks.reading import (
     read_table,
 )
 from midlayer_encoders.tasks.retrieval import beir_files, beir_tables, finds_itself, pair_tables
+from midlayer_encoders.validation import check_choice
 
 __all__ = ["files_data"]
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from midlayer_encoders.errors import MidlayerError, half_character, shown
+from midlayer_encoders.errors import MidlayerError, short_repr
 from midlayer_encoders.files import check_ordinary, json_rows, read_whole
+from midlayer_encoders.validation import lone_surrogate
 
 __all__ = [
     "SUFFIXES",
@@ -62,7 +63,9 @@ class Table:
         values = [row.get(name) for row in self.rows]
         bad = [number for number, value in enumerate(values) if not is_good(value)]
         if bad:
-            raise TaskFileError(self.complaint(bad, f"`{name}` must be {requirement}, but got {shown(values[bad[0]])}"))
+            raise TaskFileError(
+                self.complaint(bad, f"`{name}` must be {requirement}, but got {short_repr(values[bad[0]])}")
+            )
         return values
 
     def complaint(self, bad: Sequence[int], what: str) -> str:
@@ -93,7 +96,7 @@ def read_table(path: Path) -> Table:
 
 def is_text(value: object) -> bool:
     """Return whether a cell is a text that can be read: a string that is not blank, without half characters."""
-    return isinstance(value, str) and bool(value.strip()) and half_character(value) is None
+    return isinstance(value, str) and bool(value.strip()) and lone_surrogate(value) is None
 
 
 def is_label(value: object) -> bool:

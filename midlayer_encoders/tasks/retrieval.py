@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from midlayer_encoders.errors import half_character
 from midlayer_encoders.tasks.reading import SUFFIXES, Rule, Table, TaskFileError, is_score, is_text, read_table
+from midlayer_encoders.validation import lone_surrogate
 
 __all__ = ["Tables", "beir_files", "beir_tables", "finds_itself", "pair_tables"]
 
@@ -22,7 +22,7 @@ _ID: Rule = (
 _TEXT: Rule = ("a string that is not empty", is_text)
 _MAYBE: Rule = (
     "a string",
-    lambda value: value is None or (isinstance(value, str) and half_character(value) is None),
+    lambda value: value is None or (isinstance(value, str) and lone_surrogate(value) is None),
 )
 _MOST_RELEVANT = 1_000_000  # trec_eval counts every grade up to the highest: of 1e9 it runs out of memory and returns 0
 _RELEVANCE: Rule = (

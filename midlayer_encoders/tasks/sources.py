@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from midlayer_encoders._random import isolated_random
-from midlayer_encoders.errors import OptionError, did_you_mean, shown
+from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import at_home, exists
 from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, builtin_data
 from midlayer_encoders.tasks.data import TaskData
@@ -159,7 +159,7 @@ class TextsSource:
 
     def make(self) -> AbsTask:
         """Raise: nothing can be scored on them."""
-        path = shown(str(self.path), 200)
+        path = short_repr(str(self.path), 200)
         raise TaskFileError(
             f"{path} holds texts without labels, on which nothing can be scored. `midlayer select MODEL --texts {path}`"
             f" chooses a layer without labels, `midlayer metrics MODEL --texts {path}` measures every layer."
@@ -250,7 +250,9 @@ def _sources(name: str | Path | AbsTask) -> Sequence[TaskSource]:
     if isinstance(name, Path) or (isinstance(name, str) and _is_path(name)):
         path = at_home(name).absolute()
         if not exists(path):
-            raise OptionError(f"`tasks` must be names or paths that exist, but there is no {shown(str(path), 200)}.")
+            raise OptionError(
+                f"`tasks` must be names or paths that exist, but there is no {short_repr(str(path), 200)}."
+            )
         data = _files_data(path, _stamps(path))
         if data.note:
             _log.warning("%s: %s", path, data.note)
@@ -260,7 +262,7 @@ def _sources(name: str | Path | AbsTask) -> Sequence[TaskSource]:
             return [BuiltinSource(label) for label in BUILTIN_TASKS]
         return [BuiltinSource(name)] if name in BUILTIN_TASKS else _mteb_sources(name)
     if not hasattr(name, "metadata"):
-        raise OptionError(f"`tasks` must be names, paths or mteb's task objects, but got {shown(name)}.")
+        raise OptionError(f"`tasks` must be names, paths or mteb's task objects, but got {short_repr(name)}.")
     return [ObjectSource(name)]
 
 
@@ -331,5 +333,5 @@ def _mteb_sources(name: str) -> Sequence[TaskSource]:
     known = ("paper", "builtin", *BUILTIN_TASKS, *benchmarks, *sorted(tasks))
     raise OptionError(
         f"`tasks` must be 'paper', 'builtin', the name of an mteb task or benchmark, or a path to your own data, "
-        f"but got {shown(name)}.{did_you_mean(name, known)}"
+        f"but got {short_repr(name)}.{did_you_mean(name, known)}"
     )

@@ -11,8 +11,9 @@ from sentence_transformers.sentence_transformer import losses
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from midlayer_encoders.errors import OptionError, check_count, check_list
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tuning.training_pairs import Kind
+from midlayer_encoders.validation import check_count, check_list
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder

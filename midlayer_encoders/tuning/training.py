@@ -17,7 +17,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 from midlayer_encoders._types import Stage
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
 from midlayer_encoders.callbacks._inputs import SHORTEST
-from midlayer_encoders.errors import NotFiniteError, OptionError, check_count, check_flag, check_number, check_seed
+from midlayer_encoders.errors import NotFiniteError, OptionError
 from midlayer_encoders.frame import tidy_frame
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.tuning.losses import batch_sampler, make_loss
@@ -31,6 +31,7 @@ from midlayer_encoders.tuning.trainer_internals import (
     without_autocast,
 )
 from midlayer_encoders.tuning.training_pairs import Pairs
+from midlayer_encoders.validation import check_count, check_flag, check_number, check_seed
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder

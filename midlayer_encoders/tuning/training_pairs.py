@@ -12,8 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from midlayer_encoders.errors import OptionError, check_list, shown
+from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.tasks.reading import Rule, Table, TaskFileError, is_label, is_score, is_text, read_table
+from midlayer_encoders.validation import check_list
 
 __all__ = ["Kind", "Pairs", "read_pairs"]
 
@@ -107,7 +108,7 @@ def read_pairs(pairs: Path | str | Sequence[Mapping[str, Any]]) -> Pairs:
 
 def _row(row: object) -> Row:
     if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
-        raise OptionError(f"`pairs` must hold dicts, as {{'anchor': …, 'positive': …}}, but got {shown(row)}.")
+        raise OptionError(f"`pairs` must hold dicts, as {{'anchor': …, 'positive': …}}, but got {short_repr(row)}.")
     return dict(row)
 
 

@@ -16,7 +16,7 @@ from midlayer_encoders._random import isolated_random
 from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import OptionError, check_path, check_progress
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import LOCK, at_home, folder_lock, json_object, read_kept, read_whole, write_file
 from midlayer_encoders.frame import tidy_frame
 from midlayer_encoders.report.results import write_frame
@@ -28,6 +28,7 @@ from midlayer_encoders.tuning.trainer_internals import check_packages
 from midlayer_encoders.tuning.training import METRICS, Trained, Training, check_training, read_trained, train
 from midlayer_encoders.tuning.training_pairs import read_pairs
 from midlayer_encoders.tuning.tune_result import TuneResult
+from midlayer_encoders.validation import check_path, check_progress
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from midlayer_encoders._types import MAX_PIXELS
-from midlayer_encoders.errors import OptionError, check_choice, old_names
+from midlayer_encoders.errors import OptionError, deprecated_names
 from midlayer_encoders.media import Waveform, read_audio, read_image
+from midlayer_encoders.validation import check_choice
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -144,4 +145,4 @@ def _generator(seed: int, view: int, shape: object, content: bytes) -> np.random
 
 
 if not TYPE_CHECKING:  # else every misspelled name would pass
-    __getattr__ = old_names(__name__, {"sound_view": "audio_view"})
+    __getattr__ = deprecated_names(__name__, {"sound_view": "audio_view"})

@@ -17,7 +17,7 @@ from functools import partial
 from random import Random
 from typing import Any, TypeAlias
 
-from midlayer_encoders.errors import check_count, check_list, check_seed, check_text
+from midlayer_encoders.validation import check_count, check_list, check_seed, check_text
 
 __all__ = ["augment"]
 
@@ -67,7 +67,7 @@ def augment(
         >>> second
         ['the e ^! niaF rrWi2 was la te aga in']
     """
-    texts, seed = check_list("texts", texts, least=0), check_seed(seed)
+    texts, seed = check_list("texts", texts, minimum=0), check_seed(seed)
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             check_text(f"texts[{place}]", text)

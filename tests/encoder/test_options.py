@@ -91,7 +91,7 @@ WRONG = {
     "chat_template=None": "`chat_template` must be True or False, but got None",
     "prompts={'a': 1}": r"`prompts\['a'\]` must be a string, but got 1 \(int\)",
     "prompts=['a']": r"`prompts` must be a dict of names and texts, but got \['a'\]",
-    "prompts={'a': 'cut \\ud83d'}": r"half a character, \\ud83d: an emoji was cut in two",
+    "prompts={'a': 'cut \\ud83d'}": r"unpaired surrogate \\ud83d, which is half of an emoji",
     "default_prompt_name='a', prompts={}": r"`default_prompt_name` must be None with prompts=\{\}",
     "revision=3": "`revision` must be a string, but got 3",
     "device='gpu'": "`device` must be one of cpu.* on this machine, but got 'gpu'",

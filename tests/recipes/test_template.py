@@ -129,7 +129,7 @@ def test_text_that_stands_twice_is_truncated_so_that_both_copies_fit() -> None:
         ({"query": "q {text}", "document": "d"}, r"`template\['document'\]` must hold \{text\}"),
         ({"query": "q {text}?", "document": "d {text}"}, r"must end alike for queries, documents and other texts"),
         ({"query": "q {text}:", "document": "d {text}:"}, r"Give a template for 'text' too"),
-        ("half \ud83d {text}", r"holds half a character"),
+        ("half \ud83d {text}", r"contains the unpaired surrogate"),
         ({}, r"must be for one of 'text', 'query', 'document', but is empty"),
     ],
 )

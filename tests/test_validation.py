@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from midlayer_encoders.errors import (
-    OptionError,
+from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.validation import (
     check_choice,
     check_count,
     check_effect,
@@ -25,7 +25,6 @@ from midlayer_encoders.errors import (
     check_seed,
     check_text,
     check_texts,
-    shown,
 )
 
 TAKEN: list[tuple[Callable[..., Any], Any, Any]] = [
@@ -95,9 +94,9 @@ def test_anything_is_shown_in_few_words() -> None:
         def __repr__(self) -> str:
             raise RuntimeError
 
-    assert shown(Odd()) == "a Odd"
-    assert shown(np.zeros((2, 3))) == "a ndarray of shape (2, 3)"
-    assert len(shown("a" * 10**6)) == 60
+    assert short_repr(Odd()) == "a Odd"
+    assert short_repr(np.zeros((2, 3))) == "a ndarray of shape (2, 3)"
+    assert len(short_repr("a" * 10**6)) == 60
 
 
 DEPRECATED = {
