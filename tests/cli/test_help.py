@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import shlex
 import subprocess
@@ -60,7 +61,9 @@ def test_the_version_is_printed_at_once() -> None:
         "heavy = {'torch', 'transformers', 'mteb', 'numpy', 'polars'} & set(sys.modules); assert not heavy, heavy"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, f"midlayer-encoders {__version__}\n"), done.stderr
+    assert done.returncode == 0, done.stderr
+    version = importlib.metadata.version("pytrec-eval-terrier")
+    assert done.stdout.startswith(f"midlayer-encoders {__version__} (pytrec-eval-terrier {version}"), done.stderr
 
 
 def test_with_verbose_it_is_what_an_issue_report_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

