@@ -227,7 +227,7 @@ def whole_model(model: str, options: EncoderOptions) -> LayerEncoder:
 
 
 def print_lines(
-    encoder: LayerEncoder, layer: int | list[int], weights: list[float] | None = None
+    encoder: LayerEncoder, layer: int | list[int], layer_weights: list[float] | None = None
 ) -> dict[str, str | None]:
     """Print the command and the Python line that make the encoder of a layer, or of a mean of several; return both."""
     from dataclasses import replace
@@ -235,9 +235,9 @@ def print_lines(
     from midlayer_encoders.encoder.options import python_line, shell_line
 
     name = encoder.source if isinstance(encoder.source, str) else encoder.name
-    options = encoder.options if weights is None else replace(encoder.options, weights=tuple(weights))
+    options = encoder.options if layer_weights is None else replace(encoder.options, layer_weights=tuple(layer_weights))
     shell, python = None, python_line(name, layer, options)
-    if weights is None or encoder.norm == "none" or not encoder.anatomy.final:  # else no plain folder can hold it
+    if layer_weights is None or encoder.norm == "none" or not encoder.anatomy.final:  # else no plain folder can hold it
         out = "layer-" + str(layer).strip("[]").replace(", ", "-")
         shell = shell_line(name, layer, options, out=out)
         console().print("Export it:", shell, **_EXACT)

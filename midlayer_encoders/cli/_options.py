@@ -12,7 +12,6 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from midlayer_encoders.encoder.options import EncoderOptions, flag_name, option_fields
-from midlayer_encoders.recipes import KINDS
 
 __all__ = ["model_options"]
 
@@ -52,57 +51,31 @@ def model_options(*, without: Sequence[str] = (), **defaults: Any) -> Callable[[
     return decorate
 
 
-def _parameter(one: Field[Any], defaults: Mapping[str, Any]) -> inspect.Parameter:
-    """Return the parameter from which typer makes an option's flag."""
-    default = defaults.get(one.name, one.default)
+def _parameter(option: Field[Any], defaults: Mapping[str, Any]) -> inspect.Parameter:
+    """Return the parameter from which typer creates an option's flag."""
+    default = defaults.get(option.name, option.default)
+    flag = flag_name(option)
     kind: Any = str | None
-    if isinstance(one.default, bool):
+    if option.metadata.get("repeatable"):
+        kind = list[str] | None
+        default = None
+    elif isinstance(option.default, bool):
         kind = bool
-    elif one.name == "template_tokens":
+    elif option.type == "bool | None":
         kind = bool | None
-    elif one.name in ("prompts", "adapters", "template"):
-        kind, default = list[str] | None, None
-    elif one.name in ("max_length", "truncate_dim", "max_pixels", "skip_first"):
-        kind = int | None
-    flag = flag_name(one)
-    if kind == bool | None:
         flag += flag.replace("--", "/--no-", 1)
-    annotation = Annotated[kind, typer.Option(flag, help=one.metadata["help"], rich_help_panel="Encoder")]
-    return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    elif "int" in str(option.type).split(" | "):
+        kind = int | None
+    annotation = Annotated[kind, typer.Option(flag, help=option.metadata["help"], rich_help_panel="Encoder")]
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _value(one: Field[Any], given: Any) -> Any:
-    """Return an option's value from the words of a shell."""
-    if one.name == "prompts":
-        pairs = [word.partition("=") for word in given or ()]
-        for name, sign, _ in pairs:
-            if not sign or not name:
-                raise typer.BadParameter(f"must be NAME=TEXT, but got {name!r}", param_hint="--prompt")
-        return {name: text for name, _, text in pairs} or None
-    if one.name == "template":
-        return _template(given or ())
-    if one.name == "weights" and given is not None:
-        try:
-            return tuple(float(word) for word in given.split(","))
-        except ValueError:
-            raise typer.BadParameter(
-                f"must be numbers with commas, but got {given!r}", param_hint="--weights"
-            ) from None
-    return tuple(given or ()) if one.name == "adapters" else given
-
-
-def _template(words: Sequence[str]) -> str | dict[str, str] | None:
-    """Return one template, or one for each kind of text.
-
-    Example:
-        >>> _template(['"{text}" in one word:']), _template(["query=Q: {text}", "document={text}"])
-        ('"{text}" in one word:', {'query': 'Q: {text}', 'document': '{text}'})
-    """
-    if not words:
-        return None
-    pairs = [word.partition("=") for word in words]
-    if all(kind in KINDS for kind, _, _ in pairs):
-        return {kind: template for kind, _, template in pairs}
-    if len(words) > 1:
-        raise typer.BadParameter("must be given once, or as query=…, document=… and text=…", param_hint="--template")
-    return words[0]
+def _value(option: Field[Any], words: Any) -> Any:
+    """Return an option's value from the words of its flag."""
+    parse = option.metadata.get("parse")
+    if parse is None:
+        return words
+    try:
+        return parse(words or () if option.metadata.get("repeatable") else words)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=flag_name(option)) from None

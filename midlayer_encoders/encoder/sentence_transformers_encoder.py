@@ -23,6 +23,7 @@ from midlayer_encoders.encoder.options import (
     EncoderKeywords,
     EncoderOptions,
     make_options,
+    normalize_layer,
     with_options,
 )
 from midlayer_encoders.encoder.prompting import after_pooling, asked_copy, prompts_of
@@ -92,7 +93,9 @@ class LayerEncoder(InputsEncoder):
             layer = recipe.layer
         if layer is None:
             raise OptionError("`layer` must be a number, or several, unless a Recipe names one, but got None.")
-        layer, selection = _chosen_layer(model, layer, texts, labels, given, recipes="all" if choose else None)
+        layer, selection = _chosen_layer(
+            model, normalize_layer(layer), texts, labels, given, recipes="all" if choose else None
+        )
         if choose and selection is not None:
             given = make_options({**given.changed(), **{k: v for k, v in selection.keywords.items() if k != "layer"}})
         self._assemble(build_from_files(model, layer, given), given, selection)
@@ -124,7 +127,7 @@ class LayerEncoder(InputsEncoder):
         given = make_options(options)
         module = getattr(module, "_orig_mod", module)  # what `torch.compile` wraps, and traces anew after a cut
         built = build_from_module(
-            module, layer, given, processor=processor, medium=medium, blocks=blocks, final=final
+            module, normalize_layer(layer), given, processor=processor, medium=medium, blocks=blocks, final=final
         )  # fmt: skip
         encoder = cls.__new__(cls)
         encoder._assemble(built, given, None)

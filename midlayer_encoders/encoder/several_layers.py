@@ -17,17 +17,16 @@ from sentence_transformers.sentence_transformer.modules import Dense, Module, Tr
 from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from torch import Tensor, nn
 
-from midlayer_encoders._types import Layer, Norm
+from midlayer_encoders._types import Combine, Layer, Norm
 from midlayer_encoders.encoder.inputs import media_taken, moved, probe_input, sampling_rate
-from midlayer_encoders.encoder.options import Combine, EncoderOptions
+from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.verification import close
-from midlayer_encoders.errors import CutError, LayerIndexError, OptionError
+from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layer
 from midlayer_encoders.models.cut import Cut
 from midlayer_encoders.reading.capture import layers_watched, side_by_side
 from midlayer_encoders.reading.turns import turn
-from midlayer_encoders.validation import check_list
 
 __all__ = [
     "CombinedLayers",
@@ -56,32 +55,27 @@ class LayerMix:
 
 
 def asked_layers(layer: Any, options: EncoderOptions) -> list[Layer] | None:
-    """Return the layers to combine, or ``None`` where one is asked for; raise where options do not fit them."""
-    several = isinstance(layer, list | tuple | range | set) or getattr(layer, "ndim", 0) == 1
-    layers: list[Layer] = check_list("layer", layer, "layers", least=0) if several else []
-    if several and not layers:
-        raise LayerIndexError("`layer` must name at least one layer, but got an empty list.")
-    if len(layers) < 2 and (options.weights is not None or options.combine != "mean"):
-        name = "combine" if options.weights is None else "weights"
+    """Return the layers to combine, or ``None`` for a single layer; raise if the options do not fit them."""
+    layers: list[Layer] = layer if isinstance(layer, list) else []
+    weights = options.layer_weights
+    if not layers and (weights is not None or options.combine != "mean"):
+        name = "combine" if weights is None else "layer_weights"
         raise OptionError(
-            f"`{name}` must be left out unless `layer` is a list of two layers or more, which it is about, but "
-            f"`layer` is {layer!r}."
+            f"`{name}` must be left out unless `layer` is a list of two layers or more, but `layer` is {layer!r}."
         )
-    if options.weights is not None and len(options.weights) != len(layers):
+    if weights is not None and len(weights) != len(layers):
         raise OptionError(
-            f"`weights` must be one for each of the {len(layers)} layers {layers}, but got {len(options.weights)}."
+            f"`layer_weights` must be one for each of the {len(layers)} layers {layers}, but got {len(weights)}."
         )
     return layers or None
 
 
-def layer_mix(layers: Sequence[Layer], options: EncoderOptions, cut: Cut) -> LayerMix | None:
-    """Return what is combined of a model that was cut at the deepest of the layers; ``None`` for a list of one."""
+def layer_mix(layers: Sequence[Layer], options: EncoderOptions, cut: Cut) -> LayerMix:
+    """Return what is combined of a model that was cut at the deepest of the layers."""
     found = [resolve_layer(layer, cut.anatomy.num_layers) for layer in layers]
-    if len(found) < 2:
-        return None
     if options.combine == "concat":
         return LayerMix(tuple(found), (1.0,) * len(found), "concat")
-    weights = options.weights or (1.0,) * len(found)
+    weights = options.layer_weights or (1.0,) * len(found)
     shares = sorted((layer, weight / sum(weights)) for layer, weight in zip(found, weights, strict=True))
     return LayerMix(tuple(layer for layer, _ in shares), tuple(share for _, share in shares), "mean")
 

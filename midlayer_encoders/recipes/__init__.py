@@ -15,13 +15,13 @@ from midlayer_encoders.recipes.recipe import (
     recipe_of,
     recipes_of,
 )
-from midlayer_encoders.recipes.template import KINDS, Frame, Placed, check_template, frames_of, with_frame
+from midlayer_encoders.recipes.template import TEXT_KINDS, Frame, Placed, check_template, frames_of, with_frame
 
 __all__ = [
-    "KINDS",
     "PLAIN",
     "RECIPES",
     "SMALLEST_SAMPLE",
+    "TEXT_KINDS",
     "Frame",
     "Placed",
     "Recipe",

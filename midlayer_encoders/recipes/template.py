@@ -15,10 +15,10 @@ from typing import Any
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.validation import check_text
 
-__all__ = ["KINDS", "Frame", "Placed", "check_template", "frames_of", "with_frame"]
+__all__ = ["TEXT_KINDS", "Frame", "Placed", "check_template", "frames_of", "with_frame"]
 
 HOLE = "{text}"
-KINDS = ("text", "query", "document")
+TEXT_KINDS = ("text", "query", "document")
 _MOST_COPIES = 2
 _SHORTEST = 1  # tokens of a text that a template must leave room for
 
@@ -69,9 +69,9 @@ def check_template(argument: str, template: Any) -> str | dict[str, str]:
     if isinstance(template, Mapping):
         kept = {check_text(f"kind in {argument}", kind): text for kind, text in template.items()}
         if not kept:
-            raise OptionError(f"`{argument}` must be for one of {', '.join(map(repr, KINDS))}, but is empty.")
-        if unknown := sorted(set(kept) - set(KINDS)):
-            raise OptionError(f"`{argument}` must be for {', '.join(map(repr, KINDS))}, but has {unknown[0]!r}.")
+            raise OptionError(f"`{argument}` must be for one of {', '.join(map(repr, TEXT_KINDS))}, but is empty.")
+        if unknown := sorted(set(kept) - set(TEXT_KINDS)):
+            raise OptionError(f"`{argument}` must be for {', '.join(map(repr, TEXT_KINDS))}, but has {unknown[0]!r}.")
         for kind, text in kept.items():
             _frame(f"{argument}[{kind!r}]", text)
         frames_of(kept)
@@ -88,10 +88,10 @@ def frames_of(template: str | Mapping[str, str] | None) -> dict[str, Frame]:
         Frame(before='"', between=None, after='" in one word:')
     """
     if template is None or isinstance(template, str):
-        return dict.fromkeys(KINDS, Frame() if template is None else _frame("template", template))
-    frames = {kind: _frame("template", template.get(kind, template.get("text", HOLE))) for kind in KINDS}
+        return dict.fromkeys(TEXT_KINDS, Frame() if template is None else _frame("template", template))
+    frames = {kind: _frame("template", template.get(kind, template.get("text", HOLE))) for kind in TEXT_KINDS}
     if len({(frame.between, frame.after) for frame in frames.values()}) > 1:
-        lacking = [kind for kind in KINDS if kind not in template]
+        lacking = [kind for kind in TEXT_KINDS if kind not in template]
         cure = f" Give a template for {lacking[0]!r} too: without one it is the text alone." if lacking else ""
         raise OptionError(
             "`template` must end alike for queries, documents and other texts: what stands after a text is in the "

@@ -24,7 +24,7 @@ class Mixture:
 
     Attributes:
         layers: ascending.
-        weights: of each, with the sum 1, as ``LayerEncoder(model, layers, weights=weights)`` takes them.
+        weights: of each, with the sum 1, as ``LayerEncoder(model, layers, layer_weights=weights)`` takes them.
         accuracy: of a ridge classifier on the mixture, for examples that neither weights nor classifier were fitted on.
         single: the best single layer.
         single_accuracy: of the same classifier on it, for the same examples.

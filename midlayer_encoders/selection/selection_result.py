@@ -74,7 +74,7 @@ class Selection:
     def keywords(self) -> dict[str, Any]:
         """What ``LayerEncoder(model, **keywords)`` takes: the layer, or a mixture that is surely better than any."""
         if self.mixture is not None and self.mixture.better:
-            return {"layer": list(self.mixture.layers), "weights": list(self.mixture.weights)}
+            return {"layer": list(self.mixture.layers), "layer_weights": list(self.mixture.weights)}
         return {"layer": self.layer}
 
     @property

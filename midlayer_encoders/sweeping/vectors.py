@@ -216,7 +216,8 @@ class _Run:
 
     def _no_store(self, folder: Path) -> str:
         """Return what the stores of a folder differ in from what is asked for."""
-        wanted = {name: getattr(self.spec, name) for name in ("model", "weights", "norm", "pooling", "asked", "site")}
+        names = ("model", "weights", "norm", "pooling", "asked", "site")
+        wanted = {name: value for name, value in self.spec.to_dict().items() if name in names}
         found = [*list_stores(folder / "embeddings"), *list_stores(folder)]
         others = "; ".join(
             ", ".join(

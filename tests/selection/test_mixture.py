@@ -138,7 +138,7 @@ def test_select_hands_on_a_mixture_that_is_surely_better(tiny_folder: Folder, mo
     assert found.mixture.verdict() in str(found)
     sure = found.mixture.better
     assert found.keywords == (
-        {"layer": list(found.mixture.layers), "weights": list(found.mixture.weights)}
+        {"layer": list(found.mixture.layers), "layer_weights": list(found.mixture.weights)}
         if sure
         else {"layer": found.layer}
     )
@@ -159,7 +159,7 @@ def test_probe_reports_what_an_encoder_of_the_mixture_gives(tiny_folder: Folder)
     assert learned is not None
     assert again.mixture == learned  # of the vectors, whatever the probe reads
     layers = list(learned.layers) if len(learned.layers) > 1 else learned.layers[0]
-    options = {"weights": learned.weights} if len(learned.layers) > 1 else {}
+    options = {"layer_weights": learned.weights} if len(learned.layers) > 1 else {}
     vectors = LayerEncoder(tiny_folder("Llama"), layers, device="cpu", **options).encode(TEXTS, convert_to_tensor=True)
     classes, _ = class_numbers(LABELS)
     named = ridge_predicted(vectors[None, train], classes[train], vectors[None, test])[0]
