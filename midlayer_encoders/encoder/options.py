@@ -101,7 +101,7 @@ def _check_adapters(argument: str, adapters: Any) -> tuple[str, ...]:
 
 
 def _check_center(argument: str, texts: Any) -> tuple[str, ...]:
-    return tuple(check_texts(argument, texts, least=SMALLEST_SAMPLE))
+    return tuple(check_texts(argument, texts, minimum=SMALLEST_SAMPLE))
 
 
 def _check_layer_weights(argument: str, weights: Any) -> tuple[float, ...]:
@@ -212,7 +212,7 @@ class EncoderOptions:
     max_length: int | None = _option(
         None,
         "Tokens after which a text is truncated; by default the model's maximum.",
-        partial(check_count, what="tokens"),
+        partial(check_count, unit="tokens"),
         medium="text",
     )
     prompts: Mapping[str, str] | None = _option(
@@ -250,13 +250,13 @@ class EncoderOptions:
     chat_template: bool = _option(False, "Wrap texts in the tokenizer's chat template.", check_flag, medium="text")
     gguf_file: str | None = _option(None, "Name of a GGUF file in MODEL to read the weights from.", check_text)
     truncate_dim: int | None = _option(
-        None, "Number of leading dimensions to keep.", partial(check_count, what="dimensions"), in_memory=True
+        None, "Number of leading dimensions to keep.", partial(check_count, unit="dimensions"), in_memory=True
     )
     trust_remote_code: bool = _option(False, "Allow code from the model's repository to run.", check_flag)
     max_pixels: int = _option(
         MAX_PIXELS,
         "Largest image to read, in pixels.",
-        partial(check_count, what="pixels"),
+        partial(check_count, unit="pixels"),
         in_memory=True,
         medium="image",
     )
@@ -288,7 +288,7 @@ class EncoderOptions:
     skip_first: int = _option(
         0,
         "Number of tokens at the start that are not pooled.",
-        partial(check_count, least=0),
+        partial(check_count, minimum=0),
         in_memory=True,
         medium="text",
     )
@@ -440,7 +440,7 @@ def normalize_layer(layer: Any) -> Any:
         return dict(layer)
     if not isinstance(layer, list | tuple | range | set) and getattr(layer, "ndim", 0) != 1:
         return layer
-    layers = check_list("layer", layer, "layers", least=0)
+    layers = check_list("layer", layer, "layers", minimum=0)
     if not layers:
         raise LayerIndexError("`layer` must name at least one layer, but got an empty list.")
     return layers if len(layers) > 1 else layers[0]
