@@ -18,8 +18,8 @@ from typing import Any
 import joblib
 
 from benchmarks.scoring import encoder_of
-from midlayer_encoders.sweeping import run
-from midlayer_encoders.sweeping.group import Group, launch
+from midlayer_encoders.sweeping import layer_sweep
+from midlayer_encoders.sweeping.processes import Group, launch
 from midlayer_encoders.sweeping.scorer import Scorer
 from midlayer_encoders.sweeping.stored_layer import Embedder
 from midlayer_encoders.sweeping.together import Together
@@ -58,10 +58,10 @@ class Clock:
 def measured(encoder: Any, group: Group, clock: Clock) -> dict[str, tuple[float, float]]:
     """Return what each stage of a sweep took in the process that took most."""
     clock.spent.clear()
-    run.launch = lambda *_, **__: group  # type: ignore[assignment]
+    layer_sweep.launch = lambda *_, **__: group  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as own:
         out = group.share(lambda: own)[0]
-        run.sweep(encoder, "builtin", out=out, workers=1, baselines=False, token_budget=1024)
+        layer_sweep.sweep(encoder, "builtin", out=out, workers=1, baselines=False, token_budget=1024)
         each = group.share(clock.stages)
     return {stage: (max(one[stage][0] for one in each), max(one[stage][1] for one in each)) for stage in STAGES}
 

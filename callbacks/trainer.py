@@ -16,7 +16,7 @@ from midlayer_encoders.callbacks._history import read_state
 from midlayer_encoders.callbacks._recorder import Recorder
 from midlayer_encoders.callbacks._watch import Watch
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import read_kept, write_file
+from midlayer_encoders.files import read_artifact, write_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,7 +98,7 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
 
     def _resume_from(self, path: Path, step: int) -> None:
         """Take over the steps until the checkpoint from the file of the run before; a new run begins a new file."""
-        state = read_kept(path, read_state) if step else None
+        state = read_artifact(path, read_state) if step else None
         if state is None:
             return
         state["steps"] = {seen: values for seen, values in state["steps"].items() if seen <= step}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from midlayer_encoders._types import EncoderSpec
+    from midlayer_encoders.boards import Board, board
     from midlayer_encoders.comparing import compare, progression
     from midlayer_encoders.encoder.choosing import select_layer
     from midlayer_encoders.encoder.options import EncoderOptions
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
     from midlayer_encoders.probing import probe
     from midlayer_encoders.recipes import Recipe
     from midlayer_encoders.selection import Selection
-    from midlayer_encoders.sweeping import Board, SweepResult, embed, sweep
-    from midlayer_encoders.sweeping.board import board
+    from midlayer_encoders.sweeping import SweepResult, sweep
     from midlayer_encoders.tasks import paper_tasks
     from midlayer_encoders.tuning import TuneResult, tune
+    from midlayer_encoders.vectors import embed
 
 __all__ = [
     "Board",
@@ -50,7 +51,7 @@ __version__ = "0.2.0"
 if not TYPE_CHECKING:
     # torch, transformers and sentence-transformers take seconds to import: each name is fetched when it is asked for.
     _HOMES = {
-        "Board": "sweeping.board",
+        "Board": "boards",
         "EncoderOptions": "encoder.options",
         "EncoderSpec": "_types",
         "LayerEncoder": "encoder.sentence_transformers_encoder",
@@ -59,9 +60,9 @@ if not TYPE_CHECKING:
         "Selection": "selection",
         "SweepResult": "sweeping",
         "TuneResult": "tuning",
-        "board": "sweeping.board",
+        "board": "boards",
         "compare": "comparing",
-        "embed": "sweeping",
+        "embed": "vectors",
         "measure": "measuring",
         "paper_tasks": "tasks",
         "probe": "probing",

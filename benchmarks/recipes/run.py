@@ -38,7 +38,7 @@ from midlayer_encoders.scoring.sts import StsPairs
 from midlayer_encoders.selection.rules import DEPTH
 from midlayer_encoders.sweeping import RecipesResult
 from midlayer_encoders.sweeping.mapped_store import mapped_store
-from midlayer_encoders.sweeping.one_sweep import sample_of_lines
+from midlayer_encoders.sweeping.single_sweep import sample_of_lines
 from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer, Vectors, open_store
 from midlayer_encoders.tasks import TaskSource, isolated_random, task_label, task_sources, task_texts
 

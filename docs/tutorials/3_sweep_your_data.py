@@ -87,7 +87,7 @@ for layer, value in rows.sort("value", descending=True).head(3).iter_rows():
 # layer:
 
 # %%
-from midlayer_encoders.sweeping.result import export_lines
+from midlayer_encoders.sweeping.sweep_result import export_lines
 
 for language, line in export_lines(result.notes, result.best()).items():
     print(f"{language}: {line}")

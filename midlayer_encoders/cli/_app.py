@@ -188,11 +188,11 @@ def read_own(path: Path, *, field: str | None) -> list[str]:
         path: a text a line; or JSONL, CSV, TSV, parquet or a folder of them.
         field: the column that holds the text, where the columns are not those of a task.
     """
-    from midlayer_encoders.files import at_home
+    from midlayer_encoders.files import expand_home
     from midlayer_encoders.media.texts import read_texts
     from midlayer_encoders.tasks import SUFFIXES, ColumnsError, own_texts
 
-    path, lines = at_home(path), (".jsonl", ".ndjson")
+    path, lines = expand_home(path), (".jsonl", ".ndjson")
     if not path.is_dir() and (path.suffix.lower() not in SUFFIXES or (field and path.suffix.lower() in lines)):
         return read_texts(path, field=field)
     try:

@@ -14,8 +14,8 @@ from midlayer_encoders.cli._progress import json_result, print_result
 from midlayer_encoders.errors import OptionError
 
 if TYPE_CHECKING:
+    from midlayer_encoders.boards import Board
     from midlayer_encoders.report.board import Point
-    from midlayer_encoders.sweeping.board import Board
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
 
@@ -33,7 +33,7 @@ def board_command(
     max_bytes: Annotated[float | None, typer.Option(help="Most bytes per vector of it.")] = None,
 ) -> None:
     """Show many sweeps on one page: the best layer of each, score against cost; print the encoder for a budget."""
-    from midlayer_encoders.sweeping.board import board
+    from midlayer_encoders.boards import board
 
     most = None if max_params is None else parse_amount(max_params)
     for flag, given in (("--max-params", most), ("--max-ms", max_ms), ("--max-bytes", max_bytes)):

@@ -58,8 +58,8 @@ def embed(
 ) -> None:
     """Write the vectors of your texts, images or audio at many layers to a file: one pass over them for all layers."""
     quieten()
-    from midlayer_encoders.sweeping.vectors import check_out
-    from midlayer_encoders.sweeping.vectors import embed as write
+    from midlayer_encoders.vectors import check_out
+    from midlayer_encoders.vectors import embed as write
 
     check_choice("--site", site, READ_SITES)
     first_of([], limit)

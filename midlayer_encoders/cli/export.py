@@ -128,7 +128,7 @@ def export(
 
 def _scores(folder: Path, encoder: LayerEncoder) -> pl.DataFrame:
     """Return the frame of a sweep, or raise where its texts were put to the model in another way."""
-    from midlayer_encoders.sweeping.result import RecipesResult, SweepResult
+    from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
 
     result, own = SweepResult.load(folder), _of_texts(encoder.options.recreating())
     parts = list(result.parts.values()) if isinstance(result, RecipesResult) else [result]

@@ -116,15 +116,15 @@ def _layers(text: str) -> tuple[int | float, ...] | str:
 def _frame(path: Path) -> pl.DataFrame:
     """Return the tidy frame in a file."""
     from midlayer_encoders.errors import OptionError
-    from midlayer_encoders.files import exists, read_kept
+    from midlayer_encoders.files import exists, read_artifact
     from midlayer_encoders.frame import read_frame
-    from midlayer_encoders.sweeping.result import read_notes
+    from midlayer_encoders.sweeping.sweep_result import read_notes
 
     must = "`--swept` must be the frame.parquet or frame.csv of a sweep"
     if not exists(path):
         raise OptionError(f"{must}, but there is no {path}.")
     frame = read_frame(path)
-    notes = read_kept(path.with_name("sweep.json"), read_notes)
+    notes = read_artifact(path.with_name("sweep.json"), read_notes)
     if notes is not None and notes.failures:
         failed = "; ".join(f"{task}: {error}" for task, error in notes.failures.items())
         raise OptionError(f"{must} whose tasks were all scored, but in {path.parent} some failed: {failed}.")

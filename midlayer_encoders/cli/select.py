@@ -107,7 +107,7 @@ def _read_labels(path: Path, count: int) -> list[str | None]:
 
 def _print_made(found: RecipeSelection, encoder: LayerEncoder, center: Path) -> dict[str, str | None]:
     """Print the command and the Python line that make the encoder of a recipe and a layer; return both."""
-    from midlayer_encoders.sweeping.result import Notes, export_lines
+    from midlayer_encoders.sweeping.sweep_result import Notes, export_lines
 
     name = encoder.source if isinstance(encoder.source, str) else encoder.name
     recipe = found.asked.changed() if found.asked is not None else {"recipe": found.recipe}

@@ -145,7 +145,7 @@ def _first(devices: int, num_nodes: int) -> bool:
 def _print_price(metrics: str | list[str]) -> None:
     """Print what metrics that compare views cost, before it is paid; a wrong name is refused."""
     from midlayer_encoders.measuring import num_passes
-    from midlayer_encoders.sweeping.run import sweep
+    from midlayer_encoders.sweeping.layer_sweep import sweep
 
     if not metrics:
         return
@@ -222,7 +222,7 @@ def _print_scores(result: SweepResult) -> None:
     from midlayer_encoders.frame import average_baseline
     from midlayer_encoders.report.words import confirmed_words
     from midlayer_encoders.sweeping import RecipesResult
-    from midlayer_encoders.sweeping.result import task_labels
+    from midlayer_encoders.sweeping.sweep_result import task_labels
 
     if result.frame.filter(pl.col("kind") == "score").is_empty():
         return
@@ -276,7 +276,7 @@ def _print_recipes(result: RecipesResult) -> None:
 
 def made_lines(result: SweepResult) -> dict[str, str]:
     """Return the command and the Python line that make the encoder of the best layer."""
-    from midlayer_encoders.sweeping.result import export_lines
+    from midlayer_encoders.sweeping.sweep_result import export_lines
 
     lines = export_lines(result.notes, result.best())
     return {"shell": lines["shell"], "python": lines["Python"]}
@@ -293,7 +293,7 @@ def print_made(result: SweepResult) -> None:
 @json_result
 def report(folder: Annotated[Path, typer.Argument(help="The --out of a sweep.")]) -> None:
     """Write the page of a sweep again from its frame."""
-    from midlayer_encoders.sweeping.result import SweepResult
+    from midlayer_encoders.sweeping.sweep_result import SweepResult
 
     page = SweepResult.load(folder).to_html()
     print_result(folder=folder, report=page)

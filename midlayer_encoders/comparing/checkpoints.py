@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from midlayer_encoders.errors import ModelNotFoundError, OptionError, did_you_mean
-from midlayer_encoders.files import at_home, exists
+from midlayer_encoders.files import exists, expand_home
 from midlayer_encoders.frame.steps import step_of
 from midlayer_encoders.models.hub import load_config, local_only
 from midlayer_encoders.validation import check_text, check_texts
@@ -51,7 +51,7 @@ def files_fingerprint(path: Path | str) -> str:
         >>> files_fingerprint("EleutherAI/pythia-410m")
         ''
     """
-    where = at_home(path)
+    where = expand_home(path)
     if not exists(where):
         return ""
     files = sorted(one for one in where.iterdir() if one.is_file()) if where.is_dir() else [where]
@@ -82,7 +82,7 @@ def find_checkpoints(
     for name in (model, *(revisions or ())):
         if name.endswith(".ckpt"):
             raise OptionError(f"`{'model' if name == model else 'revisions'}` must not be {name!r}. {_LIGHTNING}")
-    folder = at_home(model)
+    folder = expand_home(model)
     found = _in_folder(folder, revisions) if exists(folder) and folder.is_dir() else _on_hub(model, revisions or ())
     _check_steps(found)
     _check_tokenizers(found)
@@ -105,7 +105,7 @@ def _asked(name: str, held: dict[str, Checkpoint], folder: Path) -> Checkpoint:
     if name in held:
         return held[name]
     if _is_path(name):
-        return _folder(at_home(name))
+        return _folder(expand_home(name))
     step = int(name) if name.isdecimal() and len(name) < 19 else step_of(name)
     same = [checkpoint for checkpoint in held.values() if checkpoint.step == step]
     if len(same) != 1:
@@ -124,12 +124,13 @@ def _on_hub(model: str, revisions: Sequence[str]) -> list[Checkpoint]:
             f"{model!r} is no folder here."
         )
     return [
-        _folder(at_home(name)) if _is_path(name) else Checkpoint(name, step_of(name), model, name) for name in revisions
+        _folder(expand_home(name)) if _is_path(name) else Checkpoint(name, step_of(name), model, name)
+        for name in revisions
     ]
 
 
 def _is_path(name: str) -> bool:
-    return "/" in name and exists(at_home(name)) and at_home(name).is_dir()
+    return "/" in name and exists(expand_home(name)) and expand_home(name).is_dir()
 
 
 def _folder(path: Path) -> Checkpoint:

@@ -25,7 +25,7 @@ from midlayer_encoders.comparing.text_metrics import comparable
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, short_repr
-from midlayer_encoders.files import at_home, exists
+from midlayer_encoders.files import exists, expand_home
 from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.report import plot_metrics
 from midlayer_encoders.report.comparisons import plot_differences, plot_similarity
@@ -185,7 +185,7 @@ def _check_models(*models: str | LayerEncoder, revision: str | None) -> None:
             raise OptionError(
                 f"`base` and `tuned` must be names, folders or LayerEncoders, but got {short_repr(model)}."
             )
-        one = str(at_home(model).resolve()) if isinstance(model, str) and _is_folder(model) else model
+        one = str(expand_home(model).resolve()) if isinstance(model, str) and _is_folder(model) else model
         key = one if isinstance(one, str) else id(one)
         if key in seen:
             raise OptionError(f"`tuned` must differ from `base` and from each other, but {one!s} is there twice.")
@@ -193,7 +193,7 @@ def _check_models(*models: str | LayerEncoder, revision: str | None) -> None:
 
 
 def _is_folder(model: str) -> bool:
-    return exists(at_home(model)) and at_home(model).is_dir()
+    return exists(expand_home(model)) and expand_home(model).is_dir()
 
 
 def _checked_texts(texts: Sequence[str]) -> list[str]:

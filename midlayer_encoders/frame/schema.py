@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import polars as pl
 
 from midlayer_encoders.errors import OptionError, did_you_mean
-from midlayer_encoders.files import check_ordinary, read_whole
+from midlayer_encoders.files import check_regular_file, read_text_file
 
 __all__ = [
     "FRAME_SCHEMA",
@@ -201,10 +201,10 @@ def _check_rows(frame: pl.DataFrame) -> None:
 
 def read_frame(path: Path) -> pl.DataFrame:
     """Return the frame of results in a parquet or CSV file, or raise an :class:`OptionError` that names the file."""
-    check_ordinary(path, OptionError)
+    check_regular_file(path, OptionError)
     try:
         if path.suffix.lower() == ".csv":
-            frame = pl.read_csv(io.BytesIO(read_whole(path, OptionError).encode()))
+            frame = pl.read_csv(io.BytesIO(read_text_file(path, OptionError).encode()))
         else:
             frame = pl.read_parquet(path, glob=False)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as reason:

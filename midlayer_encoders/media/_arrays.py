@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from midlayer_encoders.errors import MidlayerError, short_repr
-from midlayer_encoders.files import check_ordinary, exists
+from midlayer_encoders.files import check_regular_file, exists
 
 __all__ = ["InputError", "as_array", "check_file", "damaged"]
 
@@ -32,7 +32,7 @@ def check_file(path: Path, kinds: str) -> None:
         raise InputError(
             f"`inputs` must be {kinds}, but there is no file {short_repr(str(path), 200)}. Texts need a text model."
         )
-    check_ordinary(path, InputError)
+    check_regular_file(path, InputError)
 
 
 def damaged(path: Path, kind: str, reason: Exception) -> InputError:

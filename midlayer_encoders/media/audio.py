@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from midlayer_encoders.errors import short_repr
-from midlayer_encoders.files import at_home
+from midlayer_encoders.files import expand_home
 from midlayer_encoders.media._arrays import InputError, as_array, check_file, damaged
 
 __all__ = ["Waveform", "audio_lengths", "read_audio"]
@@ -65,7 +65,7 @@ def audio_lengths(waveforms: Sequence[Any], rate: int | None) -> list[int]:
 def _waveform(source: Any) -> tuple[npt.NDArray[Any], Any, str]:
     """Return the samples of a waveform as it was given, its rate, and what to call it."""
     if isinstance(source, str | Path):
-        return *_open_audio(at_home(source)), str(source)
+        return *_open_audio(expand_home(source)), str(source)
     if isinstance(source, Mapping) and {"array", "sampling_rate"} <= set(source):
         return as_array(source["array"]), source["sampling_rate"], "the waveform"
     if isinstance(source, tuple) and len(source) == 2:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from midlayer_encoders._types import MAX_PIXELS
-from midlayer_encoders.files import at_home
+from midlayer_encoders.files import expand_home
 from midlayer_encoders.media._arrays import InputError, as_array, check_file, damaged
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def read_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Image:
         _check_pixels(source.size, max_pixels, "the image")
         return _rgb(source)
     if isinstance(source, str | Path):
-        return _open_image(at_home(source), max_pixels)
+        return _open_image(expand_home(source), max_pixels)
     return _rgb(_image_of_array(as_array(source), max_pixels))
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from midlayer_encoders._types import MAX_PIXELS, Medium
 from midlayer_encoders.errors import OptionError, short_repr
-from midlayer_encoders.files import at_home, exists
+from midlayer_encoders.files import exists, expand_home
 from midlayer_encoders.media._arrays import InputError
 from midlayer_encoders.media.audio import read_audio
 from midlayer_encoders.media.images import is_pil, read_image
@@ -91,7 +91,7 @@ def media_files(
     check_choice("medium", medium, _SUFFIXES)
     check_choice("bad", bad, ("refuse", "skip"))
     max_pixels = check_count("max_pixels", max_pixels, "pixels")
-    folder = at_home(folder)
+    folder = expand_home(folder)
     if not folder.is_dir():
         raise OptionError(f"`folder` must be a folder of files, but there is none at {folder}.")
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES[medium] and path.is_file())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
-from midlayer_encoders.files import at_home, exists, json_rows, read_lines
+from midlayer_encoders.files import exists, expand_home, read_json_lines, read_lines
 
 __all__ = ["read_texts", "wikitext_paragraphs"]
 
@@ -24,18 +24,18 @@ def read_texts(path: Path | str, *, field: str | None = None) -> list[str]:
         path: a text file, or one of JSON objects, a line each.
         field: the field to take; needed, and taken as the sign, for JSON.
     """
-    path = at_home(path)
+    path = expand_home(path)
     if not exists(path):
         raise OptionError(f"`texts` must be a file, but there is none at {short_repr(str(path), 200)}.")
     if field is None and path.suffix.lower() in (".jsonl", ".ndjson"):
-        _, first = next(json_rows(path, OptionError), (0, {}))
+        _, first = next(read_json_lines(path, OptionError), (0, {}))
         raise OptionError(
             f"`field` must name the text in {path.name}. It has: {', '.join(first) or 'no JSON objects'}."
         )
     if field is None:
         found = read_lines(path, OptionError)
     else:
-        found = [_field(path, number, row, field) for number, row in json_rows(path, OptionError)]
+        found = [_field(path, number, row, field) for number, row in read_json_lines(path, OptionError)]
     places = [place for place, text in enumerate(found) if text.strip()]
     if not places:
         raise OptionError(f"`texts` must hold at least one text, but {path} has none.")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from midlayer_encoders.errors import ModelNotFoundError, error_summary
-from midlayer_encoders.files import at_home, exists
+from midlayer_encoders.files import exists, expand_home
 
 if TYPE_CHECKING:
     from torch import Tensor  # not imported here: a command asks for a model before it waits for torch
@@ -47,7 +47,7 @@ def local_only(model: str, revision: str | None = None, *, filename: str = "conf
     Raises:
         ModelNotFoundError: at once, when it is neither a folder, nor cached, nor to be had.
     """
-    if exists(at_home(model)) and at_home(model).is_dir():
+    if exists(expand_home(model)) and expand_home(model).is_dir():
         if revision is not None:
             raise ModelNotFoundError(
                 f"`revision` must be None for a folder, but got {revision!r} for {model!r}. "

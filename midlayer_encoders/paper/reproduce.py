@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import polars as pl
 
 from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, error_summary
-from midlayer_encoders.files import check_links, folder_lock, read_kept, write_file
+from midlayer_encoders.files import check_links, folder_lock, read_artifact, write_file
 from midlayer_encoders.paper.experiments import EXPERIMENTS
 from midlayer_encoders.paper.setting import MissingInputError, Setting
 from midlayer_encoders.report import write_figure
@@ -114,7 +114,7 @@ def _kept(name: str, setting: Setting) -> pl.DataFrame | None:
     def read(path: Path) -> tuple[pl.DataFrame, bool]:
         return pl.read_parquet(path), pl.read_parquet_metadata(path).get(_SETTING) == digest
 
-    frame, same = read_kept(setting.out / f"{name}.parquet", read) or (None, False)
+    frame, same = read_artifact(setting.out / f"{name}.parquet", read) or (None, False)
     return frame if same else None
 
 

@@ -15,7 +15,7 @@ from midlayer_encoders._types import Layer
 from midlayer_encoders.comparing.checkpoints import files_fingerprint
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.files import read_kept
+from midlayer_encoders.files import read_artifact
 from midlayer_encoders.frame import tidy_frame
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.paper.reference import reference_metrics, reference_scores
@@ -128,11 +128,11 @@ class Setting:
     def sweep(self, model: str) -> pl.DataFrame:
         """Return scores on the tasks, and metrics on their texts, of every layer; kept in the folder."""
         from midlayer_encoders.sweeping import sweep
-        from midlayer_encoders.sweeping.result import read_notes
+        from midlayer_encoders.sweeping.sweep_result import read_notes
 
         folder = self.out / "sweeps" / f"{self.models.index(model)}-{self.digest}"
-        notes = read_kept(folder / "sweep.json", read_notes)
-        frame = read_kept(folder / "frame.parquet", pl.read_parquet)
+        notes = read_artifact(folder / "sweep.json", read_notes)
+        frame = read_artifact(folder / "frame.parquet", pl.read_parquet)
         if notes is not None and frame is not None and not notes.failures:
             return frame
         result = sweep(

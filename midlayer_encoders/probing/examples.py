@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
-from midlayer_encoders.files import at_home, exists, read_whole
+from midlayer_encoders.files import exists, expand_home, read_text_file
 from midlayer_encoders.media import media_files
 from midlayer_encoders.tasks.reading import SUFFIXES, Table, is_label, is_text, read_table
 
@@ -56,7 +56,7 @@ def read_examples(path: Path | str, media: Sequence[str], *, bad: str = "refuse"
 
 def check_path(path: Path | str) -> Path:
     """Return where examples lie, or raise an :class:`OptionError` where there is nothing."""
-    where = at_home(path)
+    where = expand_home(path)
     if not exists(where):
         raise OptionError(
             f"`data` must be a folder with a folder for each class, or a file ({', '.join(SUFFIXES)}), "
@@ -67,7 +67,7 @@ def check_path(path: Path | str) -> Path:
 
 def _of_folder(folder: Path, media: Sequence[str], bad: str) -> list[Any]:
     if "text" in media and (texts := sorted(folder.rglob("*.txt"))):
-        return [read_whole(path, OptionError).strip() for path in texts]
+        return [read_text_file(path, OptionError).strip() for path in texts]
     medium = "image" if "image" in media else "audio" if "audio" in media else None
     if medium is None:
         raise OptionError(f"`data` must hold .txt files for a model of texts, but {folder} has none.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import read_kept, write_file
+from midlayer_encoders.files import read_artifact, write_file
 from midlayer_encoders.report.matplotlib_figures import write_figure
 from midlayer_encoders.report.page import write_page
 
@@ -90,7 +90,7 @@ def kept_frame(path: Path, make: Callable[[], pl.DataFrame]) -> pl.DataFrame:
 
     A file that cannot be read is set aside, logged, and made again.
     """
-    frame = read_kept(path, pl.read_parquet)
+    frame = read_artifact(path, pl.read_parquet)
     if frame is None:
         frame = make()
         write_frame(frame, path)

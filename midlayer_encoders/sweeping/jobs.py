@@ -18,7 +18,7 @@ from joblib.executor import get_memmapping_executor
 
 from midlayer_encoders.errors import MidlayerError, error_summary
 from midlayer_encoders.store import TextNotStoredError
-from midlayer_encoders.sweeping.group import FATAL
+from midlayer_encoders.sweeping.processes import FATAL
 from midlayer_encoders.sweeping.result_files import ResultFiles
 from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer, UndefinedScoreError, Vectors
 from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources

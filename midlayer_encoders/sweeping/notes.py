@@ -21,8 +21,8 @@ from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.sweeping.baselines import Baseline, lacks_bm25
 from midlayer_encoders.sweeping.jobs import Score, quiet_mteb
-from midlayer_encoders.sweeping.result import Notes, scored_alone
 from midlayer_encoders.sweeping.stored_layer import num_dims
+from midlayer_encoders.sweeping.sweep_result import Notes, scored_alone
 from midlayer_encoders.tasks import STS_GRADES, TaskSource, TextsSource, task_label
 
 __all__ = ["TOGETHER", "Scored", "sweep_notes"]

@@ -20,8 +20,8 @@ from midlayer_encoders.sweeping.baselines import lacks_bm25
 from midlayer_encoders.sweeping.items import item_key
 from midlayer_encoders.sweeping.jobs import quiet_mteb
 from midlayer_encoders.sweeping.notes import TOGETHER
-from midlayer_encoders.sweeping.settings import METRIC_TEXTS
 from midlayer_encoders.sweeping.stored_layer import Prompts, num_dims, store_key
+from midlayer_encoders.sweeping.sweep_settings import METRIC_TEXTS
 from midlayer_encoders.sweeping.timing import Pair, Timing, minilm_share, some_of, times_longer
 from midlayer_encoders.sweeping.together import MOST_CONFIRMED
 from midlayer_encoders.tasks import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mteb.cache import ResultCache
 
-from midlayer_encoders.files import make_folder, naming_a_full_disk, read_kept, scratch, write_file
+from midlayer_encoders.files import explain_full_disk, make_folder, read_artifact, scratch, write_file
 
 if TYPE_CHECKING:
     from mteb.models.model_meta import ModelMeta
@@ -28,16 +28,16 @@ class ResultFiles(ResultCache):
         """Return the result in a file, or ``None`` where there is none that can be read."""
         load = super().load_task_result
         path = self.get_task_result_path(task_name, model_name)
-        return read_kept(path, lambda _: load(task_name, model_name, *args, **more))
+        return read_artifact(path, lambda _: load(task_name, model_name, *args, **more))
 
     def save_to_cache(self, task_result: TaskResult, model_name: str | ModelMeta, *args: Any, **more: Any) -> None:
         """Write the result, the model's metadata and the settings of the run as mteb does, but beside their places."""
         path = self.get_task_result_path(task_result.task_name, model_name, *args)
-        with scratch(self.cache_path) as aside, naming_a_full_disk(path):
+        with scratch(self.cache_path) as aside, explain_full_disk(path):
             theirs = ResultCache(aside)
             made = theirs.get_task_result_path(task_result.task_name, model_name, *args)
             made.parent.mkdir(parents=True)
-            settings = read_kept(path.with_name("run_settings.jsonl"), _read_lines)
+            settings = read_artifact(path.with_name("run_settings.jsonl"), _read_lines)
             if settings is not None:  # of the tasks before, which mteb merges
                 made.with_name("run_settings.jsonl").write_bytes(settings)
             theirs.save_to_cache(task_result, model_name, *args, **more)

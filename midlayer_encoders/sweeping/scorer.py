@@ -9,9 +9,9 @@ from functools import partial
 
 from midlayer_encoders._types import Stage
 from midlayer_encoders.errors import error_summary
-from midlayer_encoders.sweeping.group import FATAL, Group
 from midlayer_encoders.sweeping.jobs import Job, Score, Workers, result, run_job
 from midlayer_encoders.sweeping.notes import TOGETHER, Scored
+from midlayer_encoders.sweeping.processes import FATAL, Group
 from midlayer_encoders.sweeping.stored_layer import Embedder
 from midlayer_encoders.sweeping.together import MOST_CONFIRMED, Together, layers_to_confirm, why_not_together
 

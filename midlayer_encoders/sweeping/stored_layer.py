@@ -21,7 +21,7 @@ from sentence_transformers.util import SimilarityFunction
 from midlayer_encoders._types import EncoderSpec, Norm, ReadSite, Stage
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.files import read_kept, write_file_once
+from midlayer_encoders.files import read_artifact, write_file_once
 from midlayer_encoders.reading.ahead import Behind
 from midlayer_encoders.reading.batches import TokenBudget, batches_of, tokens_that_fit
 from midlayer_encoders.reading.compiled import compiled_blocks
@@ -29,8 +29,8 @@ from midlayer_encoders.reading.flow import Passed
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.store import EmbeddingStore, StoreDtype
-from midlayer_encoders.sweeping.group import Group
 from midlayer_encoders.sweeping.items import item_key
+from midlayer_encoders.sweeping.processes import Group
 from midlayer_encoders.tasks.compat import prompt_name
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class Embedder:
         digest = hashlib.blake2b("".join((*names, str(chosen))).encode(), digest_size=12).hexdigest()
         path = self.store.folder / "plans" / f"{digest}.json"
         read = partial(_read_plan, count=len(names))
-        while (kept := read_kept(path, read)) is None:
+        while (kept := read_artifact(path, read)) is None:
             write_file_once(path, json.dumps(self._plan(names, texts, lacking, prompt)).encode())
         return kept
 

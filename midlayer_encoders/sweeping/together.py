@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from midlayer_encoders._types import Stage
-from midlayer_encoders.files import read_kept, write_file
+from midlayer_encoders.files import read_artifact, write_file
 from midlayer_encoders.scoring import Read, layer_scores
 from midlayer_encoders.store import TextNotStoredError
 from midlayer_encoders.sweeping.baselines import Baseline
@@ -92,7 +92,7 @@ class Together:
         header = _header(_task(job), job)
         found: dict[str, float] = {}
         for path in sorted(self.folder.glob(f"{header['task']}.*.json")):
-            found |= read_kept(path, partial(_read, header=header)) or {}
+            found |= read_artifact(path, partial(_read, header=header)) or {}
         return header, found
 
     def _fill(

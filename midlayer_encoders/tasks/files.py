@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from midlayer_encoders.files import check_ordinary, json_object, read_whole
+from midlayer_encoders.files import check_regular_file, parse_json_object, read_text_file
 from midlayer_encoders.tasks.data import TASK_TYPES, TaskData, TaskType
 from midlayer_encoders.tasks.reading import (
     SUFFIXES,
@@ -164,7 +164,7 @@ def _options(path: Path) -> dict[str, Any]:
     file = path / "task.json"
     if not path.is_dir() or not file.exists():
         return {}
-    options = json_object(read_whole(file, TaskFileError), str(file), TaskFileError)
+    options = parse_json_object(read_text_file(file, TaskFileError), str(file), TaskFileError)
     if not all(isinstance(value, str) for value in options.values()):
         raise TaskFileError(f'{file} must be an object like {{"type": "Clustering", "name": "my titles"}}.')
     for key in options:
@@ -177,7 +177,7 @@ def _options(path: Path) -> dict[str, Any]:
 def _split_files(path: Path) -> dict[str, Path]:
     """The file of each split: ``test``, and ``train`` where there is one."""
     if not path.is_dir():
-        check_ordinary(path, TaskFileError)
+        check_regular_file(path, TaskFileError)
         return {"test": path}
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
     for stem, count in Counter(file.stem for file in files).items():

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from midlayer_encoders.errors import MidlayerError, short_repr
-from midlayer_encoders.files import check_ordinary, json_rows, read_whole
+from midlayer_encoders.files import check_regular_file, read_json_lines, read_text_file
 from midlayer_encoders.validation import lone_surrogate
 
 __all__ = [
@@ -85,7 +85,7 @@ def read_table(path: Path) -> Table:
         ".tsv": _read_csv,
         ".parquet": _read_parquet,
     }
-    check_ordinary(path, TaskFileError)
+    check_regular_file(path, TaskFileError)
     if path.suffix.lower() not in readers:
         raise TaskFileError(f"{path} must be one of {', '.join(SUFFIXES)}, but its name ends in {path.suffix!r}.")
     table = readers[path.suffix.lower()](path)
@@ -112,14 +112,14 @@ def is_score(value: object) -> bool:
 
 def _read_jsonl(path: Path) -> Table:
     # Not polars' `read_ndjson`: it turns the text 5 into "5" and names no line.
-    rows = list(json_rows(path, TaskFileError))
+    rows = list(read_json_lines(path, TaskFileError))
     return Table(path, "line", [number for number, _ in rows], [row for _, row in rows])
 
 
 def _read_csv(path: Path) -> Table:
     """Return the rows of a CSV or TSV file, read strictly: a quote that never ends would swallow the rest in a cell."""
     # Not polars' `read_csv`: it decompresses what is named .csv, renames a column that is there twice, names no line.
-    content = read_whole(path, TaskFileError)
+    content = read_text_file(path, TaskFileError)
     limit = csv.field_size_limit(max(len(content), 131072))
     try:
         numbers, cells = _csv_rows(path, content)

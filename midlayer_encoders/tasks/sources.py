@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from midlayer_encoders._random import isolated_random
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
-from midlayer_encoders.files import at_home, exists
+from midlayer_encoders.files import exists, expand_home
 from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, builtin_data
 from midlayer_encoders.tasks.data import TaskData
 from midlayer_encoders.tasks.files import files_data
@@ -248,7 +248,7 @@ def _sources(name: str | Path | AbsTask) -> Sequence[TaskSource]:
     if isinstance(name, str) and not name.strip():
         raise OptionError("`tasks` must be names or paths, but one of them is empty. Remove a comma too many.")
     if isinstance(name, Path) or (isinstance(name, str) and _is_path(name)):
-        path = at_home(name).absolute()
+        path = expand_home(name).absolute()
         if not exists(path):
             raise OptionError(
                 f"`tasks` must be names or paths that exist, but there is no {short_repr(str(path), 200)}."

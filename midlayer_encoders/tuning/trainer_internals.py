@@ -12,7 +12,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerState
 
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.files import beside
+from midlayer_encoders.files import atomic_write
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -44,7 +44,7 @@ class WeightsTrainer(SentenceTransformerTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:  # noqa: ARG002
         trained = {name: one.detach().contiguous() for name, one in _trained(self.model)}
-        with beside(Path(output_dir or self.args.output_dir) / WEIGHTS) as aside:
+        with atomic_write(Path(output_dir or self.args.output_dir) / WEIGHTS) as aside:
             safetensors.torch.save_file(trained, aside)
 
     def _load_from_checkpoint(self, checkpoint_path: str, model: Any = None) -> None:  # noqa: ARG002

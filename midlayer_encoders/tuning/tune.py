@@ -17,12 +17,20 @@ from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import LOCK, at_home, folder_lock, json_object, read_kept, read_whole, write_file
+from midlayer_encoders.files import (
+    LOCK,
+    expand_home,
+    folder_lock,
+    parse_json_object,
+    read_artifact,
+    read_text_file,
+    write_file,
+)
 from midlayer_encoders.frame import tidy_frame
 from midlayer_encoders.report.results import write_frame
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.sweeping import sweep
-from midlayer_encoders.sweeping.result import task_labels
+from midlayer_encoders.sweeping.sweep_result import task_labels
 from midlayer_encoders.tasks import task_sources
 from midlayer_encoders.tuning.trainer_internals import check_packages
 from midlayer_encoders.tuning.training import METRICS, Trained, Training, check_training, read_trained, train
@@ -153,7 +161,7 @@ def _checked_folder(out: Path | str) -> Path:
     check_path("out", out)
     if out is None:
         raise OptionError("`out` must be a folder, but got None.")
-    folder = at_home(out)
+    folder = expand_home(out)
     held = {one.name for one in folder.iterdir()} if folder.is_dir() else set()
     if held - {LOCK} and _RUN not in held:  # a run that was killed at once left its lock alone
         raise OptionError(f"`out` must be a new or empty folder, or that of a run before, but {folder} holds others.")
@@ -163,7 +171,9 @@ def _checked_folder(out: Path | str) -> Path:
 def _claim(folder: Path, given: dict[str, Any]) -> None:
     """Write down what a run is given, or raise where the folder is that of another run."""
     given = json.loads(json.dumps(given))  # as it is read again
-    kept = read_kept(folder / _RUN, lambda path: json_object(read_whole(path, OptionError), str(path), OptionError))
+    kept = read_artifact(
+        folder / _RUN, lambda path: parse_json_object(read_text_file(path, OptionError), str(path), OptionError)
+    )
     if kept is None:
         write_file(folder / _RUN, json.dumps(given, indent=2).encode())
     elif kept != given:
@@ -177,7 +187,7 @@ def _claim(folder: Path, given: dict[str, Any]) -> None:
 def _trained(encoder: LayerEncoder, folder: Path, run: Callable[[], Trained]) -> Trained:
     """Tune an encoder and write its plain folder, or load what the run before did."""
     home = folder / "model"
-    done = read_kept(folder / _DONE, read_trained) if home.is_dir() else None
+    done = read_artifact(folder / _DONE, read_trained) if home.is_dir() else None
     if done is not None:
         encoder.load_state_dict(SentenceTransformer(str(home), device="cpu").state_dict())
     else:

@@ -22,7 +22,7 @@ from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.store import EmbeddingStore, list_stores, text_key
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
-from midlayer_encoders.sweeping.result import Notes
+from midlayer_encoders.sweeping.sweep_result import Notes
 from tests.cli.calls import check_every_option, run, tables
 from tests.report.made_frames import rows_frame
 from tests.tiny_folders import TEXTS

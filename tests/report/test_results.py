@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import beside
+from midlayer_encoders.files import atomic_write
 from midlayer_encoders.report.results import Result, kept_frame, write_frame
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def test_a_write_that_fails_leaves_the_file_of_before_and_nothing_beside_it(tmp_
     write_frame(FRAME, path)
 
     def half() -> None:
-        with beside(path) as aside:
+        with atomic_write(path) as aside:
             aside.write_text("half of it")
             raise RuntimeError("killed")
 

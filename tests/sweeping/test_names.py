@@ -13,7 +13,7 @@ from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.items import item_key
 from midlayer_encoders.sweeping.jobs import Score
 from midlayer_encoders.sweeping.notes import _undefined
-from midlayer_encoders.sweeping.result import Notes
+from midlayer_encoders.sweeping.sweep_result import Notes
 from tests.report.made_frames import rows_frame
 
 

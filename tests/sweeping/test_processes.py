@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from midlayer_encoders.errors import DiskFullError, OptionError
 from midlayer_encoders.sweeping import sweep
-from midlayer_encoders.sweeping.group import Group, OtherProcessError, ProcessLostError, launch
+from midlayer_encoders.sweeping.processes import Group, OtherProcessError, ProcessLostError, launch
 from tests.others_warnings import MTEB
 from tests.sweeping.test_sweep import sentence, write_rows
 

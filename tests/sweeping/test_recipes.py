@@ -103,7 +103,7 @@ def test_too_few_texts_to_center_on_are_refused_before_a_recipe_is_scored(tiny_f
 def test_a_centered_winner_is_exported_by_its_line(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from midlayer_encoders.sweeping.result import export_lines
+    from midlayer_encoders.sweeping.sweep_result import export_lines
 
     task = write(tmp_path / "near.jsonl", ROWS["STS"] * 6)
     monkeypatch.chdir(tmp_path)

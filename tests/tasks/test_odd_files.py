@@ -59,7 +59,7 @@ REFUSED = {
         "line 2: .* a number has thousands of digits: put it in quotes",
     ),
     "deep nesting": (".jsonl", ROW + b'{"text": ' + b"[" * 99_999, "line 2: .* nested too deeply. Flatten it"),
-    "a field twice": (".jsonl", ROW + b'{"text": "a", "text": "b"}', "line 2: .* two fields 'text'"),
+    "a field twice": (".jsonl", ROW + b'{"text": "a", "text": "b"}', "line 2: .* the field 'text' appears twice"),
     "a column twice": (".csv", b"text,label,text\na,1,b\n", "line 1: has two columns named 'text'. Rename or remove"),
     "a quote that never ends": (".csv", b'text,label\na,1\n"b,0\nc,1\n', "line 3: cannot be read as CSV"),
     "UTF-16": (".jsonl", ROW.decode().encode("utf-16"), r"line 1: .* is UTF-16. Convert it: iconv -f utf-16"),
@@ -107,7 +107,7 @@ def test_nothing_waits_for_a_fifo(tmp_path: Path) -> None:
     ]
     reads += [lambda: read_examples(tmp_path / "a.csv", ["text"])]
     for read in reads:
-        with pytest.raises(MidlayerError, match="must be an ordinary file, but is a FIFO"), in_time(2):
+        with pytest.raises(MidlayerError, match="must be a regular file, but is a FIFO"), in_time(2):
             read()
 
 

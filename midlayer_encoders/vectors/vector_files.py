@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from midlayer_encoders.errors import OptionError, did_you_mean
-from midlayer_encoders.files import beside, write_file
+from midlayer_encoders.files import atomic_write, write_file
 
 __all__ = ["SUFFIXES", "Blocks", "check_suffix", "write_safetensors", "write_vectors"]
 
@@ -97,7 +97,7 @@ def _npy(out: Path, blocks: Blocks, about: Mapping[str, Any]) -> None:
     shape = len(blocks.layers), len(blocks.names), blocks.dim
     head = {"descr": "<f4", "fortran_order": False, "shape": shape}
     label = out.with_name(f"{out.name}.json")
-    with beside(out) as aside:
+    with atomic_write(out) as aside:
         with aside.open("xb") as file:
             np.lib.format.write_array_header_2_0(file, head)
             blocks.put(file)
@@ -107,14 +107,14 @@ def _npy(out: Path, blocks: Blocks, about: Mapping[str, Any]) -> None:
 
 def _safetensors(out: Path, blocks: Blocks, about: Mapping[str, Any]) -> None:
     shape = len(blocks.names), blocks.dim
-    with beside(out) as aside, aside.open("xb") as file:
+    with atomic_write(out) as aside, aside.open("xb") as file:
         file.write(_safetensors_head({f"layer.{layer}": ("float32", shape) for layer in blocks.layers}, about))
         blocks.put(file)
 
 
 def write_safetensors(out: Path, parts: Mapping[str, tuple[str, Sequence[int], Any]], about: Mapping[str, Any]) -> None:
     """Write tensors that are made block by block: numpy's name of the dtype, the shape, and the blocks of each."""
-    with beside(out) as aside, aside.open("xb") as file:
+    with atomic_write(out) as aside, aside.open("xb") as file:
         file.write(_safetensors_head({name: (dtype, shape) for name, (dtype, shape, _) in parts.items()}, about))
         for _, _, some in parts.values():
             for block in some:
@@ -144,7 +144,10 @@ def _parquet(out: Path, blocks: Blocks, about: Mapping[str, Any]) -> None:
     kind = pa.list_(pa.float32(), blocks.dim)
     fields = [pa.field("input", pa.string()), *(pa.field(f"layer_{layer}", kind) for layer in blocks.layers)]
     schema = pa.schema(fields, metadata={"midlayer": json.dumps(about)})
-    with beside(out) as aside, _closing_quietly(parquet.ParquetWriter(aside, schema, use_dictionary=False)) as writer:
+    with (
+        atomic_write(out) as aside,
+        _closing_quietly(parquet.ParquetWriter(aside, schema, use_dictionary=False)) as writer,
+    ):
         for start, end, vectors in blocks:
             columns: list[Any] = [pa.array(blocks.names[start:end], pa.string())]
             for rows in vectors:

@@ -19,7 +19,7 @@ from midlayer_encoders import LayerEncoder, embed, sweep
 from midlayer_encoders.errors import FolderError
 from midlayer_encoders.files import folder_lock
 from midlayer_encoders.store import StoreError, TextNotStoredError
-from midlayer_encoders.sweeping import token_files
+from midlayer_encoders.vectors import token_files
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK
 from tests.tasks.rows import ROWS, write

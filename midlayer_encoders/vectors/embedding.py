@@ -21,7 +21,7 @@ from midlayer_encoders._types import Layer, Progress, ReadSite, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, short_repr
-from midlayer_encoders.files import at_home, folder_lock, naming_a_full_disk
+from midlayer_encoders.files import expand_home, explain_full_disk, folder_lock
 from midlayer_encoders.media import check_taken, medium_of, read_image
 from midlayer_encoders.reading.batches import TokenBudget, check_budget, tokens_that_fit
 from midlayer_encoders.reading.reader import layer_reader
@@ -29,9 +29,9 @@ from midlayer_encoders.report.versions import versions
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, StoreError, TextNotStoredError, list_stores
 from midlayer_encoders.sweeping.items import item_key
 from midlayer_encoders.sweeping.stored_layer import Embedder, num_dims, open_store, store_key
-from midlayer_encoders.sweeping.token_files import write_states
-from midlayer_encoders.sweeping.vector_files import Blocks, check_suffix, write_vectors
 from midlayer_encoders.validation import check_flag, check_list, check_path, check_progress, check_texts
+from midlayer_encoders.vectors.token_files import write_states
+from midlayer_encoders.vectors.vector_files import Blocks, check_suffix, write_vectors
 
 __all__ = ["check_out", "embed"]
 
@@ -91,14 +91,14 @@ def embed(
     else:
         encoder = LayerEncoder(model, -1, **options)
     return _Run(encoder, items, path, layers, site, encoder.prompt_text(prompt_name, prompt, items)).write(
-        tokens=tokens, stored=None if from_sweep is None else at_home(from_sweep), budget=budget, progress=progress
+        tokens=tokens, stored=None if from_sweep is None else expand_home(from_sweep), budget=budget, progress=progress
     )
 
 
 def check_out(out: Path | str, *, tokens: bool) -> Path:
     """Return where to write, or raise why nothing can be written there."""
     check_path("out", out)
-    path = at_home(out)
+    path = expand_home(out)
     if not path.parent.is_dir():
         raise OptionError(f"`out` must be in a folder that is there, but {path.parent} is not: make it first.")
     if tokens:
@@ -244,7 +244,7 @@ class _Run:
             prompt=self.prompt, token_budget=size, about=self.about(tokens=True),
             stage=Stage(progress, "embedding", len(self.inputs)),
         )  # fmt: skip
-        with naming_a_full_disk(self.out):
+        with explain_full_disk(self.out):
             aside.replace(self.out)  # an empty folder in its place is replaced
 
     def about(self, *, tokens: bool = False) -> dict[str, Any]:

@@ -24,25 +24,25 @@ from midlayer_encoders.reading.reader import layer_reader, site_layers
 from midlayer_encoders.recipes import PLAIN, RECIPES, Recipe
 from midlayer_encoders.store import text_key
 from midlayer_encoders.sweeping.baselines import baselines_for
-from midlayer_encoders.sweeping.group import Group
 from midlayer_encoders.sweeping.items import item_key, task_media
 from midlayer_encoders.sweeping.jobs import Job, Score
 from midlayer_encoders.sweeping.mapped_store import map_words, mapped_store
 from midlayer_encoders.sweeping.notes import Scored, sweep_notes
-from midlayer_encoders.sweeping.result import SweepResult
+from midlayer_encoders.sweeping.processes import Group
 from midlayer_encoders.sweeping.scorer import Scorer
-from midlayer_encoders.sweeping.settings import Settings
 from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, Vectors, open_store
+from midlayer_encoders.sweeping.sweep_result import SweepResult
+from midlayer_encoders.sweeping.sweep_settings import Settings
 from midlayer_encoders.sweeping.together import Together
 from midlayer_encoders.tasks import TaskSource, TextsSource, source_texts
 
-__all__ = ["OneSweep", "sample_of_lines"]
+__all__ = ["SingleSweep", "sample_of_lines"]
 
 _CENTERED_ON = 512  # texts at the most: a few hundred settle a mean
 _PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
 
 
-class OneSweep:
+class SingleSweep:
     """A sweep, or this process's part of one."""
 
     def __init__(

@@ -54,5 +54,5 @@ def test_pruning_removes_what_is_named_unused_or_too_much(tmp_path: Path) -> Non
         three()
     with pytest.raises(OptionError, match=r"`keys` must be stores in .*, but got 'todya'. Did you mean 'today'"):
         prune(tmp_path, keys=["todya"])
-    with pytest.raises(OptionError, match="`prune` must be told what to remove"):
+    with pytest.raises(OptionError, match="`prune` must get at least one of"):
         prune(tmp_path)

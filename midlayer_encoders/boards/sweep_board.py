@@ -15,7 +15,7 @@ from urllib.parse import quote
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import LOCK, at_home
+from midlayer_encoders.files import LOCK, expand_home
 from midlayer_encoders.frame import Summary, summary
 from midlayer_encoders.recipes import PLAIN
 from midlayer_encoders.report.board import COSTS, Budget, Point, Run, board_chart, chosen, fronts_of
@@ -23,7 +23,7 @@ from midlayer_encoders.report.board_page import board_html
 from midlayer_encoders.report.matplotlib_figures import draw
 from midlayer_encoders.report.page import write_page
 from midlayer_encoders.report.ticks import Cost
-from midlayer_encoders.sweeping.result import RecipesResult, SweepResult, export_lines, task_labels
+from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult, export_lines, task_labels
 from midlayer_encoders.validation import check_list, check_number, check_path
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def _budget(asked: Mapping[Cost, float | None]) -> Budget:
 def _found(given: object, remarks: list[str]) -> list[_Swept]:
     """Return the sweeps at a path, or below it; of those below, one that cannot be shown becomes a remark."""
     check_path("runs", given)
-    folder = at_home(Path(os.fspath(given)))  # type: ignore[call-overload]
+    folder = expand_home(Path(os.fspath(given)))  # type: ignore[call-overload]
     if not folder.is_dir():
         raise OptionError(
             f"`runs` must be folders of sweeps, but there is none at {folder}: name the --out of `midlayer sweep`."

@@ -1,4 +1,4 @@
-"""The stores in a folder: what each holds, and removing those that are not needed. Behind ``midlayer cache``."""
+"""List and remove the stores in a folder, for ``midlayer cache``."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from midlayer_encoders.errors import OptionError, did_you_mean
-from midlayer_encoders.files import naming_a_full_disk, scratch
+from midlayer_encoders.files import explain_full_disk, scratch
 from midlayer_encoders.store.embeddings import read_label
 from midlayer_encoders.store.shard import DamagedError, read_head
-
-__all__ = ["StoreInfo", "list_stores", "prune"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreInfo:
-    """What a store holds.
+    """A summary of a store.
 
     Attributes:
-        folder: where it lies.
+        folder: path of the store.
         key: its name in ``root``.
-        description: what the key stands for.
-        texts: number of texts stored with at least one layer.
-        layers: layers that are stored for some text.
+        description: readable description of the key.
+        texts: number of stored texts.
+        layers: layers stored for at least one text.
         dim: number of dimensions.
         dtype: on disk.
         bytes: on disk.
@@ -43,21 +41,22 @@ class StoreInfo:
 
 
 def list_stores(root: Path | str) -> list[StoreInfo]:
-    """Return the stores in a folder, the one used last first.
+    """Return the stores in a folder, the most recently used first.
 
     Example:
         >>> list_stores("nowhere")
         []
     """
-    labels = Path(root).expanduser().glob("[!.]*/store.json")  # hidden: what is being removed
-    stores = [_info(label.parent, found) for label in labels if (found := read_label(label)) is not None]
+    labels = Path(root).expanduser().glob("[!.]*/store.json")  # hidden folders are being removed
+    stores = [_info(path.parent, label) for path in labels if (label := read_label(path)) is not None]
     return sorted(stores, key=lambda info: info.last_used, reverse=True)
 
 
 def _info(folder: Path, label: Mapping[str, object]) -> StoreInfo:
     texts: set[bytes] = set()
     layers: set[int] = set()
-    size, used = 0, 0.0
+    size = 0
+    last_used = 0.0
     for path in folder.iterdir():
         try:
             status = path.stat()
@@ -66,11 +65,11 @@ def _info(folder: Path, label: Mapping[str, object]) -> StoreInfo:
                 layers.update(shard.layers)
                 texts.update(keys)
         except OSError:
-            continue  # merged by another process, or a link that leads nowhere
+            continue  # removed by another process, or a dangling link
         except DamagedError:
-            pass  # set aside when the store is opened
+            pass  # the store sets it aside when it is opened
         size += status.st_size
-        used = max(used, status.st_mtime)
+        last_used = max(last_used, status.st_mtime)
     description = label.get("description")
     return StoreInfo(
         folder=folder,
@@ -81,7 +80,7 @@ def _info(folder: Path, label: Mapping[str, object]) -> StoreInfo:
         dim=int(str(label.get("dim", 0))),
         dtype=str(label.get("dtype", "")),
         bytes=size,
-        last_used=datetime.fromtimestamp(used, tz=UTC),
+        last_used=datetime.fromtimestamp(last_used, tz=UTC),
     )
 
 
@@ -93,51 +92,51 @@ def prune(
     keep_bytes: int | None = None,
     dry_run: bool = False,
 ) -> list[StoreInfo]:
-    """Remove stores, and return those removed: all that meet any of the conditions given.
+    """Remove the stores that meet any of the conditions, and return them.
 
-    A store that is a link to a folder elsewhere is never removed.
+    A store that is a symbolic link is never removed.
 
     Args:
         root: folder of stores.
-        keys: these.
-        unused_for: those not opened or written to for so long.
-        keep_bytes: those used longest ago, until the rest takes at most so much room.
-        dry_run: whether to return only what would be removed.
+        keys: stores to remove.
+        unused_for: remove stores that were not opened or written to for this long.
+        keep_bytes: remove the least recently used stores until the others take at most this many bytes.
+        dry_run: return the stores without removing them.
 
     Example:
         >>> prune("nowhere", unused_for=timedelta(days=30))
         []
     """
     if keys is None and unused_for is None and keep_bytes is None:
-        raise OptionError("`prune` must be told what to remove, but got none of `keys`, `unused_for`, `keep_bytes`.")
+        raise OptionError("`prune` must get at least one of `keys`, `unused_for` and `keep_bytes`, but got none.")
     stores = list_stores(root)
-    known = [info.key for info in stores]
+    existing = [info.key for info in stores]
     for key in keys or ():
-        if key not in known:
-            raise OptionError(f"`keys` must be stores in {root}, but got {key!r}.{did_you_mean(key, known)}")
+        if key not in existing:
+            raise OptionError(f"`keys` must be stores in {root}, but got {key!r}.{did_you_mean(key, existing)}")
         if (linked := Path(root).expanduser() / key).is_symlink():
             raise OptionError(
                 f"`keys` must be stores in {root} itself, but {key!r} is a link to {linked.resolve()}: remove it "
                 "there, or remove the link."
             )
     before = datetime.now(tz=UTC) - unused_for if unused_for is not None else None
-    chosen: list[StoreInfo] = []
-    kept = 0
-    for info in stores:  # the one used last first
+    removed: list[StoreInfo] = []
+    kept_bytes = 0
+    for info in stores:
         if info.folder.is_symlink():
             continue
         stale = before is not None and info.last_used < before
-        if info.key in (keys or ()) or stale or (keep_bytes is not None and kept + info.bytes > keep_bytes):
-            chosen.append(info)
+        if info.key in (keys or ()) or stale or (keep_bytes is not None and kept_bytes + info.bytes > keep_bytes):
+            removed.append(info)
         else:
-            kept += info.bytes
+            kept_bytes += info.bytes
     if not dry_run:
-        for info in chosen:
+        for info in removed:
             _remove(info.folder)
-    return chosen
+    return removed
 
 
 def _remove(folder: Path) -> None:
-    """Remove a store in one step for all who look for it, and then its files."""
-    with naming_a_full_disk(folder), scratch(folder.parent) as aside:
-        folder.rename(aside)
+    """Hide a store from other processes in one step, then remove its files."""
+    with explain_full_disk(folder), scratch(folder.parent) as temporary:
+        folder.rename(temporary)

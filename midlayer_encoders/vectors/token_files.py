@@ -18,7 +18,7 @@ from midlayer_encoders.media import medium_of
 from midlayer_encoders.reading.batches import batches_of, count_tokens
 from midlayer_encoders.reading.norm import final_norm
 from midlayer_encoders.reading.reader import LayerReader
-from midlayer_encoders.sweeping.vector_files import write_safetensors
+from midlayer_encoders.vectors.vector_files import write_safetensors
 
 __all__ = ["write_states"]
 

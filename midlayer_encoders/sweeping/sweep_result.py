@@ -16,7 +16,7 @@ import polars as pl
 
 from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import json_object, read_kept, read_whole, write_file
+from midlayer_encoders.files import parse_json_object, read_artifact, read_text_file, write_file
 from midlayer_encoders.frame import Baselines, Summary, read_frame, summary
 from midlayer_encoders.report import plot_recipes, plot_scores, report_html
 from midlayer_encoders.report.recipes import best_recipe
@@ -142,11 +142,11 @@ class SweepResult(Result):
             OptionError: there is none that can be read; the sweep, called again, writes it from what it kept.
         """
         folder = Path(folder)
-        notes = read_kept(folder / "sweep.json", read_notes)
+        notes = read_artifact(folder / "sweep.json", read_notes)
         if notes is not None and notes.recipes:
             parts = {name: SweepResult.load(folder / place) for name, place in notes.recipes.items()}
             return RecipesResult.of(parts, folder)
-        frame = read_kept(folder / "frame.parquet", read_frame)
+        frame = read_artifact(folder / "frame.parquet", read_frame)
         if frame is None or notes is None:
             raise OptionError(
                 f"`folder` must be the --out of a sweep, but {folder} holds no frame.parquet and sweep.json that can "
@@ -277,7 +277,7 @@ def scored_alone(baselines: Baselines) -> dict[str, dict[str, float]]:
 
 def read_notes(path: Path) -> Notes:
     """Return the notes of a sweep from its ``sweep.json``."""
-    kept = json_object(read_whole(path, OptionError), str(path), OptionError)
+    kept = parse_json_object(read_text_file(path, OptionError), str(path), OptionError)
     for name in ("parameters", "seconds"):
         kept[name] = {int(layer): value for layer, value in kept[name].items()}
     if "export_options" in kept:  # written by 0.1, as flags

@@ -18,10 +18,10 @@ from midlayer_encoders.files import folder_lock
 from midlayer_encoders.reading.batches import TokenBudget
 from midlayer_encoders.recipes import SMALLEST_SAMPLE, Recipe, recipes_of
 from midlayer_encoders.store import StoreDtype
-from midlayer_encoders.sweeping.group import Group, launch
-from midlayer_encoders.sweeping.one_sweep import OneSweep, sample_of_lines
-from midlayer_encoders.sweeping.result import RecipesResult, SweepResult
-from midlayer_encoders.sweeping.settings import METRIC_TEXTS, Scoring, Settings
+from midlayer_encoders.sweeping.processes import Group, launch
+from midlayer_encoders.sweeping.single_sweep import SingleSweep, sample_of_lines
+from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
+from midlayer_encoders.sweeping.sweep_settings import METRIC_TEXTS, Scoring, Settings
 from midlayer_encoders.tasks import TaskSource, TextsSource, task_sources
 from midlayer_encoders.validation import check_effect
 
@@ -109,7 +109,7 @@ def sweep(
     if group.device is not None:
         encoder.to(group.device)
     if recipes is None:
-        return OneSweep(settings, encoder, sources, group).run()
+        return SingleSweep(settings, encoder, sources, group).run()
     return _sweep_recipes(settings, encoder, sources, group, recipes_of("recipes", recipes))
 
 
@@ -136,7 +136,7 @@ def _sweep_recipes(
                 store=settings.store or folder / "embeddings", baselines=settings.baselines and number == 0,
                 progress=progress.next() if settings.progress is not None else None,
             )  # fmt: skip
-            parts[recipe.name] = OneSweep(own, one, sources, group, recipe, folder / "center.txt", sample).run()
+            parts[recipe.name] = SingleSweep(own, one, sources, group, recipe, folder / "center.txt", sample).run()
 
         def finish() -> RecipesResult:
             result = RecipesResult.of(parts, folder)
