@@ -16,7 +16,7 @@ import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.sweeping import SweepResult, jobs, one_sweep, sweep, together
+from midlayer_encoders.sweeping import SweepResult, jobs, single_sweep, sweep, together
 from midlayer_encoders.tasks import task_sources, tfidf_scores
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
@@ -181,7 +181,7 @@ def test_layers_are_confirmed_while_the_next_task_is_embedded_where_the_cores_ar
     (tmp_path / "tasks").mkdir()
     tasks = [near(tmp_path / "tasks"), ranks(tmp_path / "tasks")]
     after = sweep(tiny_folder("Llama"), tasks, out=tmp_path / "after", **QUICK)
-    monkeypatch.setattr(one_sweep, "_cores_free", lambda _: True)
+    monkeypatch.setattr(single_sweep, "_cores_free", lambda _: True)
     monkeypatch.setattr(jobs.Workers, "run", lambda *_: iter(()))  # only what is begun beside is confirmed
     if not processes:
         monkeypatch.setattr(jobs.Workers, "_pool", lambda _: AtOnce())
