@@ -54,12 +54,12 @@ def _worse(rule: str) -> list[float]:
 CLAIMS = [
     Claim(
         "README.md",
-        "the best layer scores {} where the last scores {}, and {} when the model is asked",
-        lambda: [best(recipe("plain"))[0], last(recipe("plain")), best(recipe("one-word"))[0]],
+        "the last layer scores {}, the best layer {}, and the best layer with the [one-word prompt](docs/recipes.md) {}",
+        lambda: [last(recipe("plain")), best(recipe("plain"))[0], best(recipe("one-word"))[0]],
     ),
     Claim(
         "README.md",
-        "all-MiniLM-L6-v2, with {}M parameters, has {}",
+        "all-MiniLM-L6-v2 ({}M parameters) scores {}",
         lambda: [_parameters("all-MiniLM-L6-v2") / 1e6, last(recipes("minilm")["plain"])],
     ),
     Claim(
