@@ -17,12 +17,11 @@ import polars as pl
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import LOCK, expand_home
 from midlayer_encoders.frame import Summary, summary
+from midlayer_encoders.frame.pareto import COSTS, Budget, Cost, Point, Run, best_within, fronts_by_run
 from midlayer_encoders.recipes import PLAIN
-from midlayer_encoders.report.board import COSTS, Budget, Point, Run, board_chart, chosen, fronts_of
-from midlayer_encoders.report.board_page import board_html
-from midlayer_encoders.report.matplotlib_figures import draw
-from midlayer_encoders.report.page import write_page
-from midlayer_encoders.report.ticks import Cost
+from midlayer_encoders.report.board_page import board_chart, board_html
+from midlayer_encoders.report.drawing import draw
+from midlayer_encoders.report.pages import write_page
 from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult, export_lines, task_labels
 from midlayer_encoders.validation import check_list, check_number, check_path
 
@@ -92,7 +91,7 @@ class Board:
 
     def chosen(self) -> Point:
         """Return the layer that scores most within the budget; an error names the nearest where there is none."""
-        return chosen(self.points, self.budget)
+        return best_within(self.points, self.budget)
 
     def lines(self, point: Point) -> dict[str, str]:
         """Return the lines that make the encoder of a layer of a run, by language."""
@@ -129,7 +128,7 @@ class Board:
             best = self.chosen()
         except OptionError as error:  # the page is of all runs all the same
             remarks, budget = [str(error), *remarks], {}
-            best = chosen(self.points, {})
+            best = best_within(self.points, {})
         return board_html(
             runs, best=best, lines=self.lines(best), budget=budget, baselines=self._baselines(), notes=remarks,
             how=self._how(),
@@ -145,7 +144,7 @@ class Board:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the board says in values that JSON has."""
-        fronts = fronts_of(self.runs)
+        fronts = fronts_by_run(self.runs)
 
         def encoder(point: Point) -> dict[str, Any]:
             return {**asdict(point), "costs": dict(point.costs), "lines": self.lines(point)}

@@ -15,7 +15,7 @@ from midlayer_encoders.errors import OptionError
 
 if TYPE_CHECKING:
     from midlayer_encoders.boards import Board
-    from midlayer_encoders.report.board import Point
+    from midlayer_encoders.frame.pareto import Point
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
 
@@ -72,8 +72,7 @@ def _print_table(found: Board) -> None:
     """Print the best layer of each run."""
     from rich.text import Text
 
-    from midlayer_encoders.report.board import COSTS
-    from midlayer_encoders.report.ticks import amount
+    from midlayer_encoders.frame.pareto import COSTS, amount
 
     on = f"{len(found.tasks)} shared tasks" if len(found.tasks) > 1 else found.tasks[0]
     head = ("run", "layer", "score", "parameters", "ms per text", "bytes")
@@ -87,9 +86,9 @@ def _print_table(found: Board) -> None:
 
 def _print_chosen(found: Board, point: Point) -> None:
     """Print the encoder to use and the lines that make it."""
-    from midlayer_encoders.report.ticks import cost_words
+    from midlayer_encoders.frame.pareto import cost_text
 
-    words = f"Use {point.run} at layer {point.layer}: {point.score:.1f} points, {cost_words(point.costs)}."
+    words = f"Use {point.run} at layer {point.layer}: {point.score:.1f} points, {cost_text(point.costs)}."
     console().print(words, soft_wrap=True, highlight=False, markup=False)
     lines = found.lines(point)
     console().print("Export it:", lines["shell"], soft_wrap=True, highlight=False, markup=False)

@@ -68,7 +68,7 @@ def demo_vision(
 def _write(out: Path, frame: pl.DataFrame, results: list[ProbeResult], epochs: int) -> Path:
     """Write frame, figures and page, and return where the page lies."""
     from midlayer_encoders.report import write_figure, write_metrics_figure, write_report
-    from midlayer_encoders.report.probes import plot_probes
+    from midlayer_encoders.report.layer_charts import plot_probes
     from midlayer_encoders.report.results import write_frame
 
     write_frame(frame, out / "frame.parquet")

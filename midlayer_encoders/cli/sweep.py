@@ -220,7 +220,7 @@ def _print_scores(result: SweepResult) -> None:
     import polars as pl
 
     from midlayer_encoders.frame import average_baseline
-    from midlayer_encoders.report.words import confirmed_words
+    from midlayer_encoders.report.sweep_page import confirmed_words
     from midlayer_encoders.sweeping import RecipesResult
     from midlayer_encoders.sweeping.sweep_result import task_labels
 
@@ -264,7 +264,7 @@ def _points(value: float | None) -> str:
 
 def _print_recipes(result: RecipesResult) -> None:
     """Print each recipe at its best layer, and what the best one gains."""
-    from midlayer_encoders.report.recipes import recipe_rows, recipe_words
+    from midlayer_encoders.report.score_charts import recipe_rows, recipe_words
     from midlayer_encoders.tasks import task_label
 
     found = result.summaries()

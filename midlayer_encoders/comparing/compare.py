@@ -28,8 +28,12 @@ from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import exists, expand_home
 from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.report import plot_metrics
-from midlayer_encoders.report.comparisons import plot_differences, plot_similarity
-from midlayer_encoders.report.comparisons_page import comparisons_html, comparisons_words
+from midlayer_encoders.report.comparison_page import (
+    comparisons_html,
+    comparisons_words,
+    plot_differences,
+    plot_similarity,
+)
 from midlayer_encoders.report.results import Result
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.validation import check_path, check_progress, check_seed, check_text, check_texts

@@ -19,7 +19,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.metrics.cka import cka_matrix
-from midlayer_encoders.report.comparisons import DIFFERENCES, SIMILARITY
+from midlayer_encoders.report.comparison_page import DIFFERENCES, SIMILARITY
 
 __all__ = [
     "ReadModel",

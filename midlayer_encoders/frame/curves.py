@@ -12,8 +12,6 @@ import polars as pl
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import block_counts, check_frame, check_one_model
 
-__all__ = ["ByLayer", "Curves", "check_blocks", "curves", "curves_by_dataset", "mean_curve"]
-
 ByLayer: TypeAlias = Mapping[int, float]
 """Value by layer, in the order of the layers."""
 

@@ -14,23 +14,6 @@ import polars as pl
 from midlayer_encoders.errors import OptionError, did_you_mean
 from midlayer_encoders.files import check_regular_file, read_text_file
 
-__all__ = [
-    "FRAME_SCHEMA",
-    "KINDS",
-    "NamedSubject",
-    "Series",
-    "Subject",
-    "at_site",
-    "block_counts",
-    "check_frame",
-    "check_one_model",
-    "metric_series",
-    "number_of_layers",
-    "read_frame",
-    "tidy_frame",
-    "tidy_rows",
-]
-
 FRAME_SCHEMA = pl.Schema(
     {
         "model": pl.String(),

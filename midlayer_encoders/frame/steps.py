@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.frame.schema import check_frame
 
-__all__ = ["History", "histories", "layer_changes", "settled", "step_of", "step_word", "thinned"]
-
 Values: TypeAlias = NDArray[np.float64]
 
 _STEP = re.compile(r"(?:^|[^a-z])(?:step|checkpoint)[-_=]?(\d+)(?!\d)", flags=re.IGNORECASE)

@@ -12,8 +12,6 @@ import polars as pl
 from midlayer_encoders.frame.curves import curves_by_dataset, mean_curve
 from midlayer_encoders.frame.schema import check_frame, check_one_model, number_of_layers
 
-__all__ = ["Baselines", "Curve", "Summary", "average_baseline", "spans", "summary"]
-
 Baselines: TypeAlias = Mapping[str, Mapping[str, float]]
 """By its name, the score of each baseline on tasks, as fractions."""
 

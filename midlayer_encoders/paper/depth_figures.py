@@ -11,9 +11,9 @@ from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.frame import curves, tidy_frame, tidy_rows
 from midlayer_encoders.paper.reference import reference_metrics
 from midlayer_encoders.paper.setting import REFERENCE, MissingInputError, Setting
-from midlayer_encoders.report.experiments import score_panels
+from midlayer_encoders.report.labels import number, signed
+from midlayer_encoders.report.paper_page import score_panels
 from midlayer_encoders.report.results import kept_frame
-from midlayer_encoders.report.ticks import number, signed
 from midlayer_encoders.selection import CannotChooseError, choose
 
 __all__ = [
@@ -175,7 +175,7 @@ def training(names: Sequence[str]) -> Callable[[Setting], pl.DataFrame]:
 
 def training_words(frame: pl.DataFrame) -> list[str]:
     """Return which layers change most, and which settle first."""
-    from midlayer_encoders.report.steps_page import steps_words
+    from midlayer_encoders.report.training_page import steps_words
 
     return [f"{frame['model'][0]}: {sentence}" for sentence in steps_words(frame)]
 

@@ -40,8 +40,8 @@ from midlayer_encoders.paper.token_figures import (
     theorem_words,
 )
 from midlayer_encoders.report.charts import Panel
-from midlayer_encoders.report.correlations import correlation_panels
-from midlayer_encoders.report.experiments import (
+from midlayer_encoders.report.layer_charts import correlation_panels
+from midlayer_encoders.report.paper_page import (
     along_panels,
     metric_depth_panels,
     order_panels,

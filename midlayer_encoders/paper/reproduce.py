@@ -16,8 +16,8 @@ from midlayer_encoders.files import check_links, folder_lock, read_artifact, wri
 from midlayer_encoders.paper.experiments import EXPERIMENTS
 from midlayer_encoders.paper.setting import MissingInputError, Setting
 from midlayer_encoders.report import write_figure
-from midlayer_encoders.report.experiments_page import Finding, experiments_html
-from midlayer_encoders.report.page import write_page
+from midlayer_encoders.report.pages import write_page
+from midlayer_encoders.report.paper_page import Finding, experiments_html
 from midlayer_encoders.report.results import write_frame
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.validation import check_choice

@@ -15,7 +15,7 @@ from midlayer_encoders.frame import tidy_frame, tidy_rows
 from midlayer_encoders.probing.heads import Kind
 from midlayer_encoders.probing.splits import wilson
 from midlayer_encoders.report import report_html
-from midlayer_encoders.report.probes import plot_probes
+from midlayer_encoders.report.layer_charts import plot_probes
 from midlayer_encoders.report.results import Result
 from midlayer_encoders.selection.mixture import Mixture
 from midlayer_encoders.selection.ridge import resampled_means

@@ -135,7 +135,7 @@ class Selection:
 
     def plot(self) -> Figure:
         """Return a figure of what the rules read, by layer, with the chosen layer and every other choice marked."""
-        from midlayer_encoders.report.selections import plot_selection
+        from midlayer_encoders.report.layer_charts import plot_selection
 
         marks = {choice.rule: choice.layer for choice in self.choices if choice.layer is not None}
         return plot_selection(self.frame, layer=self.layer, rule=self.rule, choices=marks, num_layers=self.num_layers)

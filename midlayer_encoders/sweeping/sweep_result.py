@@ -19,8 +19,8 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import parse_json_object, read_artifact, read_text_file, write_file
 from midlayer_encoders.frame import Baselines, Summary, read_frame, summary
 from midlayer_encoders.report import plot_recipes, plot_scores, report_html
-from midlayer_encoders.report.recipes import best_recipe
 from midlayer_encoders.report.results import Result
+from midlayer_encoders.report.score_charts import best_recipe
 from midlayer_encoders.tasks import task_label
 
 if TYPE_CHECKING:

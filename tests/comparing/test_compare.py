@@ -23,7 +23,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import measure
 from midlayer_encoders.metrics import TooFewTextsError, cka
 from midlayer_encoders.metrics.cka import cka_matrix
-from midlayer_encoders.report.comparisons import DIFFERENCES, SIMILARITY, plot_differences, plot_similarity
+from midlayer_encoders.report.comparison_page import DIFFERENCES, SIMILARITY, plot_differences, plot_similarity
 from tests.families import DEPTH, VOCAB, tiny
 from tests.tiny_folders import save_tiny, tokenizer
 

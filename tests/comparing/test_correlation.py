@@ -17,7 +17,7 @@ from midlayer_encoders.comparing.correlation import (
     distance_correlation,
 )
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.report.correlations import plot_correlations
+from midlayer_encoders.report.layer_charts import plot_correlations
 from tests.selection.frames import frame
 
 RANDOM = np.random.default_rng(0)

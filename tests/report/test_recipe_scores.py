@@ -8,7 +8,7 @@ from html import unescape
 from midlayer_encoders.frame import Summary, summary
 from midlayer_encoders.report import report_html
 from midlayer_encoders.report.charts import Level, Line
-from midlayer_encoders.report.recipes import recipe_rows, recipe_tile, recipes_panel
+from midlayer_encoders.report.score_charts import recipe_rows, recipe_tile, recipes_panel
 from tests.report.made_frames import rows_frame
 
 SCORES = {
@@ -52,8 +52,8 @@ def test_the_page_says_which_recipe_won_and_what_was_not_scored() -> None:
     assert recipe_tile({"plain": FOUND["plain"]}) == ("Best recipe", "plain", "of 1")
     page = report_html(FRAMES["one-word"], title="T", how={}, baselines=BASELINES, recipes=FOUND)
     words = unescape(re.sub("<.*?>", " ", page))
-    assert "A stroke: not scored." in words  # one-word has no score at layer 0
+    assert "Gray: not scored." in words  # one-word has no score at layer 0
     tiles = re.findall(r"<dt>(.*?)</dt>", page)
     assert tiles[:2] == ["Best recipe", "Best layer"]
     alone = report_html(FRAMES["plain"], title="T", how={}, recipes={"plain": FOUND["plain"]})
-    assert "A stroke: not scored." not in alone
+    assert "Gray: not scored." not in alone

@@ -8,22 +8,22 @@ from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.paper.renyi_orders import order_entropies
 from midlayer_encoders.paper.theorems import STATEMENTS, check_theorems
 from midlayer_encoders.report.charts import Line, Panel
-from midlayer_encoders.report.experiments import (
+from midlayer_encoders.report.paper_page import (
+    Finding,
     along_panels,
     curves_panel,
+    experiments_html,
     metric_depth_panels,
     order_panels,
     panels_chart,
     panels_figure,
     prompt_panels,
-    rule_figure,
     rule_panels,
     score_panels,
     subblock_panels,
-    theorem_figure,
     theorem_panels,
 )
-from midlayer_encoders.report.experiments_page import Finding, experiments_html
+from midlayer_encoders.report.style import css_colors
 from tests.report.made_frames import rows_frame
 
 
@@ -98,9 +98,9 @@ def test_figures_draw_what_the_panels_hold() -> None:
     rows = [
         ("m", "main", 1, 0.5, "score", task, rule, v) for task in "ab" for rule, v in (("best", 0.6), ("last", 0.4))
     ]
-    assert rule_figure(rows_frame(rows)).axes[0].lines[0].get_xdata().tolist() == pytest.approx([60, 40])
+    assert panels_figure(rule_panels(rows_frame(rows))).axes[0].lines[0].get_xdata().tolist() == pytest.approx([60, 40])
     theorems = check_theorems(draws=100, width=16)
-    texts = [text.get_text() for text in theorem_figure(theorems, STATEMENTS).axes[0].texts]
+    texts = [text.get_text() for text in panels_figure(theorem_panels(theorems, STATEMENTS)).axes[0].texts]
     assert texts[:2] == ["holds in 0 of 100", "holds in 100 of 100"]
 
 
@@ -111,8 +111,7 @@ def test_the_page_escapes_what_it_is_given_and_colors_ordered_curves() -> None:
     page = experiments_html([found], title="T<", how={"seed": "<0>"}, notes=["fig5 was left out: <z>"])
     for tag in ("<b>", "<i>", "<x>", "<y>", "<z>", "<0>", "m<<"):
         assert tag not in page
-    assert ".ordered-2 .s1" in page
-    assert 'class="ordered-2"' in page
+    assert all(color in page for color in css_colors(2).values() if color.startswith("light-dark"))
     assert "p = 0 &amp; 1" in page
     assert "<td>1.0</td>" in page
 
@@ -129,7 +128,7 @@ def test_a_side_below_zero_is_counted_but_has_no_place_on_the_logarithmic_axis()
     assert [line.get_xdata().tolist() for line in axes.lines if line.get_marker() == "|"] == [[0.5], [2.0]]
     assert [text.get_text() for text in axes.texts] == ["holds in 2 of 4"]
     page = experiments_html([Finding("theorems", "t", "c", ("w",), (panel,))], title="T", how={})
-    assert page.count("v12") == 2
+    assert page.count("M 0 5.5 L 0 -5.5") == 2
     assert "holds in 2 of 4" in page
 
 

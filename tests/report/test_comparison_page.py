@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from midlayer_encoders.report.axes import DEPTH
-from midlayer_encoders.report.charts import Level
-from midlayer_encoders.report.comparisons import DIFFERENCES, SIMILARITY, differences_chart, similarity_chart
+from midlayer_encoders.report.charts import DEPTH, Level
+from midlayer_encoders.report.comparison_page import DIFFERENCES, SIMILARITY, differences_chart, similarity_chart
 
 
 def differences(layer_of: dict[int, int]) -> pl.DataFrame:

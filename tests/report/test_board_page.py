@@ -11,10 +11,10 @@ from html import unescape
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.report.board import Point, Run, board_chart, chosen, front, fronts_of
-from midlayer_encoders.report.board_page import board_html
-from midlayer_encoders.report.charts import Dots, Front, Line
-from midlayer_encoders.report.matplotlib_figures import draw
+from midlayer_encoders.frame.pareto import Point, Run, best_within, fronts_by_run, pareto_front
+from midlayer_encoders.report.board_page import board_chart, board_html
+from midlayer_encoders.report.charts import Dots, Line
+from midlayer_encoders.report.drawing import draw
 from tests.report.made_runs import made_run
 
 A = {"STS": [0.2, 0.6, 0.5]}
@@ -45,43 +45,43 @@ def test_the_front_is_what_no_point_beats() -> None:
             and (other.costs, other.score) != (one.costs, one.score)
         }
         expected = {(one.costs["bytes"], one.score) for one in points if one.layer not in beaten}
-        found = front(points, "bytes")
+        found = pareto_front(points, "bytes")
         assert [(one.costs["bytes"], one.score) for one in found] == sorted(expected)
-    assert front([Point("r", 0, 1.0, {})], "bytes") == []
+    assert pareto_front([Point("r", 0, 1.0, {})], "bytes") == []
 
 
 def test_the_choice_is_the_best_layer_of_any_run_within_the_budget() -> None:
     points = [point for run in two_runs() for point in run.points]
-    assert [(one.run, one.layer) for one in (chosen(points, {}), chosen(points, {"parameters": 59}))] == [
+    assert [(one.run, one.layer) for one in (best_within(points, {}), best_within(points, {"parameters": 59}))] == [
         ("b", 2),
         ("a", 1),
     ]
-    best = chosen(points, {"parameters": 59, "milliseconds": 0.6})  # neither run's best layer
+    best = best_within(points, {"parameters": 59, "milliseconds": 0.6})  # neither run's best layer
     assert (best.run, best.layer, best.score) == ("b", 1, pytest.approx(30))
     with pytest.raises(
         OptionError, match=r"none is within 5 parameters: the nearest is a at layer 0, 20\.0 points, 10 para"
     ):
-        chosen(points, {"parameters": 5})
+        best_within(points, {"parameters": 5})
     bare = made_run("c", A).points
-    with pytest.raises(OptionError, match="none has milliseconds per text: sweep them again"):
-        chosen(bare, {"milliseconds": 5})
-    assert chosen([*bare, *points], {"bytes": 40}).run == "b"  # what is not known is not within
+    with pytest.raises(OptionError, match="no run recorded milliseconds per text: run the sweeps again"):
+        best_within(bare, {"milliseconds": 5})
+    assert best_within([*bare, *points], {"bytes": 40}).run == "b"  # what is not known is not within
 
 
 def test_equal_scores_fall_to_fewer_parameters() -> None:
     points = [Point("large", 1, 5.0, {"parameters": 9}), Point("small", 1, 5.0, {"parameters": 3})]
-    assert chosen(points, {}).run == "small"
+    assert best_within(points, {}).run == "small"
 
 
-def test_the_chart_has_curve_disc_and_front_for_each_cost_and_both_renderers_draw_it() -> None:
+def test_the_chart_has_curve_disc_and_front_for_each_cost() -> None:
     chart = board_chart(two_runs(), {"TF-IDF": {"STS": 0.4}}, {"parameters": 45})
     assert [panel.title for panel in chart.panels] == [
         "Score by parameters", "Score by milliseconds per text", "Score by bytes per vector",
     ]  # fmt: skip
     for panel, curves in zip(chart.panels, (2, 2, 0), strict=True):  # all layers of a run have as many bytes
-        assert len([part for part in panel.parts if isinstance(part, Line)]) == curves
+        assert len(panel.lines) == curves
         assert len([part for part in panel.parts if isinstance(part, Dots)]) == 2
-    (ahead,) = (part for part in chart.panels[0].parts if isinstance(part, Front))
+    (ahead,) = (part for part in chart.panels[0].parts if isinstance(part, Line) and part.front)
     assert ahead.x == (10, 20, 60, chart.panels[0].x.high)
     assert ahead.y == pytest.approx((20, 60, 70, 70))
     assert list(chart.key) == ["Pareto front", "TF-IDF 40.0", "a", "b"]
@@ -105,7 +105,7 @@ def test_a_run_that_lacks_a_cost_has_a_dash_and_no_place_in_its_panel() -> None:
 
 def test_the_table_says_what_each_best_layer_scores_costs_and_beats() -> None:
     runs = two_runs()
-    assert fronts_of(runs) == {"a": ["parameters", "milliseconds"], "b": ["parameters", "milliseconds", "bytes"]}
+    assert fronts_by_run(runs) == {"a": ["parameters", "milliseconds"], "b": ["parameters", "milliseconds", "bytes"]}
     page = page_of(runs, baselines={"TF-IDF": {"STS": 0.4}})
     rows = re.findall(r"<tr data-run=.*?</tr>", page)
     cells = [[unescape(re.sub("<.*?>", "", cell)) for cell in re.findall(r"<td.*?</td>", row)] for row in rows]

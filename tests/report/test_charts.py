@@ -6,38 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midlayer_encoders.report.ticks import layer_ticks, number, padded, signed, value_ticks
+from midlayer_encoders.report.charts import Scale, layer_ticks, padded
+from midlayer_encoders.report.labels import number, signed
 
 FINITE = st.floats(-1e8, 1e8, allow_nan=False, allow_subnormal=False)
 
 
-@given(st.lists(FINITE, min_size=1, max_size=5), st.integers(2, 7))
-def test_ticks_lie_inside_are_few_rise_and_have_texts_of_their_own(values: list[float], most: int) -> None:
+@given(st.lists(FINITE, min_size=1, max_size=5))
+def test_padded_range_holds_all_values(values: list[float]) -> None:
     low, high = padded(values)
     assert low < min(values) <= max(values) < high
-    ticks = value_ticks(low, high, most)
-    places = [place for place, _ in ticks]
-    slack = 1e-6 * (high - low)
-    assert 2 <= len(ticks) <= 2 * most + 2
-    assert places == sorted(places)
-    assert len({text for _, text in ticks}) == len(ticks)
-    assert low - slack <= places[0]
-    assert places[-1] <= high + slack
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "texts"),
-    [
-        (0.2, 0.9, ["0.25", "0.50", "0.75"]),
-        (-1300, -800, ["−1200", "−1000", "−800"]),
-        (1.2e6, 3e6, ["2M", "3M"]),
-        (9990, 10110, ["10k", "10.05k", "10.1k"]),
-        (1e-6, 9e-6, ["2.5e−6", "5e−6", "7.5e−6"]),
-        (-5, 5, ["−5", "0", "5"]),
-    ],
-)
-def test_texts_are_short_and_differ(low: float, high: float, texts: list[str]) -> None:
-    assert [text for _, text in value_ticks(low, high, 3)] == texts
+def test_values_beyond_a_scale_get_its_end_color() -> None:
+    rising, falling = Scale(0, 2, ("0", "2")), Scale(0, 2, ("0", "2"), falling=True)
+    assert [rising.strength(value) for value in (-1, 0, 1, 2, 9)] == [0, 0, 0.5, 1, 1]
+    assert [falling.strength(value) for value in (-1, 0, 1, 2, 9)] == [1, 1, 0.5, 0, 0]
+    assert Scale(3, 3, ("3", "3")).strength(3) == 0.5
 
 
 @given(st.integers(0, 200), st.integers(3, 16))
