@@ -27,7 +27,6 @@ __all__ = [
     "TIMM",
     "EncoderPart",
     "drop_recording_hooks",
-    "empty_cache",
     "encoder_part",
     "gguf_read_once",
     "has_mask_of_states",
@@ -260,31 +259,6 @@ def without_cache(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]
     tenth of the time and three quarters of the memory of a pass on an H200.
     """
     return {**inputs, "use_cache": False} if _has_cache(cast(Any, type(model))) else dict(inputs)
-
-
-def empty_cache(model: nn.Module) -> Any:
-    """Return a cache for the keys and values of all tokens, in which a pass puts them and a next one finds them.
-
-    Raises:
-        ValueError: the model has none, keeps the last tokens alone or states that they are folded into, or depends on
-            how many tokens there are in all.
-    """
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer
-
-    config = getattr(model, "config", None)
-    if config is None or not _has_cache(cast(Any, type(model))):
-        raise ValueError("it keeps no keys and values")
-    cache = DynamicCache(config=config)
-    if any(type(layer) is not DynamicLayer for layer in cache.layers):
-        raise ValueError("it does not keep the keys and values of all tokens")
-    if hasattr(config, "expert_capacity"):
-        raise ValueError("its experts take so many tokens of a batch and no more")
-    ropes = [getattr(config, name, None) or {} for name in ("rope_parameters", "rope_scaling")]
-    ropes += [one for rope in ropes for one in rope.values() if isinstance(one, dict)]  # for each type of layer
-    if any({rope.get("rope_type"), rope.get("type")} & {"dynamic", "longrope"} for rope in ropes):
-        raise ValueError("its positions depend on the number of tokens")
-    return cache
 
 
 def drop_recording_hooks(model: nn.Module) -> None:

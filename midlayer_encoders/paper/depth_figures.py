@@ -16,24 +16,6 @@ from midlayer_encoders.report.paper_page import score_panels
 from midlayer_encoders.report.results import kept_frame
 from midlayer_encoders.selection import CannotChooseError, choose
 
-__all__ = [
-    "Rows",
-    "chosen_layers",
-    "chosen_table",
-    "chosen_words",
-    "correlation_table",
-    "correlation_words",
-    "correlations",
-    "metrics_beside",
-    "score_words",
-    "scores_by_depth",
-    "training",
-    "training_words",
-    "tuned_beside_base",
-    "tuned_words",
-    "valley_words",
-]
-
 Rows: TypeAlias = tuple[tuple[str, ...], ...]
 """Rows of a table, the headings first."""
 

@@ -57,8 +57,6 @@ from midlayer_encoders.report.paper_page import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EXPERIMENTS", "Experiment"]
-
 
 @dataclass(frozen=True)
 class Experiment:

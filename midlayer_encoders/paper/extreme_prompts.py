@@ -22,7 +22,6 @@ from midlayer_encoders.validation import check_choice
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["PROMPT_KINDS", "PromptKind", "extreme_prompts", "replaced", "shortened"]
 
 PromptKind: TypeAlias = Literal["repetition", "resampling", "randomness", "length"]
 """Tokens become one token of the prompt, others of its tokens, or any of the vocabulary; or the prompt ends early."""

@@ -34,7 +34,6 @@ from midlayer_encoders.spectra import Method
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["entropy_along", "prefix_entropies"]
 
 _ELEMENTS = 2**24  # numbers in the prefixes' matrices at a time: 128 MB in float64
 _TOGETHER = 16  # prefixes at a time on a CPU: more would be made too large, fewer would be many calls

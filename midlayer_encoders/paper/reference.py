@@ -13,8 +13,6 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import FRAME_SCHEMA, check_frame
 from midlayer_encoders.validation import check_choice
 
-__all__ = ["Recipe", "data_folder", "reference_metrics", "reference_scores"]
-
 Recipe: TypeAlias = Literal["like-for-like", "paper"]
 """English subsets, averaged, of layers that have every task; or the first listed subset of whatever tasks there are."""
 

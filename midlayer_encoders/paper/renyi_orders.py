@@ -14,8 +14,6 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.spectra import spectral_entropy
 
-__all__ = ["order_entropies", "power_law"]
-
 ORDERS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 EXPONENTS = tuple(step / 8 for step in range(33))  # 0 to 4
 

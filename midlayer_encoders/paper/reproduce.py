@@ -22,8 +22,6 @@ from midlayer_encoders.report.results import write_frame
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.validation import check_choice
 
-__all__ = ["Outcome", "Status", "reproduce", "resolve_experiments", "write_experiments"]
-
 _SETTING = "setting"  # of a kept frame's metadata: the digest of what it was measured with
 
 Status: TypeAlias = Literal["done", "kept", "left out", "failed"]

@@ -25,7 +25,6 @@ from midlayer_encoders.tasks.docstrings import versions
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["MissingInputError", "Setting"]
 
 REFERENCE = " (reference)"
 """What is added to the names of the paper's own models and numbers, so that they do not pass for measured ones."""

@@ -20,8 +20,6 @@ from midlayer_encoders.validation import check_choice
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["model_sites", "subblocks"]
-
 
 def model_sites(encoder: LayerEncoder) -> list[str]:
     """Return the names of the points inside the blocks of an encoder's model, in the order a text passes them."""

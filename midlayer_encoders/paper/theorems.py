@@ -21,8 +21,6 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.metrics import dataset_entropy, effective_rank, infonce, matrix_entropy
 
-__all__ = ["STATEMENTS", "Check", "check_theorems", "theorem_verdicts"]
-
 STATEMENTS = {
     "1, as printed": "EffRank(Z) <= exp S1(Z)",
     "1, the other way round": "exp S1(Z) <= EffRank(Z)",

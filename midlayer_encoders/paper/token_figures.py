@@ -11,19 +11,6 @@ from midlayer_encoders.paper.setting import MissingInputError, Setting
 from midlayer_encoders.paper.subblocks import subblocks
 from midlayer_encoders.paper.theorems import STATEMENTS, theorem_verdicts
 
-__all__ = [
-    "along_solutions",
-    "along_words",
-    "changed_prompts",
-    "inside_blocks",
-    "inside_words",
-    "order_words",
-    "prompt_words",
-    "theorem_table",
-    "theorem_words",
-]
-
-
 # --- Figure 5: along the sequence -----------------------------------------------------------------------------------
 
 

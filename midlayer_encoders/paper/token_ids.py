@@ -20,7 +20,6 @@ from midlayer_encoders.reading.turns import turn
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["check_experiment", "experiment_frame", "ids_reader", "text_values", "tokenized"]
 
 LEAST_BLOCKS = 3
 LEAST_TOKENS = 3

@@ -21,7 +21,6 @@ try:
 except ImportError:  # The module can still be imported, to be read or collected by pytest; nothing in it can run.
     triton = tl = None
 
-__all__ = ["kernel_runs", "normed_sums"]
 
 _WIDEST = 8192  # dimensions that one program holds in registers
 _SPAN = 128  # tokens of one text in one program

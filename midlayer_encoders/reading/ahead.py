@@ -11,8 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Behind", "ahead"]
-
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 

@@ -14,8 +14,6 @@ from midlayer_encoders.reading.texts import encoded
 from midlayer_encoders.reading.turns import turn
 from midlayer_encoders.validation import check_count, check_texts
 
-__all__ = ["TokenBudget", "batches_of", "check_budget", "count_tokens", "plan_batches", "tokens_that_fit"]
-
 TokenBudget: TypeAlias = int | Literal["auto"]
 """Tokens in a batch; ``"auto"`` for as many as the device runs best with."""
 

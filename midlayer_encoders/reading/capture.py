@@ -20,8 +20,6 @@ from midlayer_encoders.reading.norm import final_norm
 from midlayer_encoders.reading.turns import turn
 from midlayer_encoders.validation import check_choice
 
-__all__ = ["STREAM", "Receive", "capture", "first_tensor", "layers_watched", "seen_by_hooks", "side_by_side"]
-
 STREAM = "residual_out"
 """The site of a layer itself: the residual stream after its block."""
 

@@ -22,8 +22,6 @@ from torch.overrides import TorchFunctionMode
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.reading.capture import capture
 
-__all__ = ["causal_attention", "looks_ahead", "mask_is_needless", "padded_right"]
-
 _LONGEST = 64  # tokens of the text that is tried
 _ROUNDINGS = 32
 _BLOCK = 32  # tokens that attend together: of 16 to 128 the quickest at 200 and 512 tokens, heads of 16 and 64

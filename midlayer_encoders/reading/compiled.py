@@ -10,8 +10,6 @@ from torch import nn
 
 from midlayer_encoders.models.anatomy import Anatomy
 
-__all__ = ["compiled_blocks"]
-
 
 @contextmanager
 def compiled_blocks(model: nn.Module, anatomy: Anatomy) -> Iterator[None]:

@@ -11,24 +11,21 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from midlayer_encoders._types import Norm, Pooling
+from midlayer_encoders._types import Norm, Pooling, ReadSite
 from midlayer_encoders.errors import NotFiniteError
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.transformers_internals import without_cache
 from midlayer_encoders.reading.ahead import ahead
-from midlayer_encoders.reading.capture import Receive, capture
+from midlayer_encoders.reading.capture import STREAM, capture
 from midlayer_encoders.reading.causal import causal_attention, mask_is_needless, padded_right
 from midlayer_encoders.reading.fused import FusedPooling
 from midlayer_encoders.reading.pooling import real_tokens
-from midlayer_encoders.reading.prefix import SharedPrefix, pays, shared_prefix
 from midlayer_encoders.recipes.counting import Counting
-
-__all__ = ["Passed", "TokenReceive", "passes"]
 
 TokenReceive: TypeAlias = Callable[[int, Tensor, Tensor, list[int]], None]
 """Called with the layer, the raw states ``(B, T, D)``, the mask ``(B, T)`` and the inputs' positions."""
@@ -38,33 +35,41 @@ _THREADS = 2  # one tokenizer serves one thread at a time; images and audio are 
 _log = logging.getLogger(__name__)
 
 
-class Reading(Protocol):
-    """What is read of which model, as :class:`~midlayer_encoders.reading.reader.LayerReader` says it."""
+@dataclass(frozen=True)
+class ReaderSettings:
+    """What to read from a model, and how.
+
+    Attributes:
+        model: the transformer, uncut or cut after the last layer to read, in eval mode.
+        preprocess: returns the model's inputs for a list of texts, images or waveforms; called from any thread.
+        anatomy: structure of ``model``.
+        layers: layers to read, in the order of the results.
+        norm: ``"final"`` or ``"none"``.
+        pooling: how token states become one vector.
+        truncate_dim: number of leading dimensions to return, ``None`` for all.
+        device: device of the inputs; ``None`` if ``preprocess`` returns them on the right device.
+        unmasked: omit the padding mask if a trial shows that it has no effect, as in causal models padded on the right.
+        counting: which tokens to pool.
+        site: ``"block"``, or ``"attention"`` or ``"mlp"`` for their contribution to the residual stream, before any
+            scale or norm. ``norm`` applies to any site.
+    """
+
+    model: nn.Module
+    preprocess: Callable[[list[Any]], Mapping[str, Any]]
+    anatomy: Anatomy
+    layers: Sequence[int]
+    norm: Norm = "final"
+    pooling: Pooling = "mean"
+    truncate_dim: int | None = None
+    device: torch.device | None = None
+    unmasked: bool = False
+    counting: Counting = Counting()
+    site: ReadSite = "block"
 
     @property
-    def model(self) -> nn.Module: ...
-    @property
-    def preprocess(self) -> Callable[[list[Any]], Mapping[str, Any]]: ...
-    @property
-    def anatomy(self) -> Anatomy: ...
-    @property
-    def layers(self) -> Sequence[int]: ...
-    @property
-    def norm(self) -> Norm: ...
-    @property
-    def pooling(self) -> Pooling: ...
-    @property
-    def counting(self) -> Counting: ...
-    @property
-    def truncate_dim(self) -> int | None: ...
-    @property
-    def sites(self) -> tuple[str]: ...
-    @property
-    def device(self) -> torch.device | None: ...
-    @property
-    def unmasked(self) -> bool: ...
-    @property
-    def shared(self) -> tuple[int, ...]: ...
+    def sites(self) -> tuple[str]:
+        """The name of the site inside a block."""
+        return (STREAM if self.site == "block" else self.site,)
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ class _Prepared:
 
 
 def passes(
-    reader: Reading,
+    reader: ReaderSettings,
     inputs: Sequence[Any],
     batches: Sequence[Sequence[int]],
     *,
@@ -148,13 +153,11 @@ def passes(
 class _Flow:
     """What the batches of one run have in common: how they are pooled, the streams, and how large they may be."""
 
-    def __init__(self, reader: Reading, inputs: Sequence[Any], tokens: TokenReceive | None) -> None:
+    def __init__(self, reader: ReaderSettings, inputs: Sequence[Any], tokens: TokenReceive | None) -> None:
         self.reader, self.inputs, self.tokens = reader, inputs, tokens
         final = reader.anatomy.final if reader.norm == "final" else ()
         self.pooled = FusedPooling([reader.model.get_submodule(path) for path in final], reader.pooling)
         self.needless: bool | None = None if reader.unmasked else False
-        # Whether there may be one, until it is tried.
-        self._shared: SharedPrefix | bool = tokens is None and pays(reader.shared, len(inputs))
         self.most: int | None = None  # entries of a batch that memory was seen to be too small for
         self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
 
@@ -203,10 +206,8 @@ class _Flow:
         features = self._moved(prepared.features)
         real = features.get("attention_mask")
         attention: AbstractContextManager[object] = nullcontext()
-        shared: SharedPrefix | None = None
         if prepared.right and self._mask_is_needless(features):
             attention = causal_attention(features["input_ids"].device)
-            shared = self._shared_by(features["input_ids"], features["attention_mask"])
             features = {key: value for key, value in features.items() if key != "attention_mask"}
         masks: dict[Any, tuple[Tensor, Tensor]] = {}
         made: list[Tensor] = []
@@ -226,11 +227,10 @@ class _Flow:
             made[0][places[layer]].copy_(vectors, non_blocking=True)
             order.append(places[layer])
 
-        features = without_cache(reader.model, features) if shared is None else shared.rest(features["input_ids"])
-        handed: Receive = receive if shared is None else shared.whole(receive)
+        features = without_cache(reader.model, features)
         self.pooled.begin()
         with attention:
-            capture(reader.model, features, handed, anatomy=reader.anatomy, layers=reader.layers, sites=reader.sites)
+            capture(reader.model, features, receive, anatomy=reader.anatomy, layers=reader.layers, sites=reader.sites)
         for place, vectors in zip(order, self.pooled.settle() or (), strict=False):
             made[0][place].copy_(vectors[:, : reader.truncate_dim])
         inputs = [self.inputs[position] for position in batch]
@@ -240,19 +240,6 @@ class _Flow:
         if self.needless is None:
             self.needless = mask_is_needless(self.reader.model, self.reader.anatomy, features)
         return self.needless
-
-    def _shared_by(self, ids: Tensor, mask: Tensor) -> SharedPrefix | None:
-        """Return the tokens that all texts of a batch begin with, where they need not pass again."""
-        reader, count = self.reader, len(self.reader.shared)
-        if self._shared is True and mask[:, : count + 1].all():
-            example = ids[0, count : int(mask[0].sum())]
-            made = shared_prefix(
-                reader.model, reader.anatomy, reader.shared, example, layers=reader.layers, sites=reader.sites
-            )
-            self._shared = made if made is not None else False
-        if isinstance(self._shared, bool):
-            return None
-        return self._shared if self._shared.begins(ids, mask) else None
 
     def _streams_of(self, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
         """Return the streams on which inputs come to a device and vectors leave it."""

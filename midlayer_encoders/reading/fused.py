@@ -22,8 +22,6 @@ from midlayer_encoders._types import Pooling
 from midlayer_encoders.reading._triton import kernel_runs, normed_sums
 from midlayer_encoders.reading.pooling import pool, token_places, token_weights
 
-__all__ = ["FusedPooling", "NormForm", "find_form"]
-
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")  # of transformers' norms and torch's
 _ROUNDINGS = 4  # of a state in the plain way, in its dtype
 _SUMMED = 1e-5  # of the size of the states: what the order of a sum in float32 may change

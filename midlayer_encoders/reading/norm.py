@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from midlayer_encoders._types import Norm
 from midlayer_encoders.models.anatomy import Anatomy
 
-__all__ = ["final_norm"]
-
 
 def final_norm(model: nn.Module, anatomy: Anatomy, norm: Norm) -> Callable[[Tensor], Tensor]:
     """Return what the states ``(B, T, D)`` of a layer pass through before they are used.

@@ -9,8 +9,6 @@ from midlayer_encoders._types import POOLINGS, Pooling
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.validation import check_choice
 
-__all__ = ["pool", "real_tokens", "token_places", "token_weights"]
-
 
 def pool(states: Tensor, mask: Tensor, pooling: Pooling = "mean") -> Tensor:
     r"""Return one vector for each text, over its real tokens, whichever side is padded.

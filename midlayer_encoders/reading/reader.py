@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,56 +14,17 @@ from midlayer_encoders._types import READ_SITES, Layer, Norm, Pooling, ReadSite
 from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layers
 from midlayer_encoders.models.sites import block_sites
-from midlayer_encoders.reading.capture import STREAM, capture
-from midlayer_encoders.reading.flow import Passed, TokenReceive, passes
+from midlayer_encoders.reading.capture import capture
+from midlayer_encoders.reading.flow import Passed, ReaderSettings, TokenReceive, passes
 from midlayer_encoders.reading.norm import final_norm
 from midlayer_encoders.reading.pooling import pool, real_tokens
-from midlayer_encoders.reading.prefix import shared_ids
 from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.reading.texts import TextInputs
-from midlayer_encoders.recipes.counting import Counting
 from midlayer_encoders.validation import check_choice
 
-__all__ = ["LayerReader", "TokenReceive", "layer_reader", "site_layers"]
 
-
-@dataclass(frozen=True)
-class LayerReader:
-    """Reads the vectors of many layers from one forward pass for each batch.
-
-    Attributes:
-        model: the transformer, uncut or cut after the last wanted layer, in eval mode.
-        preprocess: makes the model's inputs of a list of texts, images or waveforms, in whichever thread.
-        anatomy: of ``model``.
-        layers: which layers, in the order of the results.
-        norm: ``"final"`` or ``"none"``.
-        pooling: how token states become one vector.
-        truncate_dim: number of leading dimensions of a vector to keep, ``None`` for all.
-        device: where the inputs are copied to; ``None`` where ``preprocess`` makes them there.
-        unmasked: leave out the padding mask where it is seen to change nothing: causal models padded on the right.
-        counting: which tokens count in the pooling.
-        site: ``"block"``, or ``"attention"`` or ``"mlp"``: what these add to the stream in each block, before any scale
-            or norm on it. ``norm`` applies to whichever is read.
-        shared: ids of the tokens that texts begin with, which then pass once where the model allows it.
-    """
-
-    model: nn.Module
-    preprocess: Callable[[list[Any]], Mapping[str, Any]]
-    anatomy: Anatomy
-    layers: Sequence[int]
-    norm: Norm = "final"
-    pooling: Pooling = "mean"
-    truncate_dim: int | None = None
-    device: torch.device | None = None
-    unmasked: bool = False
-    counting: Counting = Counting()
-    site: ReadSite = "block"
-    shared: tuple[int, ...] = ()
-
-    @property
-    def sites(self) -> tuple[str]:
-        """The site by the name it has inside a block."""
-        return (STREAM if self.site == "block" else self.site,)
+class LayerReader(ReaderSettings):
+    """Reads the vectors of many layers from one forward pass per batch."""
 
     def read(
         self, inputs: Mapping[str, Any], positions: list[int], *, tokens: TokenReceive | None = None
@@ -208,16 +168,7 @@ def layer_reader(
         unmasked=source.device.type in ("cpu", "cuda"),
         counting=source.counting,
         site=site,
-        shared=shared_ids(plain, None if prompt else source.counting.placed.front) if _may_share(source) else (),
     )
-
-
-def _may_share(source: LayerSource) -> bool:
-    """Return whether it may pay to have the tokens that texts begin with pass once.
-
-    On a GPU attention to what is in a cache needs a mask, and with one the quickest kernels do not run.
-    """
-    return source.device.type == "cpu" and "text" in source.media and source.tokenizer is not None
 
 
 def site_layers(layers: Sequence[Layer] | str, num_layers: int, site: ReadSite, *, name: str) -> list[int]:

@@ -12,8 +12,6 @@ from midlayer_encoders._types import EncoderSpec, Norm, Pooling
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.recipes.counting import Counting
 
-__all__ = ["LayerSource"]
-
 
 class LayerSource(Protocol):
     """A model, and what turns texts, images or audio into its inputs.

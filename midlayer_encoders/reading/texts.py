@@ -16,8 +16,6 @@ from torch import Tensor
 
 from midlayer_encoders.reading.turns import turn
 
-__all__ = ["TextInputs", "encoded"]
-
 
 def encoded(tokenizer: Any, texts: Sequence[str]) -> Sequence[Any] | None:
     """Return the encodings of texts, each with its ``ids`` and length, ``None`` where the tokenizer is not a fast one.

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["turn"]
-
 
 class _Queue:
     """Where threads wait for their turn, and how many turns the one that has it is inside of."""

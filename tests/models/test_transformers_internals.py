@@ -137,20 +137,3 @@ def test_a_prefix_says_where_the_files_keep_the_model(tmp_path) -> None:
     assert not told["missing_keys"]
     torch.testing.assert_close(loaded.state_dict(), whole.encoder.state_dict())
     assert kind.base_model_prefix == loaded.base_model_prefix != "encoder"
-
-
-@torch.inference_mode()
-def test_a_pass_finds_what_another_left_in_the_cache() -> None:
-    model, ids = tiny("Llama"), inputs("Llama")["input_ids"]
-    cache = internals.empty_cache(model)
-    model(input_ids=ids[:1, :4], past_key_values=cache, use_cache=True)
-    cache.batch_repeat_interleave(2)
-    assert cache.get_seq_length() == 4
-    rest = model(input_ids=ids[:1, 4:].expand(2, -1), past_key_values=cache, use_cache=True).last_hidden_state
-    torch.testing.assert_close(rest[1], model(input_ids=ids[:1]).last_hidden_state[0, 4:])
-    for name, why in (("Gemma2", "of all tokens"), ("Mamba", "no keys and values")):
-        with pytest.raises(ValueError, match=why):
-            internals.empty_cache(tiny(name))
-    model.config.expert_capacity = 4
-    with pytest.raises(ValueError, match="so many tokens"):
-        internals.empty_cache(model)

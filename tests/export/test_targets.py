@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.export import export_for
-from midlayer_encoders.export._comparison import cosine, relative_error, seeing_a_full_disk
+from midlayer_encoders.export._comparison import cosine, full_disk_as_os_error, relative_error
 from tests.cli.calls import run
 from tests.tiny_folders import TEXTS
 
@@ -92,6 +92,6 @@ def test_the_command_refuses_before_a_model_is_read(tmp_path: Path) -> None:
 
 
 def test_room_that_numpy_does_not_find_is_a_full_disk(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="no room for what is written") as told, seeing_a_full_disk(tmp_path):
+    with pytest.raises(OSError, match="no space left for the export") as told, full_disk_as_os_error(tmp_path):
         raise OSError("Not enough free space to write 30081024 bytes after offset 1770208")  # as `tofile` says it
     assert told.value.errno == errno.ENOSPC
