@@ -278,7 +278,7 @@ def _refusal(reason: BaseException, repository: str) -> HubError | None:
     # The client uses httpx or httpx2.
     if isinstance(reason, OSError) or type(reason).__module__.startswith("httpx"):
         return HubError(
-            f"The Hub cannot be reached or closed the connection ({error_summary(reason)[:200]}). Check the network and "
-            "HF_ENDPOINT, and push again, with overwrite=True if the repository was created."
+            f"The Hub cannot be reached or closed the connection ({error_summary(reason)[:200]}). Check the network "
+            "and HF_ENDPOINT, and push again, with overwrite=True if the repository was created."
         )
     return None

@@ -130,7 +130,7 @@ def resolve_layers(layers: Sequence[Layer] | str, num_layers: int, *, name: str 
         if layers != "all":
             raise LayerIndexError(f"`layers` must be 'all' or a list of layers, but got {short_repr(layers)}.")
         return list(range(num_layers + 1))
-    layers = check_list("layers", layers, "layers", least=0)
+    layers = check_list("layers", layers, "layers", minimum=0)
     if not layers:
         raise LayerIndexError("`layers` must name at least one layer, but got an empty list. Pass 'all' for every one.")
     return sorted({resolve_layer(layer, num_layers, name=name) for layer in layers})

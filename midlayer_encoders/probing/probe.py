@@ -234,7 +234,7 @@ def _examples(
 ) -> tuple[list[Any], Tensor, Split, list[str]]:
     """Return all examples, their classes, the split and the classes' names, or raise what is wrong with them."""
     inputs, labels = check_list("inputs", inputs, "examples"), label_list("labels", labels)
-    test_inputs = check_list("test_inputs", test_inputs, "examples", least=0)
+    test_inputs = check_list("test_inputs", test_inputs, "examples", minimum=0)
     test_labels = label_list("test_labels", test_labels)
     for name, some, theirs in (("labels", inputs, labels), ("test_labels", test_inputs, test_labels)):
         if len(some) != len(theirs):

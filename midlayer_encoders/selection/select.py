@@ -86,7 +86,7 @@ def select(
             raise OptionError("`texts` and `labels` must be None with a frame: give the model to measure them on.")
         return select_in_frame(source, rule)
     _check_encoder(source)
-    texts = None if texts is None else check_list("texts", texts, least=0)
+    texts = None if texts is None else check_list("texts", texts, minimum=0)
     labeled, classes = _labeled(texts, labels, max_texts)  # wrong labels are refused before a pass is made
     given = Given(texts, labeled, classes, max_texts, seed, token_budget, progress)
     if recipes is not None:
