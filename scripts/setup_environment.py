@@ -91,7 +91,7 @@ def check_cuda_packages(pip: Pip, torch_args: list[str]) -> None:
         return
     report = pip.run("install", "--quiet", "--dry-run", "--report", "-", *torch_args).stdout
     packages = json.loads(report)["install"] if report.strip() else []
-    cuda = [package for package in packages if package["metadata"]["name"].startswith("nvidia-")]
+    cuda = [package for package in packages if package["metadata"]["name"].replace("_", "-").startswith("nvidia-")]
     if cuda:
         cure = "run make again with TORCH_BACKEND=cpu for the CPU build of torch"
         check_disk_space(NEEDED_BYTES_WITH_CUDA, "torch with its CUDA packages", cure)

@@ -18,7 +18,8 @@ def _text(name: str) -> str:
 
 
 def test_changelog_and_citation_are_of_this_version() -> None:
-    assert re.findall(r"^## (\S+)", _text("CHANGELOG.md"), re.MULTILINE)[0] == __version__
+    sections = re.findall(r"^## (\S+)", _text("CHANGELOG.md"), re.MULTILINE)
+    assert next(section for section in sections if section != "Unreleased") == __version__
     assert yaml.safe_load(_text("CITATION.cff"))["version"] == __version__
 
 

@@ -1,0 +1,94 @@
+"""The setup script that every `make` command runs first: each failure is one line with the cure."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """Return the script as a module that writes its log to a temporary folder."""
+    spec = importlib.util.spec_from_file_location("setup_environment", ROOT / "scripts" / "setup_environment.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "LOG", tmp_path / "setup.log")
+    monkeypatch.setattr(module, "has_nvidia_gpu", lambda: False)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", (tmp_path / "wheels").as_uri())
+    (tmp_path / "wheels").mkdir()
+    return module
+
+
+def write_wheel(folder: Path, name: str, *requirements: str) -> None:
+    """Write an empty wheel with the given requirements."""
+    info = f"{name}-9.0.dist-info"
+    metadata = "\n".join(
+        [
+            "Metadata-Version: 2.1",
+            f"Name: {name}",
+            "Version: 9.0",
+            *(f"Requires-Dist: {requirement}" for requirement in requirements),
+        ]
+    )
+    with zipfile.ZipFile(folder / f"{name}-9.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", metadata)
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def test_a_full_disk_is_named_with_the_cure(setup: ModuleType) -> None:
+    with pytest.raises(
+        SystemExit, match=r"the environment needs about 10000 GB, but only [\d.]+ GB are free .* free some"
+    ):
+        setup.check_disk_space(10**13, "the environment", "free some space")
+    setup.check_disk_space(1, "the environment", "free some space")
+
+
+@pytest.mark.parametrize("cuda", [True, False])
+def test_cuda_packages_are_announced_before_the_download(
+    cuda: bool, setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_wheel(tmp_path / "wheels", "torchlike", *(["nvidia-blas"] if cuda else []))
+    write_wheel(tmp_path / "wheels", "nvidia_blas")
+    setup.check_cuda_packages(setup.Pip(Path(sys.executable)), ["torchlike"])
+    printed = capsys.readouterr().out
+    assert ("torch brings 1 CUDA packages" in printed and "TORCH_BACKEND=cpu" in printed) == cuda
+    monkeypatch.setattr(setup, "NEEDED_BYTES_WITH_CUDA", 10**15)
+    if cuda:
+        with pytest.raises(SystemExit, match=r"torch with its CUDA packages needs .* TORCH_BACKEND=cpu"):
+            setup.check_cuda_packages(setup.Pip(Path(sys.executable)), ["torchlike"])
+
+
+def test_a_package_that_cannot_be_installed_is_one_line(setup: ModuleType) -> None:
+    with pytest.raises(SystemExit) as raised:
+        setup.Pip(Path(sys.executable)).install("no-such-package-here")
+    message = str(raised.value)
+    assert message.startswith("setup: pip could not install no-such-package-here: ERROR: ")
+    assert "setup.log" in message
+    assert "\n" not in message
+
+
+def test_the_stand_in_satisfies_mteb_and_yields_to_the_real_package() -> None:
+    project = tomllib.loads((ROOT / "pytrec_eval_numpy" / "pyproject.toml").read_text(encoding="utf8"))["project"]
+    requirements = map(Requirement, importlib.metadata.requires("mteb") or [])
+    (required,) = (requirement for requirement in requirements if requirement.name == project["name"])
+    assert required.specifier.contains(project["version"])
+    assert Version(project["version"]) < Version("0.5.7")
+    assert f'__version__ = "{project["version"]}"' in (
+        ROOT / "pytrec_eval_numpy" / "pytrec_eval" / "__init__.py"
+    ).read_text(encoding="utf8")
