@@ -80,6 +80,17 @@ class Stage:
 _NAMES_ON_DISK = {"weights_digest": "weights", "tower_layers": "layers", "prompting": "asked"}
 
 
+def content_digest(content: str | bytes, size: int = 6) -> str:
+    """Return a digest of ``size`` bytes as hexadecimal digits.
+
+    Example:
+        >>> content_digest("a text", 4)
+        '6dc57015'
+    """
+    data = content.encode() if isinstance(content, str) else content
+    return hashlib.blake2b(data, digest_size=size).hexdigest()
+
+
 @dataclass(frozen=True, kw_only=True)
 class EncoderSpec:
     """Everything that changes a vector or a score: encoders with equal specs return equal vectors.

@@ -25,6 +25,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 
 from midlayer_encoders import LayerEncoder, sweep
+from midlayer_encoders._types import Stage
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
 from midlayer_encoders.scoring.classification import Classifiers, predictions
@@ -38,7 +39,7 @@ from midlayer_encoders.scoring.sts import StsPairs
 from midlayer_encoders.selection.rules import DEPTH
 from midlayer_encoders.sweeping import RecipesResult
 from midlayer_encoders.sweeping.mapped_store import mapped_store
-from midlayer_encoders.sweeping.single_sweep import sample_of_lines
+from midlayer_encoders.sweeping.single_sweep import single_line_texts
 from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer, Vectors, open_store
 from midlayer_encoders.tasks import TaskSource, isolated_random, task_label, task_sources, task_texts
 
@@ -115,7 +116,11 @@ def questions(
     asked = encoder.with_recipe(recipe)
     kept = open_store(folder / "embeddings", asked.spec, range(encoder.layer + 1), asked, "float32")
     embedder = Embedder(asked, kept)
-    store = mapped_store(embedder, recipe, sample_of_lines(sources)) if recipe.changes_vectors else kept
+    store = (
+        mapped_store(embedder, recipe, single_line_texts(sources, Stage(None, "reading")))
+        if recipe.changes_vectors
+        else kept
+    )
     prompts = Prompts(tuple((key, text or "") for key, text in asked.prompts.items()), asked.default_prompt_name)
     if kept.key in known:  # what is done to vectors changes nothing in what is asked
         return store, known[kept.key]

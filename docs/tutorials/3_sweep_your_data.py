@@ -35,7 +35,7 @@ print(len(found), "functions; the first says:", found[0].summary)
 from midlayer_encoders import LayerEncoder, sweep
 
 encoder = LayerEncoder("built-in", -1, max_length=32)
-result = sweep(encoder, ["./libraries.csv", "./same_function.csv"], out="run", workers=1)
+result = sweep(encoder, ["./libraries.csv", "./same_function.csv"], out="run")
 
 summary = result.summary()
 for curve in [*summary.tasks, summary.average]:

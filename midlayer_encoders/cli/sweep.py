@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -92,6 +91,7 @@ def sweep(
     from midlayer_encoders._types import READ_SITES
     from midlayer_encoders.files import folder_lock
     from midlayer_encoders.models.hub import check_model
+    from midlayer_encoders.sweeping import SweepSettings
     from midlayer_encoders.tasks import task_sources
     from midlayer_encoders.validation import check_choice
 
@@ -102,11 +102,19 @@ def sweep(
     first = _first(devices, num_nodes)
     if not first:
         silence()
+    settings = SweepSettings(
+        scoring=cast(Any, scoring),
+        workers=workers,
+        store_dtype="float16" if half else "float32",
+        compile=compiled,
+        devices=devices,
+        num_nodes=num_nodes,
+    )
     if dry_run:
         asked, options = asked_recipes(recipes, options)
         _preview(
             model, tasks.split(","), layers=parse_layers(layers), site=site, metrics=parse_names(names),
-            store_dtype="float16" if half else "float32", recipes=asked, **options.changed(),
+            settings=settings, recipes=asked, **options.changed(),
         )  # fmt: skip
         return
     with waiting("tasks", "Reading the tasks"):
@@ -120,8 +128,7 @@ def sweep(
     encoder = whole_model(model, options)
     run_sweep(
         encoder, tasks.split(","), layers=parse_layers(layers), site=site, metrics=parse_names(names), out=out,
-        store=store, store_dtype="float16" if half else "float32", scoring=scoring, workers=workers, devices=devices,
-        num_nodes=num_nodes, compile=compiled, recipes=asked,
+        store=store, settings=settings, recipes=asked,
     )  # fmt: skip
 
 
@@ -145,12 +152,11 @@ def _first(devices: int, num_nodes: int) -> bool:
 def _print_price(metrics: str | list[str]) -> None:
     """Print what metrics that compare views cost, before it is paid; a wrong name is refused."""
     from midlayer_encoders.measuring import num_passes
-    from midlayer_encoders.sweeping.layer_sweep import sweep
+    from midlayer_encoders.sweeping import SweepSettings
 
     if not metrics:
         return
-    defaults = inspect.signature(sweep).parameters
-    passes, texts = num_passes(metrics, views=defaults["views"].default), defaults["metric_texts"].default
+    passes, texts = num_passes(metrics, views=SweepSettings.views), SweepSettings.metric_texts
     if passes > 1:
         console().print(
             f"The metrics read {texts} texts {passes} times, once and as {passes - 1} views: as much as embedding "
@@ -164,7 +170,8 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
 
     with shown(STAGES) as progress:
         result = sweeping.sweep(encoder, tasks, progress=progress, **options)
-    if not _first(options.get("devices", 1), options.get("num_nodes", 1)):
+    settings = options.get("settings")
+    if settings is not None and not _first(settings.devices, settings.num_nodes):
         return
     made = options.get("site", "block") == "block" and _chosen(result)
     page = None if result.frame.is_empty() else result.to_html()  # where every task failed there is nothing to report

@@ -126,7 +126,7 @@ class Setting:
 
     def sweep(self, model: str) -> pl.DataFrame:
         """Return scores on the tasks, and metrics on their texts, of every layer; kept in the folder."""
-        from midlayer_encoders.sweeping import sweep
+        from midlayer_encoders.sweeping import SweepSettings, sweep
         from midlayer_encoders.sweeping.sweep_result import read_notes
 
         folder = self.out / "sweeps" / f"{self.models.index(model)}-{self.digest}"
@@ -134,11 +134,10 @@ class Setting:
         frame = read_artifact(folder / "frame.parquet", pl.read_parquet)
         if notes is not None and frame is not None and not notes.failures:
             return frame
-        result = sweep(
-            self.encoder(model), self.tasks.split(","), layers=self.layers, metrics="paper", views=4,
-            metric_texts=4 * self.limit, out=folder, workers=self.workers,
-            scoring="mteb",  # the paper's numbers are mteb's, so that what stands beside them is mteb's own too
-        )  # fmt: skip
+        # The paper's numbers are mteb's, so mteb scores every layer.
+        settings = SweepSettings(scoring="mteb", workers=self.workers, metric_texts=4 * self.limit, views=4)
+        tasks = self.tasks.split(",")
+        result = sweep(self.encoder(model), tasks, layers=self.layers, metrics="paper", out=folder, settings=settings)
         if result.failures:
             reasons = "; ".join(f"{task}: {error}" for task, error in result.failures.items())
             raise MidlayerError(f"Some tasks failed. {reasons}")

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from midlayer_encoders.sweeping.layer_sweep import sweep
     from midlayer_encoders.sweeping.previews import Preview, TaskPreview, preview
     from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
+    from midlayer_encoders.sweeping.sweep_settings import SweepSettings
 
-__all__ = ["Preview", "RecipesResult", "SweepResult", "TaskPreview", "preview", "sweep"]
+__all__ = ["Preview", "RecipesResult", "SweepResult", "SweepSettings", "TaskPreview", "preview", "sweep"]
 
 if not TYPE_CHECKING:
     # Loading a result is fast; running a sweep imports torch and transformers, which takes seconds.
@@ -19,6 +20,7 @@ if not TYPE_CHECKING:
         "Preview": "sweeping.previews",
         "RecipesResult": "sweeping.sweep_result",
         "SweepResult": "sweeping.sweep_result",
+        "SweepSettings": "sweeping.sweep_settings",
         "TaskPreview": "sweeping.previews",
         "preview": "sweeping.previews",
         "sweep": "sweeping.layer_sweep",

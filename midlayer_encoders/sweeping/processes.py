@@ -1,4 +1,4 @@
-"""The processes that share a sweep: each does its part, and what one found or met is known to all."""
+"""Share a sweep among processes: divide the work, and exchange results and errors."""
 
 from __future__ import annotations
 
@@ -12,130 +12,121 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from midlayer_encoders._quiet import quiet_loggers
 from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, OptionError, error_summary
 
-__all__ = ["FATAL", "Group", "OtherProcessError", "ProcessLostError", "launch"]
+T = TypeVar("T")
 
-_T = TypeVar("_T")
-_PATIENCE = timedelta(days=2)  # for a process that is still at work; one that ended is noticed at once
+_TIMEOUT = timedelta(days=2)  # for a busy process; one that has ended is noticed at once
 
 
 class OtherProcessError(MidlayerError):
-    """Another process that shares the work could not do its part."""
+    """Another process failed in its share of the work."""
 
 
 class ProcessLostError(MidlayerError):
-    """Another process that shares the work ended before its part was done."""
+    """Another process ended before its share of the work was done."""
 
 
 FATAL = DiskFullError, FolderError, ProcessLostError
-"""Errors that are not the fault of one task: the next would fail for them too."""
+"""Errors that would also stop the next task."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The processes that share a sweep; by default this one alone.
+    """The processes that share a sweep; only this one by default.
 
     Attributes:
         rank: number of this process.
         world: number of processes.
-        device: of this process, ``None`` for the encoder's own.
+        device: device of this process; ``None`` for the encoder's device.
     """
 
     rank: int = 0
     world: int = 1
     device: torch.device | None = None
 
-    def part(self, items: Sequence[_T]) -> list[_T]:
-        """Return the items that are this process's to do."""
+    def part(self, items: Sequence[T]) -> list[T]:
+        """Return this process's share of the items."""
         return list(items[self.rank :: self.world])
 
-    def share(self, do: Callable[[], _T], *, inside: bool = False) -> list[_T]:
-        """Return what came of a call in every process; an error in one of them is raised in all.
+    def share(self, function: Callable[[], T], *, inside: bool = False) -> list[T]:
+        """Call a function in every process and return all results; an error in one is raised in all.
 
-        Every process must come here, so nothing that may fail in one process alone belongs between two calls. A task's
-        evaluation by mteb asks for vectors ``inside`` of such a call: a process that failed before it asked is at the
-        outer call already, and the others, who wait for it inside, are told so.
+        Every process must get here, so code between two calls must not fail in one process only. While mteb evaluates
+        a task inside an outer call, it requests vectors in an ``inside`` call. A process that failed before has
+        already reached the outer call; the processes that wait inside then raise an error.
         """
         if self.world == 1:
-            return [do()]
-        mine: Any = None
+            return [function()]
+        result: Any = None
         error: Exception | None = None
         try:
-            mine = do()
+            result = function()
         except ProcessLostError:
             raise
         except Exception as raised:
             error = raised
         while True:
-            everyone = self._gather((inside, mine, _told(error, self.rank)))
-            if all(level == inside for level, _, _ in everyone):
+            outcomes = self._gather((inside, result, _for_others(error, self.rank)))
+            if all(level == inside for level, _, _ in outcomes):
                 break
-            if inside:  # those outside wait until nobody is here any more
-                raise error or OtherProcessError(
-                    "Another process could not evaluate the task, or had its score already."
-                )
-        if failed := error or next((told for _, _, told in everyone if told is not None), None):
-            raise failed
-        return [found for _, found, _ in everyone]
+            if inside:  # the processes outside wait until all have left the inside call
+                raise error or OtherProcessError("Another process could not evaluate the task, or had its score.")
+        if failure := error or next((failure for _, _, failure in outcomes if failure is not None), None):
+            raise failure
+        return [result for _, result, _ in outcomes]
 
-    def _gather(self, mine: Any) -> list[Any]:
-        everyone: list[Any] = [None] * self.world
+    def _gather(self, item: Any) -> list[Any]:
+        items: list[Any] = [None] * self.world
         try:
-            dist.all_gather_object(everyone, mine)
+            dist.all_gather_object(items, item)
         except RuntimeError as error:
             raise ProcessLostError(
-                f"Another of the {self.world} processes ended. What was embedded and scored is kept: look for its "
-                "error, and run the same command again to go on."
+                f"Another of the {self.world} processes ended. Finished embeddings and scores are saved: look for its "
+                "error, and run the same command again to resume."
             ) from error
-        return everyone
+        return items
 
 
-def _told(error: Exception | None, rank: int) -> MidlayerError | None:
-    """Return an error as the other processes raise it."""
+def _for_others(error: Exception | None, rank: int) -> MidlayerError | None:
+    """Return the error that the other processes raise."""
     if error is None:
         return None
-    words = f"In process {rank}: {error_summary(error)}"
-    kind = next((kind for kind in (DiskFullError, FolderError) if isinstance(error, kind)), OtherProcessError)
-    return kind(words)
+    error_class = next((kind for kind in (DiskFullError, FolderError) if isinstance(error, kind)), OtherProcessError)
+    return error_class(f"In process {rank}: {error_summary(error)}")
 
 
 def launch(devices: int, num_nodes: int, *, cpu: bool) -> Group:
-    """Join the other processes, started by Fabric itself, torchrun or SLURM, when there are to be several."""
+    """Join the other processes, which Fabric, torchrun or SLURM starts, if there are several."""
     if devices * num_nodes == 1:
-        _check_alone()
+        _check_single_process()
         return Group()
     from lightning.fabric import Fabric
     from lightning.fabric.strategies.ddp import DDPStrategy
 
-    # Only small objects travel between processes, so gloo serves GPUs too.
-    strategy = DDPStrategy(process_group_backend="gloo", timeout=_PATIENCE)
-    loggers = {name: logging.getLogger(name) for name in ("lightning.fabric", "lightning.pytorch")}
-    levels = {name: logger.level for name, logger in loggers.items()}
-    for logger in loggers.values():
-        logger.setLevel(logging.WARNING)  # each process would say that it was started
+    # Processes exchange small objects only, so gloo is sufficient for GPUs too.
+    strategy = DDPStrategy(process_group_backend="gloo", timeout=_TIMEOUT)
+    accelerator = "cpu" if cpu else "auto"
     try:
-        fabric = Fabric(
-            accelerator="cpu" if cpu else "auto", devices=devices, num_nodes=num_nodes, strategy=strategy
-        )  # fmt: skip
-        fabric.launch()
+        with quiet_loggers("lightning.fabric", "lightning.pytorch", level=logging.WARNING):
+            fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy)
+            fabric.launch()
     except ValueError as error:  # torchrun or SLURM started another number of processes
         raise OptionError(
-            f"`devices` must be the number of processes on a machine, and `num_nodes` that of machines, as torchrun or "
-            f"SLURM started them, but got {devices} and {num_nodes}: {error}"
+            f"`devices` must be the number of processes per machine and `num_nodes` the number of machines that "
+            f"torchrun or SLURM started, but got {devices} and {num_nodes}: {error}"
         ) from error
-    finally:
-        for name, logger in loggers.items():
-            logger.setLevel(levels[name])
     return Group(fabric.global_rank, fabric.world_size, fabric.device)
 
 
-def _check_alone() -> None:
-    """Raise in all but the first of several processes that torchrun started for one sweep each."""
-    world, rank = (int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0")))
+def _check_single_process() -> None:
+    """Raise if torchrun started several processes, each of which would run the whole sweep."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    rank = int(os.environ.get("RANK", "0"))
     if "TORCHELASTIC_RUN_ID" in os.environ and rank > 0 and not dist.is_initialized():
         local = os.environ.get("LOCAL_WORLD_SIZE", str(world))
         raise OptionError(
             f"`devices` must be {local} and `num_nodes` {world // int(local)}, because torchrun started {world} "
-            "processes, but got 1 and 1: so each would do the whole sweep."
+            "processes, but got 1 and 1: each process would run the whole sweep."
         )

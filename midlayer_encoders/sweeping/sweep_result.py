@@ -1,4 +1,4 @@
-"""What a sweep found: the frame, the best layer, figures, the page; kept in a folder and read back from it."""
+"""The result of a sweep: the frame, the best layer, figures and the page, saved in a folder."""
 
 from __future__ import annotations
 
@@ -26,17 +26,15 @@ from midlayer_encoders.tasks import task_label
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Notes", "RecipesResult", "SweepResult", "export_lines", "read_notes", "scored_alone", "task_labels"]
-
-_TEXTS_ONCE = 16  # timed at once before sweeps noted how many
+_TIMED_TEXTS = 16  # before sweeps noted the number
 
 
 @dataclass(frozen=True)
 class Notes:
-    """What stands beside the frame: how it was measured, what each layer costs, and what went wrong.
+    """How a sweep was measured, what each layer costs, and what failed.
 
-    ``seconds`` are those after which a pass over a batch has reached a layer, and ``timing`` says of what batch and
-    where; ``dimensions`` are those of a vector, 0 where they were not noted (before 0.2).
+    ``seconds`` is the time until a pass over a batch reaches each layer; ``timing`` describes the batch and the device.
+    ``dimensions`` is 0 in sweeps before 0.2.
     """
 
     title: str
@@ -58,8 +56,8 @@ class Notes:
 
     @property
     def milliseconds(self) -> dict[int, float]:
-        """Of a text, by layer, where they were timed."""
-        texts = self.timing.get("texts", _TEXTS_ONCE)
+        """Milliseconds per text up to each layer."""
+        texts = self.timing.get("texts", _TIMED_TEXTS)
         return {layer: 1e3 * seconds / texts for layer, seconds in self.seconds.items()}
 
 
@@ -68,9 +66,9 @@ class SweepResult(Result):
     """Scores and metrics of every layer.
 
     Attributes:
-        frame: tidy: ``model, revision, layer, depth, kind, dataset, name, value``; beside ``score`` and ``metric`` rows
-            of the kind ``confirmed`` hold mteb's own score of some layers that were scored together.
-        folder: where the frame, mteb's result files, the embeddings and the page lie.
+        frame: tidy frame with ``model, revision, layer, depth, kind, dataset, name, value``; rows of the kind
+            ``confirmed`` hold mteb's score of some layers that were scored together.
+        folder: folder of the frame, mteb's result files, the embeddings and the page.
         notes: how it was measured.
     """
 
@@ -81,7 +79,7 @@ class SweepResult(Result):
 
     @property
     def failures(self) -> Mapping[str, str]:
-        """Tasks that failed, and why."""
+        """Failed tasks and their errors."""
         return self.notes.failures
 
     def summary(self) -> Summary:
@@ -99,8 +97,8 @@ class SweepResult(Result):
 
     def _reasons(self) -> str:
         """Return why there is no score."""
-        failed = [f"{task}: {error}" for task, error in self.failures.items()]
-        return " ".join([*failed, *self.notes.remarks]) or "No task was asked for."
+        failures = [f"{task}: {error}" for task, error in self.failures.items()]
+        return " ".join([*failures, *self.notes.remarks]) or "The sweep had no tasks."
 
     def plot(self) -> Figure:
         """Return the figure of scores by depth."""
@@ -112,34 +110,60 @@ class SweepResult(Result):
 
     def html(self) -> str:
         """Return the self-contained page."""
-        notes = self.notes
         if self.frame.is_empty():
             raise OptionError(f"There is nothing to draw: no layer was scored or measured. {self._reasons()}")
-        chosen = _average(self) is not None and notes.site == "block"
+        return self._page(self.failures)
+
+    def _page(
+        self,
+        failures: Mapping[str, str],
+        recipe: Mapping[str, str] | None = None,
+        recipes: Mapping[str, SweepResult] | None = None,
+        baselines_from: Notes | None = None,
+    ) -> str:
+        """Return the page of this result, as the best of several recipes if ``recipes`` is given."""
+        notes = self.notes
+        baselines_from = baselines_from or notes
         labels = task_labels(self.frame["dataset"].unique().to_list())
+
+        def labeled(frame: pl.DataFrame) -> pl.DataFrame:
+            return frame.with_columns(pl.col("dataset").replace(labels))
+
+        can_export = _average(self) is not None and notes.site == "block"
         return report_html(
-            self.frame.with_columns(pl.col("dataset").replace(labels)),
+            labeled(self.frame),
             title=notes.title,
-            how=notes.how,
+            how={**(recipe or {}), **notes.how},
             parameters=notes.parameters or None,
             seconds={layer: time / 1e3 for layer, time in notes.milliseconds.items()} or None,
-            export=export_lines(notes, self.best()) if chosen else None,
-            notes=[*notes.missing, *notes.remarks, *_failed(self.failures)],
-            baselines=_labeled(notes.baselines, labels),
+            export=export_lines(notes, self.best()) if can_export else None,
+            notes=[
+                *baselines_from.missing,
+                *notes.remarks,
+                *(f"{task} failed: {error}" for task, error in failures.items()),
+            ],
+            baselines={
+                name: {labels.get(task, task): score for task, score in scores.items()}
+                for name, scores in baselines_from.baselines.items()
+            },
+            recipes={name: summary(labeled(part.frame)) for name, part in recipes.items()} if recipes else None,
         )
 
     def save(self, folder: Path | str | None = None) -> Path:
-        """Write frame (parquet and CSV) and notes into a folder, by default the result's own, and return it."""
+        """Write the frame (parquet and CSV) and the notes into a folder, by default the result's, and return it."""
+        return self._save(folder)
+
+    def _save(self, folder: Path | str | None, **notes: Any) -> Path:
         home = self._write_tables(folder)
-        write_file(home / "sweep.json", json.dumps(asdict(self.notes), indent=2).encode())
+        write_file(home / "sweep.json", json.dumps(asdict(self.notes) | notes, indent=2).encode())
         return home
 
     @classmethod
     def load(cls, folder: Path | str) -> SweepResult:
-        """Return the result that :meth:`save` wrote into a folder, of several recipes where it is one.
+        """Return the result that :meth:`save` wrote; a ``RecipesResult`` if the sweep had several recipes.
 
         Raises:
-            OptionError: there is none that can be read; the sweep, called again, writes it from what it kept.
+            OptionError: the result is absent or unreadable.
         """
         folder = Path(folder)
         notes = read_artifact(folder / "sweep.json", read_notes)
@@ -149,35 +173,35 @@ class SweepResult(Result):
         frame = read_artifact(folder / "frame.parquet", read_frame)
         if frame is None or notes is None:
             raise OptionError(
-                f"`folder` must be the --out of a sweep, but {folder} holds no frame.parquet and sweep.json that can "
-                "be read. Run the sweep again: it goes on from what it kept."
+                f"`folder` must be the --out of a sweep, but {folder} has no readable frame.parquet and sweep.json. "
+                "Run the sweep again: it resumes."
             )
         return cls(frame, folder, notes)
 
 
 @dataclass(frozen=True)
 class RecipesResult(SweepResult):
-    """Scores and metrics of every layer under every recipe; what it says of one is about the best recipe.
+    """Scores and metrics of every layer under every recipe; its summary and page are those of the best recipe.
 
     Attributes:
-        frame: as of a :class:`SweepResult`, with the column ``recipe``.
-        folder: where all of it lies; each recipe has a folder of its own in it.
-        notes: those of the best recipe, with the baselines, which are scored once.
-        parts: the result of each recipe by its name.
+        frame: as in :class:`SweepResult`, with the column ``recipe``.
+        folder: folder of all results, with one folder per recipe.
+        notes: notes of the best recipe, with the baselines, which are scored once.
+        parts: the result of each recipe by name.
     """
 
     parts: Mapping[str, SweepResult]
 
     @classmethod
     def of(cls, parts: Mapping[str, SweepResult], folder: Path) -> RecipesResult:
-        """Return the result of several, by the names of their recipes."""
+        """Return the combined result of several recipes."""
+        first = next(iter(parts.values()))
         frame = pl.concat(
             part.frame.select(pl.lit(name).alias("recipe"), pl.all()) for name, part in parts.items()
-        ).select(*next(iter(parts.values())).frame.columns, "recipe")
-        scored = {name: part for name, part in parts.items() if _average(part) is not None}
-        best = best_recipe({name: part.summary() for name, part in scored.items()}) if scored else next(iter(parts))
-        first = next(iter(parts.values())).notes
-        notes = replace(parts[best].notes, baselines=first.baselines, missing=first.missing)
+        ).select(*first.frame.columns, "recipe")
+        summaries = _summaries(parts)
+        best = parts[best_recipe(summaries)] if summaries else first
+        notes = replace(best.notes, baselines=first.notes.baselines, missing=first.notes.missing)
         return cls(frame, folder, notes, parts)
 
     @property
@@ -192,15 +216,15 @@ class RecipesResult(SweepResult):
 
     @property
     def failures(self) -> Mapping[str, str]:
-        """Tasks that failed, and why, under the recipe's name."""
+        """Failed tasks, with the recipe's name, and their errors."""
         return {f"{task} ({name})": error for name, part in self.parts.items() for task, error in part.failures.items()}
 
     def summaries(self) -> dict[str, Summary]:
-        """Return what the scores of each recipe say."""
-        found = {name: part.summary() for name, part in self.parts.items() if _average(part) is not None}
-        if not found:
+        """Return the summary of each recipe that has scores."""
+        summaries = _summaries(self.parts)
+        if not summaries:
             raise OptionError("No layer of any recipe was scored on every task: see `failures`, or sweep again.")
-        return found
+        return summaries
 
     def summary(self) -> Summary:
         """Return mean scores by layer of the best recipe, its best layer, the last, and the gain between them."""
@@ -215,36 +239,20 @@ class RecipesResult(SweepResult):
         return plot_recipes(self.summaries(), self.notes.baselines)
 
     def plots(self) -> dict[str, Figure]:
-        """Return the figures by name: ``recipes`` and ``scores``, which are the best recipe's."""
+        """Return the figures by name: ``recipes``, and ``scores`` of the best recipe."""
         return {"recipes": self.plot(), "scores": self.winner.plot()}
 
     def html(self) -> str:
         """Return the self-contained page."""
-        found, winner = self.summaries(), self.winner
-        labels = task_labels(self.frame["dataset"].unique().to_list())
-
-        def labeled(frame: pl.DataFrame) -> pl.DataFrame:
-            return frame.with_columns(pl.col("dataset").replace(labels))
-
-        notes = winner.notes
-        return report_html(
-            labeled(winner.frame),
-            title=notes.title,
-            how={"recipe": self.recipe, **notes.how},
-            parameters=notes.parameters or None,
-            seconds={layer: time / 1e3 for layer, time in notes.milliseconds.items()} or None,
-            export=export_lines(notes, winner.best()),
-            notes=[*self.notes.missing, *notes.remarks, *_failed(self.failures)],
-            baselines=_labeled(self.notes.baselines, labels),
-            recipes={name: summary(labeled(self.parts[name].frame)) for name in found},
-        )
+        scored = {name: self.parts[name] for name in self.summaries()}
+        return self.winner._page(self.failures, {"recipe": self.recipe}, scored, self.notes)
 
     def save(self, folder: Path | str | None = None) -> Path:
-        """Write the frame of all recipes and where each lies into a folder, by default the result's own."""
-        home = self._write_tables(folder)
-        places = {name: os.path.relpath(part._home(), home) for name, part in self.parts.items()}
-        write_file(home / "sweep.json", json.dumps(asdict(self.notes) | {"recipes": places}, indent=2).encode())
-        return home
+        """Write the frame of all recipes and the path of each part into a folder, by default the result's."""
+        home = self._home() if folder is None else Path(folder)
+        return self._save(
+            home, recipes={name: os.path.relpath(part._home(), home) for name, part in self.parts.items()}
+        )
 
 
 def _average(part: SweepResult) -> float | None:
@@ -254,62 +262,60 @@ def _average(part: SweepResult) -> float | None:
     return None if average is None or math.isnan(average.best) else average.best
 
 
-def _failed(failures: Mapping[str, str]) -> list[str]:
-    return [f"{task} failed: {error}" for task, error in failures.items()]
+def _summaries(parts: Mapping[str, SweepResult]) -> dict[str, Summary]:
+    return {name: part.summary() for name, part in parts.items() if _average(part) is not None}
 
 
-def _labeled(baselines: Baselines, labels: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    return {
-        name: {labels.get(task, task): score for task, score in scores.items()} for name, scores in baselines.items()
-    }
-
-
-def scored_alone(baselines: Baselines) -> dict[str, dict[str, float]]:
-    """Return the scores of baselines without those that are NaN, as a layer without a score is not in the frame.
+def without_nan(baselines: Baselines) -> dict[str, dict[str, float]]:
+    """Return the scores of baselines without NaN, as the frame has no row for a layer without a score.
 
     Example:
-        >>> scored_alone({"TF-IDF": {"A": 0.5, "B": float("nan")}, "BM25": {"B": float("nan")}})
+        >>> without_nan({"TF-IDF": {"A": 0.5, "B": float("nan")}, "BM25": {"B": float("nan")}})
         {'TF-IDF': {'A': 0.5}}
     """
-    found = {name: {task: one for task, one in of.items() if not math.isnan(one)} for name, of in baselines.items()}
-    return {name: of for name, of in found.items() if of}
+    finite = {
+        name: {task: score for task, score in scores.items() if not math.isnan(score)}
+        for name, scores in baselines.items()
+    }
+    return {name: scores for name, scores in finite.items() if scores}
 
 
 def read_notes(path: Path) -> Notes:
     """Return the notes of a sweep from its ``sweep.json``."""
-    kept = parse_json_object(read_text_file(path, OptionError), str(path), OptionError)
+    values = parse_json_object(read_text_file(path, OptionError), str(path), OptionError)
     for name in ("parameters", "seconds"):
-        kept[name] = {int(layer): value for layer, value in kept[name].items()}
-    if "export_options" in kept:  # written by 0.1, as flags
-        flags = re.findall(r"--(\S+) (\S+)", kept.pop("export_options"))
-        kept["options"] = {name.replace("-", "_"): value for name, value in flags}
-    baselines = kept.get("baselines", {})
+        values[name] = {int(layer): value for layer, value in values[name].items()}
+    if "export_options" in values:  # written by 0.1, as flags
+        flags = re.findall(r"--(\S+) (\S+)", values.pop("export_options"))
+        values["options"] = {name.replace("-", "_"): value for name, value in flags}
+    baselines = values.get("baselines", {})
     if isinstance(baselines, dict) and any(isinstance(score, float | int) for score in baselines.values()):
-        kept["baselines"] = {"TF-IDF": baselines}  # as it was written while there was one
-    for one in fields(Notes):
-        kind = {"dimensions": int, "missing": list, "model": str, "remarks": list, "site": str, "title": str}.get(
-            one.name, dict
-        )
-        if not isinstance(kept.get(one.name, kind()), kind):
-            raise TypeError(f"{one.name} is not a {kind.__name__}")
-    kept["baselines"] = scored_alone(kept.get("baselines", {}))
-    return Notes(**kept)
+        values["baselines"] = {"TF-IDF": baselines}  # written when there was only one baseline
+    types = {"dimensions": int, "missing": list, "model": str, "remarks": list, "site": str, "title": str}
+    for name in (each.name for each in fields(Notes)):
+        expected = types.get(name, dict)
+        if not isinstance(values.get(name, expected()), expected):
+            raise TypeError(f"{name} is not a {expected.__name__}")
+    values["baselines"] = without_nan(values.get("baselines", {}))
+    return Notes(**values)
 
 
 def task_labels(names: Sequence[str]) -> dict[str, str]:
-    """Return names of tasks without the digest of their data, where that leaves them apart."""
+    """Return the names of tasks without the digests of their data, if they stay distinct."""
     labels = {name: task_label(name) for name in names}
     return labels if len(set(labels.values())) == len(labels) else {name: name for name in names}
 
 
 def export_lines(notes: Notes, layer: int) -> dict[str, str]:
-    """Return the lines that make the encoder of a layer."""
-    done = dict(notes.vectors)
-    center = done.pop("center", "")
-    options, out = EncoderOptions(**notes.options, **done), f"layer-{layer}"
-    python, shell = python_line(notes.model, layer, options), shell_line(notes.model, layer, options, out=out)
+    """Return the lines that create the encoder of a layer, in Python and in a shell."""
+    transforms = dict(notes.vectors)
+    center = transforms.pop("center", "")
+    options = EncoderOptions(**notes.options, **transforms)
+    out = f"layer-{layer}"
+    python = python_line(notes.model, layer, options)
+    shell = shell_line(notes.model, layer, options, out=out)
     if center:
         python = f"{python.removesuffix(')')}, center=read_texts({center!r}))"
-        shell, _, name = shell.rpartition(" --out ")  # the last: a template may hold such words
+        shell, _, name = shell.rpartition(" --out ")  # a template may contain it too
         shell = f"{shell} --center {shlex.quote(center)} --out {name}"
     return {"Python": f'{python}.save_pretrained("{out}")', "shell": shell}

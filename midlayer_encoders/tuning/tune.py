@@ -29,7 +29,7 @@ from midlayer_encoders.files import (
 from midlayer_encoders.frame import tidy_frame
 from midlayer_encoders.report.results import write_frame
 from midlayer_encoders.report.versions import versions
-from midlayer_encoders.sweeping import sweep
+from midlayer_encoders.sweeping import SweepSettings, sweep
 from midlayer_encoders.sweeping.sweep_result import task_labels
 from midlayer_encoders.tasks import task_sources
 from midlayer_encoders.tuning.trainer_internals import check_packages
@@ -138,7 +138,8 @@ def _scores(
         return tidy_frame([]), []
     report = None if progress is None else lambda stage, *done: progress(f"{when}: {stage}", *done)
     # One worker: what mteb confirms here is little, and starting processes takes longer.
-    found = sweep(encoder, tasks, out=folder / when, baselines=False, workers=1, progress=report)
+    settings = SweepSettings(workers=1)
+    found = sweep(encoder, tasks, out=folder / when, baselines=False, progress=report, settings=settings)
     labels = task_labels(found.frame["dataset"].unique().to_list())
     frame = found.frame.filter(pl.col("kind") == "score").with_columns(
         pl.lit(when).alias("revision"), pl.col("dataset").replace(labels)

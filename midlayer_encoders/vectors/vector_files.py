@@ -1,14 +1,13 @@
-"""Vectors of many layers in one file: NumPy's, safetensors' or parquet, written in parts, whole or not there.
+"""Write the vectors of many layers to one .npy, .safetensors or .parquet file, block by block.
 
-Blocks go to the file one after another and nothing is mapped to be written: on a full disk a mapped file ends the
-process, where a write is an error that can be named.
+Blocks are written, not memory-mapped: on a full disk a mapped file kills the process, while a write raises an error.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,10 +18,8 @@ import numpy.typing as npt
 from midlayer_encoders.errors import OptionError, did_you_mean
 from midlayer_encoders.files import atomic_write, write_file
 
-__all__ = ["SUFFIXES", "Blocks", "check_suffix", "write_safetensors", "write_vectors"]
-
-_BLOCK_BYTES = 128 * 2**20  # of the vectors that are in memory at a time
-_DTYPES = {"float32": "F32", "int64": "I64", "bool": "BOOL"}  # numpy's names and those of safetensors
+_BLOCK_BYTES = 128 * 2**20
+_DTYPES = {"float32": "F32", "int64": "I64", "bool": "BOOL"}  # in NumPy and in safetensors
 
 Rows = npt.NDArray[np.float32]
 
@@ -32,11 +29,11 @@ class Blocks:
     """The vectors of N inputs at some layers, read in blocks.
 
     Attributes:
-        layers: in the order of the file.
-        names: of the inputs: the text, or the path of a file; ``None`` for one that has no name.
+        layers: layers in the order of the file.
+        names: the text or path of each input; ``None`` if it has none.
         dim: number D of dimensions.
-        chunk: inputs that lie in one place: no block reaches over its end.
-        read: returns the vectors ``(rows, D)`` of a layer from one input to before another.
+        chunk: number of inputs per store; a block does not cross a chunk.
+        read: returns the vectors ``(rows, D)`` of a layer for a range of inputs.
         done: called with the number of vectors written.
     """
 
@@ -48,7 +45,7 @@ class Blocks:
     done: Callable[[int], None]
 
     def __iter__(self) -> Iterator[tuple[int, int, Iterator[Rows]]]:
-        """Yield where each block of inputs begins and ends, and its vectors layer by layer."""
+        """Yield the start and end of each block of inputs, and its vectors layer by layer."""
         rows = max(1, _BLOCK_BYTES // (4 * self.dim * len(self.layers)))
         for first in range(0, len(self.names), self.chunk):
             last = min(first + self.chunk, len(self.names))
@@ -61,115 +58,107 @@ class Blocks:
             yield self.read(layer, start, end)
             self.done(end - start)
 
-    def put(self, file: BinaryIO) -> None:
-        """Write all vectors from where the file stands, one layer after another: ``(L, N, D)``."""
-        begin, row = file.tell(), 4 * self.dim
+    def write(self, file: BinaryIO) -> None:
+        """Write all vectors from the file's position, one layer after another: ``(L, N, D)``."""
+        offset = file.tell()
+        row_bytes = 4 * self.dim
         for start, _, vectors in self:
             for number, rows in enumerate(vectors):
-                file.seek(begin + row * (number * len(self.names) + start))
-                _put(file, rows)
+                file.seek(offset + row_bytes * (number * len(self.names) + start))
+                file.write(np.ascontiguousarray(rows).data)
 
 
 def check_suffix(out: Path) -> None:
-    """Raise unless a file's suffix is one that vectors are written as."""
-    if out.suffix not in SUFFIXES:
+    """Raise unless the file's suffix is a supported format."""
+    if out.suffix not in _WRITERS:
         raise OptionError(
-            f"`out` must end in {', '.join(SUFFIXES)}, which says how vectors are written, but got {out.name!r}."
-            f"{did_you_mean(out.suffix, SUFFIXES)}"
+            f"`out` must end in {', '.join(_WRITERS)}, which selects the format, but got {out.name!r}."
+            f"{did_you_mean(out.suffix, _WRITERS)}"
         )
 
 
-def write_vectors(out: Path, blocks: Blocks, about: Mapping[str, Any]) -> None:
-    """Write vectors, and what they are, as the suffix says: the whole file is there afterwards, or the one before.
+def write_vectors(out: Path, blocks: Blocks, metadata: Mapping[str, Any]) -> None:
+    """Write vectors and their metadata atomically, in the format of the suffix.
 
     Args:
-        out: ``.npy`` holds ``(L, N, D)``, with ``about`` in a ``.json`` beside it; ``.safetensors`` a tensor
-            ``layer.K`` ``(N, D)`` for each layer; ``.parquet`` a row for each input and a column ``layer_K`` for each
-            layer. The last two carry ``about`` in their metadata, under ``midlayer``.
-        blocks: what to write.
-        about: what the vectors are.
+        out: ``.npy`` holds ``(L, N, D)``, with the metadata in a ``.json`` next to it; ``.safetensors`` a tensor
+            ``layer.K`` ``(N, D)`` per layer; ``.parquet`` a row per input and a column ``layer_K`` per layer. The last
+            two hold the metadata under ``midlayer``.
+        blocks: vectors to write.
+        metadata: description of the vectors.
     """
     check_suffix(out)
-    SUFFIXES[out.suffix](out, blocks, about)
+    _WRITERS[out.suffix](out, blocks, metadata)
 
 
-def _npy(out: Path, blocks: Blocks, about: Mapping[str, Any]) -> None:
+def _write_npy(out: Path, blocks: Blocks, metadata: Mapping[str, Any]) -> None:
     shape = len(blocks.layers), len(blocks.names), blocks.dim
-    head = {"descr": "<f4", "fortran_order": False, "shape": shape}
     label = out.with_name(f"{out.name}.json")
-    with atomic_write(out) as aside:
-        with aside.open("xb") as file:
-            np.lib.format.write_array_header_2_0(file, head)
-            blocks.put(file)
-        label.unlink(missing_ok=True)  # the old one must not be taken for the new file's
-    write_file(label, json.dumps(about, indent=2).encode())
+    with atomic_write(out) as temporary:
+        with temporary.open("xb") as file:
+            np.lib.format.write_array_header_2_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+            blocks.write(file)
+        label.unlink(missing_ok=True)  # it describes the previous file
+    write_file(label, json.dumps(metadata, indent=2).encode())
 
 
-def _safetensors(out: Path, blocks: Blocks, about: Mapping[str, Any]) -> None:
+def _write_safetensors(out: Path, blocks: Blocks, metadata: Mapping[str, Any]) -> None:
     shape = len(blocks.names), blocks.dim
-    with atomic_write(out) as aside, aside.open("xb") as file:
-        file.write(_safetensors_head({f"layer.{layer}": ("float32", shape) for layer in blocks.layers}, about))
-        blocks.put(file)
+    with atomic_write(out) as temporary, temporary.open("xb") as file:
+        file.write(_safetensors_header({f"layer.{layer}": ("float32", shape) for layer in blocks.layers}, metadata))
+        blocks.write(file)
 
 
-def write_safetensors(out: Path, parts: Mapping[str, tuple[str, Sequence[int], Any]], about: Mapping[str, Any]) -> None:
-    """Write tensors that are made block by block: numpy's name of the dtype, the shape, and the blocks of each."""
-    with atomic_write(out) as aside, aside.open("xb") as file:
-        file.write(_safetensors_head({name: (dtype, shape) for name, (dtype, shape, _) in parts.items()}, about))
-        for _, _, some in parts.values():
-            for block in some:
-                _put(file, block)
+Tensor = tuple[str, Sequence[int], Iterable[npt.NDArray[Any]]]
+"""NumPy's name of the dtype, the shape, and the blocks of a tensor."""
 
 
-def _safetensors_head(parts: Mapping[str, tuple[str, Sequence[int]]], about: Mapping[str, Any]) -> bytes:
-    """Return what stands before the tensors: which there are, and where each begins and ends."""
-    table: dict[str, Any] = {"__metadata__": {"midlayer": json.dumps(about)}}
+def write_safetensors(out: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
+    """Write tensors block by block."""
+    with atomic_write(out) as temporary, temporary.open("xb") as file:
+        header = {name: (dtype, shape) for name, (dtype, shape, _) in tensors.items()}
+        file.write(_safetensors_header(header, metadata))
+        for _, _, blocks in tensors.values():
+            for block in blocks:
+                file.write(np.ascontiguousarray(block).data)
+
+
+def _safetensors_header(tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, Any]) -> bytes:
+    table: dict[str, Any] = {"__metadata__": {"midlayer": json.dumps(metadata)}}
     end = 0
-    for name, (dtype, shape) in parts.items():
-        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        table[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [end, end := end + size]}
+    for name, (dtype, shape) in tensors.items():
+        start = end
+        end += int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        table[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(table).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
-def _put(file: BinaryIO, block: npt.NDArray[Any]) -> None:
-    file.write(np.ascontiguousarray(block).data)
-
-
-def _parquet(out: Path, blocks: Blocks, about: Mapping[str, Any]) -> None:
+def _write_parquet(out: Path, blocks: Blocks, metadata: Mapping[str, Any]) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    kind = pa.list_(pa.float32(), blocks.dim)
-    fields = [pa.field("input", pa.string()), *(pa.field(f"layer_{layer}", kind) for layer in blocks.layers)]
-    schema = pa.schema(fields, metadata={"midlayer": json.dumps(about)})
-    with (
-        atomic_write(out) as aside,
-        _closing_quietly(parquet.ParquetWriter(aside, schema, use_dictionary=False)) as writer,
-    ):
-        for start, end, vectors in blocks:
-            columns: list[Any] = [pa.array(blocks.names[start:end], pa.string())]
-            for rows in vectors:
-                columns.append(pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), blocks.dim))
-            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+    vector = pa.list_(pa.float32(), blocks.dim)
+    fields = [pa.field("input", pa.string()), *(pa.field(f"layer_{layer}", vector) for layer in blocks.layers)]
+    schema = pa.schema(fields, metadata={"midlayer": json.dumps(metadata)})
+    with atomic_write(out) as temporary:
+        writer = parquet.ParquetWriter(temporary, schema, use_dictionary=False)
+        try:
+            for start, end, vectors in blocks:
+                columns: list[Any] = [pa.array(blocks.names[start:end], pa.string())]
+                for rows in vectors:
+                    columns.append(pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), blocks.dim))
+                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+        except BaseException:
+            with suppress(OSError):  # the first error counts, for example a full disk
+                writer.close()
+            raise
+        writer.close()
 
 
-@contextmanager
-def _closing_quietly(writer: Any) -> Iterator[Any]:
-    """Close a writer; where writing failed, as on a full disk, its own failure to end the file is not the news."""
-    try:
-        yield writer
-    except BaseException:
-        with suppress(OSError):
-            writer.close()
-        raise
-    writer.close()
-
-
-SUFFIXES: Mapping[str, Callable[[Path, Blocks, Mapping[str, Any]], None]] = {
-    ".npy": _npy,
-    ".safetensors": _safetensors,
-    ".parquet": _parquet,
+_WRITERS: Mapping[str, Callable[[Path, Blocks, Mapping[str, Any]], None]] = {
+    ".npy": _write_npy,
+    ".safetensors": _write_safetensors,
+    ".parquet": _write_parquet,
 }
-"""How vectors are written, by the suffix of the file."""

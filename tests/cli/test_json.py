@@ -115,9 +115,13 @@ def test_a_token_is_in_no_error_and_no_file(
     assert secret not in said.err + said.out
     task = tmp_path / "near.jsonl"
     task.write_text("\n".join(map(json.dumps, ROWS["STS"])))
-    monkeypatch.setattr(sweeping.jobs, "_cached", refuse)
+    monkeypatch.setattr(sweeping.mteb_jobs, "_cached", refuse)
     result = sweeping.sweep(
-        tiny_folder("Llama"), str(task), out=tmp_path / "out", scoring="mteb", workers=1, device="cpu"
+        tiny_folder("Llama"),
+        str(task),
+        out=tmp_path / "out",
+        settings=sweeping.SweepSettings(scoring="mteb", workers=1),
+        device="cpu",
     )
     (failure,) = result.failures.values()
     assert "Bearer hf_…" in failure

@@ -178,7 +178,7 @@ def test_reading_the_tasks_and_planning_are_stages_of_a_sweep(
     monkeypatch.setenv("COLUMNS", "120")
     asked("bars")
     with shown(STAGES) as progress:
-        sweeping.sweep(model, tasks, out=tmp_path / "json", device="cpu", workers=1, progress=progress)
+        sweeping.sweep(model, tasks, out=tmp_path / "json", device="cpu", progress=progress)
     assert "tasks planned" in capsys.readouterr().err
 
 

@@ -54,7 +54,7 @@ def sweep(data: Path) -> Scenario:
     from midlayer_encoders import LayerEncoder
     from midlayer_encoders.store import list_stores
     from midlayer_encoders.store.shard import read_head, read_rows, verify_rows
-    from midlayer_encoders.sweeping import SweepResult
+    from midlayer_encoders.sweeping import SweepResult, SweepSettings
     from midlayer_encoders.sweeping import sweep as run_sweep
 
     encoder = LayerEncoder(save_tiny("GPTNeoX", data / "model"), -1, device="cpu")
@@ -63,7 +63,8 @@ def sweep(data: Path) -> Scenario:
         write_task(path, kind)
 
     def run(out: Path) -> Any:
-        result = run_sweep(encoder, tasks, layers=[2], out=out, workers=1, token_budget=300, baselines=False)
+        settings = SweepSettings(workers=1, token_budget=300)
+        result = run_sweep(encoder, tasks, layers=[2], out=out, baselines=False, settings=settings)
         assert SweepResult.load(out).frame.equals(result.frame)
         result.to_html()
         vectors = {}

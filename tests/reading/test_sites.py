@@ -23,7 +23,7 @@ from midlayer_encoders.probing import probe
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.sweeping import SweepResult
+from midlayer_encoders.sweeping import SweepResult, SweepSettings
 from tests.families import FAMILIES, inputs, tiny
 from tests.others_warnings import MTEB
 from tests.tiny_folders import TEXTS
@@ -147,7 +147,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_sweep_of_a_site_has_its_own_store_names_and_scores(tiny_folder: Folder, pairs: str, tmp_path: Path) -> None:
-    options: Any = {"out": tmp_path, "device": "cpu", "workers": 1, "baselines": False}
+    options: Any = {"out": tmp_path, "device": "cpu", "baselines": False}
     stream = sweep(tiny_folder("Llama"), pairs, **options)
     attention = sweep(tiny_folder("Llama"), pairs, site="attention", metrics=["prompt_entropy"], **options)
     stores = [path for path in (tmp_path / "embeddings").iterdir() if path.is_dir()]
@@ -170,7 +170,7 @@ def test_the_vectors_of_a_stored_site_are_those_of_the_reader(tiny_folder: Folde
     from midlayer_encoders.store import EmbeddingStore, text_key
 
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
-    sweep(encoder, pairs, site="mlp", out=tmp_path, workers=1, baselines=False)
+    sweep(encoder, pairs, site="mlp", out=tmp_path, baselines=False)
     (folder,) = (path for path in (tmp_path / "embeddings").iterdir() if path.is_dir())
     store = EmbeddingStore(tmp_path / "embeddings", key=folder.name, layers=[1, 2, 3, 4], dim=32)
     text = f"{TEXTS[0]} 0"
@@ -191,7 +191,7 @@ def test_sites_that_are_not_there_are_refused(tiny_folder: Folder, tmp_path: Pat
     with pytest.raises(LayerIndexError, match=r"layer 0 of .* is its embeddings"):
         sweep(mamba, site="attention", layers=[0, 1], out=tmp_path)
     with pytest.raises(OptionError, match="`compile` must be False with site='attention'"):
-        sweep(mamba, site="attention", compile=True, out=tmp_path)
+        sweep(mamba, site="attention", settings=SweepSettings(compile=True), out=tmp_path)
 
 
 def test_an_encoder_of_a_site_is_refused_with_the_reason(tiny_folder: Folder, tmp_path: Path) -> None:

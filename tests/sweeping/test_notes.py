@@ -15,10 +15,10 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.sweeping import SweepResult, sweep
+from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.tasks import resolve_tasks, tfidf_scores
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import QUICK, near, ranks, scores
+from tests.sweeping.scoring import QUICK, near, ranks, scores, sweep
 
 Folder = Callable[[str], str]
 pytestmark = MTEB

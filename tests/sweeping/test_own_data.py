@@ -13,10 +13,10 @@ import pytest
 import pytrec_eval
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.sweeping import SweepResult, sweep
+from midlayer_encoders.sweeping import SweepResult
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import QUICK, near, scores
+from tests.sweeping.scoring import QUICK, near, scores, sweep
 from tests.sweeping.test_prompts import PROMPTS, cosine, layer_2
 from tests.tasks.rows import ROWS, SENTENCES, write
 from tests.tasks.test_retrieval import CORPUS, QRELS, QUERIES, beir
@@ -80,7 +80,7 @@ def test_texts_without_labels_feed_the_metrics_alone(tiny_folder: Folder, tmp_pa
     assert set(result.frame["kind"]) == {"metric"}
     assert set(result.frame["dataset"]) == {"20 texts of the tasks"}
     assert sorted(result.frame["layer"].unique()) == list(range(DEPTH + 1))
-    assert "texts: texts without labels, which the metrics read" in result.to_html().read_text()
+    assert "texts: texts without labels, which are used for metrics" in result.to_html().read_text()
     assert SweepResult.load(tmp_path / "out").notes == result.notes
     task = near(tmp_path)
     both = sweep(tiny_folder("Llama"), [task, texts], out=tmp_path / "both", **how | {"layers": [1]})

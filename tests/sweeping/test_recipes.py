@@ -16,10 +16,10 @@ from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.media.texts import read_texts
 from midlayer_encoders.recipes import recipe_of
-from midlayer_encoders.sweeping import RecipesResult, SweepResult, sweep
+from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import QUICK, mteb_score, near, ranks
+from tests.sweeping.scoring import QUICK, mteb_score, near, ranks, sweep
 from tests.tasks.rows import ROWS, write
 
 Folder = Callable[[str], str]

@@ -118,8 +118,8 @@ def test_states_of_a_last_layer_are_sentence_transformers_own(encoder: LayerEnco
     ("out", "options", "message"),
     [
         ("v.parqet", {}, "must end in .npy, .safetensors, .parquet.* Did you mean '.parquet'"),
-        ("nowhere/v.npy", {}, "`out` must be in a folder that is there"),
-        ("folder.npy", {}, "is a folder: name another"),
+        ("nowhere/v.npy", {}, "`out` must be in an existing folder"),
+        ("folder.npy", {}, "is a folder: use another"),
         ("v.parquet", {"tokens": True}, "must be a new folder with `tokens`.* Name it 'v'"),
         ("full", {"tokens": True}, "must be a new or empty folder"),
         ("v.npy", {"layers": [9]}, r"in \[0, 4\]"),
@@ -127,8 +127,8 @@ def test_states_of_a_last_layer_are_sentence_transformers_own(encoder: LayerEnco
         ("v.npy", {"inputs": ["a", None]}, r"`inputs\[1\]` must be a string"),
         ("v.npy", {"inputs": "a text"}, "must be a list of inputs, but got one"),
         ("v.npy", {"token_budget": 0}, "`token_budget` must be a positive number"),
-        ("v", {"tokens": True, "from_sweep": "x"}, "a sweep stores pooled vectors alone"),
-        ("v.npy", {"from_sweep": "nowhere"}, "`from_sweep` must be the folder of a sweep of .* it holds none"),
+        ("v", {"tokens": True, "from_sweep": "x"}, "a sweep stores pooled vectors only"),
+        ("v.npy", {"from_sweep": "nowhere"}, "`from_sweep` must be the folder of a sweep of .* holds none"),
         ("v.npy", {"pooling": "last"}, "`pooling` must be the encoder's"),
     ],
 )

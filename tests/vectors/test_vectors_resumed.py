@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from midlayer_encoders import LayerEncoder, embed, sweep
+from midlayer_encoders import LayerEncoder, embed
 from midlayer_encoders.errors import FolderError
 from midlayer_encoders.files import folder_lock
 from midlayer_encoders.store import StoreError, TextNotStoredError
 from midlayer_encoders.vectors import token_files
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import QUICK
+from tests.sweeping.scoring import QUICK, sweep
 from tests.tasks.rows import ROWS, write
 
 Folder = Callable[[str], str]
