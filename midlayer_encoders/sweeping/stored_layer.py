@@ -269,8 +269,6 @@ class Embedder:
     ) -> None:
         """Embed this process's share of the incomplete batches, and store the missing items."""
         reader = layer_reader(self.encoder, layers=self.store.layers, prompt=prompt, site=self.site)
-        if self.compile:  # a prefix cache would be compiled for each batch size
-            reader = replace(reader, shared=())
         batches = self.group.part([batch for batch in batches if missing.intersection(batch)])
         self.stage.expect(sum(map(len, batches)))
         blocks = compiled_blocks(reader.model, reader.anatomy) if self.compile else nullcontext()

@@ -42,7 +42,10 @@ def test_a_folder_that_holds_several_is_searched_and_says_what_it_left_out(tmp_p
     found = board(tmp_path)
     assert [run.name for run in found.runs] == ["m1", "m2"]
     assert f"Left out: `runs` must be finished, but the sweep in {tmp_path / 'half'} is not: " in found.remarks[0]
-    assert f"{tmp_path / 'mlp'} is of what mlp adds in each, of which there is no encoder" in found.remarks[1]
+    assert (
+        f"{tmp_path / 'mlp'} is a sweep of the mlp in each block, which cannot be exported as an encoder"
+        in found.remarks[1]
+    )
     again = board([tmp_path, tmp_path / "b", tmp_path / "a" / ".." / "b"])  # the same folder by another name
     assert [run.name for run in again.runs] == ["m1", "m2"]
 
@@ -50,12 +53,12 @@ def test_a_folder_that_holds_several_is_searched_and_says_what_it_left_out(tmp_p
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("nothing", "`runs` must be folders of sweeps, but there is none at .*nothing: name the --out"),
-        ("empty", "but .*empty holds none: name the --out of a sweep"),
+        ("nothing", "`runs` must be folders of sweeps, but .*nothing does not exist: pass the --out"),
+        ("empty", "but .*empty does not: pass the --out of a sweep"),
         ("half", "must be finished, but the sweep in .*half is not: run the same command again"),
-        ("mlp", "of which there is no encoder: leave it out"),
+        ("mlp", "which cannot be exported as an encoder: leave it out"),
         ("unscored", "must have scores, but .*unscored has none"),
-        ("broken", "but .*broken holds no frame.parquet and sweep.json that can be read. Run the sweep again"),
+        ("broken", "but .*broken has no readable frame.parquet and sweep.json. Run the sweep again"),
     ],
 )
 def test_what_is_no_finished_sweep_of_scores_is_refused(what: str, message: str, tmp_path: Path) -> None:
@@ -134,9 +137,9 @@ def test_older_runs_have_dashes_and_other_devices_a_warning(tmp_path: Path) -> N
     )
     assert SweepResult.load(tmp_path / "old").notes == old.notes
     found = board(tmp_path)
-    assert "Times are of different devices (cpu, 1 thread; cuda:0): compare them within one." in found.remarks
-    assert "No milliseconds per text noted for m2: sweep again with this version to have them." in found.remarks
-    assert "No bytes per vector noted for m2: sweep again with this version to have them." in found.remarks
+    assert "Times are from different devices (cpu, 1 thread; cuda:0): compare them within one." in found.remarks
+    assert "No milliseconds per text noted for m2: sweep again with this version to add them." in found.remarks
+    assert "No bytes per vector noted for m2: sweep again with this version to add them." in found.remarks
     assert found.to_frame().filter(run="m2", layer=2)["milliseconds"].item() == pytest.approx(1.0)  # of 16 texts
     assert found.to_frame()["bytes"].to_list() == [32.0] * 3 + [None] * 3
     page = board(tmp_path, max_bytes=1).html()

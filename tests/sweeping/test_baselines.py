@@ -104,7 +104,7 @@ def test_minilm_is_not_compared_with_itself_and_not_with_a_smaller_model(minilm:
     own = LayerEncoder(minilm, -1, device="cpu")
     assert sum(parameter.numel() for parameter in own.parameters()) == baselines.MINILM_PARAMETERS
     assert names(own) == ["TF-IDF"]
-    own.transformer.get_parameter(baselines._LAST_WEIGHT).data[0, 0] += 1  # trained further: another model
+    own.transformer.get_parameter(baselines._MINILM_LAST_WEIGHT).data[0, 0] += 1  # trained further: another model
     assert names(own) == ["TF-IDF", NAME]
     assert names(LayerEncoder(tiny_folder("BERT"), -1, device="cpu")) == ["TF-IDF"]
     assert names(LayerEncoder(tiny_folder("ViT"), -1, device="cpu")) == []

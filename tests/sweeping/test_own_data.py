@@ -87,7 +87,9 @@ def test_texts_without_labels_feed_the_metrics_alone(tiny_folder: Folder, tmp_pa
     assert len(scores(both, task)) == 1
     every = {row[side] for row in ROWS["STS"] for side in ("sentence1", "sentence2")} | set(SENTENCES[:20])
     assert set(both.frame.filter(pl.col("kind") == "metric")["dataset"]) == {f"{len(every)} texts of the tasks"}
-    with pytest.raises(OptionError, match=r"`metrics` must name some for texts-\w+: texts without labels"):
+    with pytest.raises(
+        OptionError, match=r"`metrics` must name at least one metric for texts-\w+: texts without labels"
+    ):
         sweep(tiny_folder("Llama"), texts, out=tmp_path / "none", **QUICK)
     with pytest.raises(OptionError, match="`recipes` must be left out for texts without labels"):
         sweep(tiny_folder("Llama"), texts, out=tmp_path / "none", recipes=["plain"], **how)

@@ -94,7 +94,7 @@ def test_too_few_texts_to_center_on_are_refused_before_a_recipe_is_scored(tiny_f
     rows = [{"sentence1": a, "sentence2": b, "score": n} for n, (a, b) in enumerate(["ab", "cd", "ef"])]
     task = write(tmp_path / "few.jsonl", rows)
     with pytest.raises(
-        OptionError, match=r"must not hold 'plain\+center' .* at least 16 of their texts, and they have 6"
+        OptionError, match=r"must not include 'plain\+center' .* at least 16 single-line texts, and the tasks have 6"
     ):
         sweep(tiny_folder("Llama"), task, recipes=["plain", "plain+center"], out=tmp_path / "out", **QUICK)
     assert not (tmp_path / "out").exists()

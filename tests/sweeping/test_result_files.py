@@ -61,7 +61,7 @@ def test_torn_files_are_set_aside_by_name_and_made_again(
             path.write_text(content)
         for path in out.glob("embeddings/*/*.safetensors"):
             path.unlink()
-        with pytest.raises(OptionError, match="that can be read"):
+        with pytest.raises(OptionError, match="has no readable"):
             SweepResult.load(out)
         again = sweep(encoder, task, out=out, **HERE)
         assert not again.failures
@@ -124,7 +124,8 @@ def test_links_in_out_are_not_written_through(encoder: LayerEncoder, tmp_path: P
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "embeddings").symlink_to(tmp_path / "big")
     with pytest.raises(
-        OptionError, match=r"embeddings is a link to .*big: remove it, or name that place itself \(`store`"
+        OptionError,
+        match=r"embeddings is a link to .*big: remove the link, or pass its target as `out` \(or as `store`",
     ):
         sweep(encoder, task, out=tmp_path / "other", **HERE)
     assert not list((tmp_path / "big").iterdir())
