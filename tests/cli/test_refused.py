@@ -77,7 +77,7 @@ def test_the_old_flag_for_audio_still_works_and_says_so(tiny_folder: Folder, tmp
         ("export no/model --layer 1 --device gpu", "`device` must be one of cpu"),
         ("export no/model --layer 1 --device cuda:99", "`device` must be one of cpu"),
         ("reproduce fig1 --swept broken.parquet", "broken.parquet must be a frame of results, but cannot be read"),
-        ("report swept", "swept holds no frame.parquet and sweep.json that can be read"),
+        ("report swept", "swept has no readable frame.parquet and sweep.json"),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_refused_before_the_model_is_loaded(
