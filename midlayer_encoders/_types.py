@@ -28,6 +28,9 @@ Medium: TypeAlias = Literal["text", "image", "audio"]
 ReadSite: TypeAlias = Literal["block", "attention", "mlp"]
 """The part of a layer to read: the residual stream after its block, or the output of its attention or MLP."""
 
+MIN_MEASURED_TOKENS = 4
+"""Shortest text that every metric can measure: curvature needs two angles, and each half needs two tokens."""
+
 MAX_PIXELS = 50_000_000
 """Default limit of an image's size in pixels: 7000 x 7000, 150 MB when decoded."""
 

@@ -19,8 +19,8 @@ from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import TokenReceive, layer_reader
 from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.validation import check_count, check_list, check_progress, check_seed, check_text
-from midlayer_encoders.views.media import augment_media
-from midlayer_encoders.views.texts import augment
+from midlayer_encoders.views.media_views import augment_media
+from midlayer_encoders.views.text_views import augment
 
 if TYPE_CHECKING:
     import polars as pl

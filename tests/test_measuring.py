@@ -23,7 +23,7 @@ from midlayer_encoders.metrics import (
     lidar,
     prompt_entropy,
 )
-from midlayer_encoders.views.texts import augment
+from midlayer_encoders.views.text_views import augment
 from tests.families import DEPTH
 
 Folder = Callable[[str], str]

@@ -23,7 +23,7 @@ from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.store import EmbeddingStore
 from midlayer_encoders.sweeping import SweepSettings, sweep
 from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer
-from midlayer_encoders.views.media import augment_media
+from midlayer_encoders.views.media_views import augment_media
 from tests.families import DEPTH
 from tests.made_media import IMAGES, WAVEFORMS, image, waveform
 from tests.others_warnings import MTEB

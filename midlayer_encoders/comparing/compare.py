@@ -37,7 +37,7 @@ from midlayer_encoders.report.comparison_page import (
 from midlayer_encoders.report.results import Result
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.validation import check_path, check_progress, check_seed, check_text, check_texts
-from midlayer_encoders.views.texts import augment
+from midlayer_encoders.views.text_views import augment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

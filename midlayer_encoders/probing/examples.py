@@ -10,7 +10,7 @@ from typing import Any
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import exists, expand_home, read_text_file
 from midlayer_encoders.media import media_files
-from midlayer_encoders.tasks.reading import SUFFIXES, Table, is_label, is_text, read_table
+from midlayer_encoders.tasks.table_files import SUFFIXES, Table, is_label, is_text, read_table
 
 __all__ = ["Examples", "check_path", "read_examples"]
 

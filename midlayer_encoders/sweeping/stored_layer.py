@@ -31,7 +31,7 @@ from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
 from midlayer_encoders.sweeping.processes import Group
-from midlayer_encoders.tasks.compat import prompt_name
+from midlayer_encoders.tasks.mteb_internals import prompt_name
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata

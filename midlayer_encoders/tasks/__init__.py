@@ -6,9 +6,7 @@ Importing this room is quick; mteb, which takes seconds, is imported by the func
 from midlayer_encoders._random import isolated_random
 from midlayer_encoders.tasks.bm25 import BM25_PACKAGES, Bm25Search, has_bm25
 from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, STS_GRADES
-from midlayer_encoders.tasks.data import TASK_TYPES, TaskType, task_label
 from midlayer_encoders.tasks.overview import TaskOverview, task_overview
-from midlayer_encoders.tasks.reading import SUFFIXES, ColumnsError, TaskFileError
 from midlayer_encoders.tasks.sources import (
     PAPER_TASKS,
     TaskSource,
@@ -19,6 +17,8 @@ from midlayer_encoders.tasks.sources import (
     resolve_tasks,
     task_sources,
 )
+from midlayer_encoders.tasks.table_files import SUFFIXES, ColumnsError, TaskFileError
+from midlayer_encoders.tasks.task_data import TASK_TYPES, TaskType, task_label
 from midlayer_encoders.tasks.tfidf import (
     TextEncoder,
     TfidfEncoder,

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.tasks.data import TaskData, TaskType
 from midlayer_encoders.tasks.docstrings import SHELVES, Entry, entries, versions
+from midlayer_encoders.tasks.task_data import TaskData, TaskType
 
 __all__ = ["BUILTIN_TASKS", "STS_GRADES", "builtin_data"]
 
@@ -48,7 +48,7 @@ def builtin_data(label: str) -> TaskData:
 
 
 class _Rows(NamedTuple):
-    """What a maker knows of its task, by the names of :class:`~midlayer_encoders.tasks.data.TaskData`."""
+    """What a maker knows of its task, by the names of :class:`~midlayer_encoders.tasks.task_data.TaskData`."""
 
     description: str
     splits: Mapping[str, Mapping[str, Sequence[object]]]

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from midlayer_encoders.tasks.data import task_label
 from midlayer_encoders.tasks.sources import TaskSource, TextsSource
+from midlayer_encoders.tasks.task_data import task_label
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
@@ -115,7 +115,7 @@ def _ranked(task: Any) -> dict[str, Any]:
 
 def _in_rows(task: Any) -> dict[str, Any]:
     """Return what is known of a task whose splits are tables of texts and labels or grades."""
-    from midlayer_encoders.tasks.compat import content_columns
+    from midlayer_encoders.tasks.mteb_internals import content_columns
 
     splits, texts = dict(_splits(task)), sorted(content_columns(task))
     inputs = {

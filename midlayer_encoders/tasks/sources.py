@@ -16,9 +16,9 @@ from midlayer_encoders._random import isolated_random
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import exists, expand_home
 from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, builtin_data
-from midlayer_encoders.tasks.data import TaskData
-from midlayer_encoders.tasks.files import files_data
-from midlayer_encoders.tasks.reading import SUFFIXES, TaskFileError, is_text, read_table
+from midlayer_encoders.tasks.file_tasks import files_data
+from midlayer_encoders.tasks.table_files import SUFFIXES, TaskFileError, is_text, read_table
+from midlayer_encoders.tasks.task_data import TaskData
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
@@ -111,7 +111,7 @@ class MtebSource:
         with isolated_random():
             import mteb
 
-            from midlayer_encoders.tasks.compat import with_listed_labels
+            from midlayer_encoders.tasks.mteb_internals import with_listed_labels
 
             return with_listed_labels(
                 mteb.get_task(self.name, hf_subsets=self.hf_subsets, eval_splits=self.eval_splits)
@@ -185,7 +185,7 @@ class ObjectSource:
         """Return a copy that shares the data and starts from the task's seed."""
         import numpy as np
 
-        from midlayer_encoders.tasks.compat import with_listed_labels
+        from midlayer_encoders.tasks.mteb_internals import with_listed_labels
 
         task = copy.copy(self.task)
         task.rng_state, task.np_rng = random.Random(task.seed), np.random.default_rng(task.seed)
@@ -195,7 +195,7 @@ class ObjectSource:
 def _made(data: TaskData) -> AbsTask:
     """Return a fresh task over these rows; the global random generators are left as they were."""
     with isolated_random():  # the import of mteb seeds them as well
-        from midlayer_encoders.tasks.shapes import local_task
+        from midlayer_encoders.tasks.local_tasks import local_task
 
         return local_task(data)
 
@@ -318,7 +318,7 @@ def _mteb_sources(name: str) -> Sequence[TaskSource]:
     with isolated_random():
         import mteb
 
-        from midlayer_encoders.tasks.compat import task_names
+        from midlayer_encoders.tasks.mteb_internals import task_names
 
         tasks = task_names()
         benchmark_name = _PAPER_BENCHMARK if name == "paper" else name

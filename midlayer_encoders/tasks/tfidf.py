@@ -115,7 +115,7 @@ def task_texts(task: AbsTask) -> list[str]:
     """Return the distinct texts of a task, in the order in which they stand in its data."""
     from mteb.abstasks import AbsTaskRetrieval
 
-    from midlayer_encoders.tasks.compat import content_columns
+    from midlayer_encoders.tasks.mteb_internals import content_columns
 
     if not task.data_loaded:
         task.load_data()

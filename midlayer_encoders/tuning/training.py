@@ -14,9 +14,8 @@ import polars as pl
 from torch import nn
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, set_seed
 
-from midlayer_encoders._types import Stage
+from midlayer_encoders._types import MIN_MEASURED_TOKENS, Stage
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
-from midlayer_encoders.callbacks._inputs import SHORTEST
 from midlayer_encoders.errors import NotFiniteError, OptionError
 from midlayer_encoders.frame import tidy_frame
 from midlayer_encoders.reading.batches import count_tokens
@@ -63,11 +62,11 @@ class Training:
     seed: int
 
     def __post_init__(self) -> None:
-        self.batch_size = check_count("batch_size", self.batch_size, "pairs", least=2)
+        self.batch_size = check_count("batch_size", self.batch_size, "pairs", minimum=2)
         self.patience, self.seed = check_count("patience", self.patience), check_seed(self.seed)
-        self.checkpoints = check_count("checkpoints", self.checkpoints, least=0)
-        self.held_out = check_number("held_out", self.held_out, most=0.5)
-        self.epochs = check_number("epochs", self.epochs, least=1e-6)
+        self.checkpoints = check_count("checkpoints", self.checkpoints, minimum=0)
+        self.held_out = check_number("held_out", self.held_out, maximum=0.5)
+        self.epochs = check_number("epochs", self.epochs, minimum=1e-6)
         self.adaptive = check_flag("adaptive", self.adaptive)
         if self.max_steps is not None:
             self.max_steps = check_count("max_steps", self.max_steps, "steps")
@@ -200,7 +199,9 @@ def _callback(
 ) -> LayerMetricsTrainerCallback | None:
     """Return what measures every layer while it learns; ``None`` where the texts are too short for that."""
     some = texts[:_COUNTED]
-    measured = [text for text, count in zip(some, count_tokens(encoder, some), strict=True) if count >= SHORTEST]
+    measured = [
+        text for text, count in zip(some, count_tokens(encoder, some), strict=True) if count >= MIN_MEASURED_TOKENS
+    ]
     if len(measured) < 2:
         return None
     return LayerMetricsTrainerCallback(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from midlayer_encoders.errors import OptionError, short_repr
-from midlayer_encoders.tasks.reading import Rule, Table, TaskFileError, is_label, is_score, is_text, read_table
+from midlayer_encoders.tasks.table_files import Rule, Table, TaskFileError, is_label, is_score, is_text, read_table
 from midlayer_encoders.validation import check_list
 
 __all__ = ["Kind", "Pairs", "read_pairs"]

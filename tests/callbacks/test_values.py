@@ -224,7 +224,7 @@ def test_values_are_of_the_precision_that_the_run_itself_computes_in(library: st
 def test_a_small_measurement_leaves_out_the_kernels_of_a_gpu(
     few: int, wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_measurement, "_FEW", few)
+    monkeypatch.setattr(_measurement, "_MAX_CPU_SPECTRA", few)
     model, seen = Boring(neox()), set()
     callback = LayerMetricsCallback(TEXTS, TOKENIZER, metrics="curvature", every_n_steps=[0], figures=False)
     measure = _measurement.compute_metrics

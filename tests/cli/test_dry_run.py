@@ -16,7 +16,7 @@ from midlayer_encoders.tasks import TaskFileError
 from tests.cli.calls import run, tables
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
-from tests.tasks.test_retrieval import beir
+from tests.tasks.test_beir import beir
 
 Folder = Callable[[str], str]
 pytestmark = MTEB

@@ -22,7 +22,7 @@ from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.comparing.halves import random_halves
 from midlayer_encoders.measuring import measure
 from midlayer_encoders.metrics import cka
-from midlayer_encoders.views.texts import augment
+from midlayer_encoders.views.text_views import augment
 from tests.families import DEPTH, VOCAB
 from tests.selection.frames import frame
 from tests.tiny_folders import save_tiny, tokenizer

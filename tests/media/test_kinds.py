@@ -72,7 +72,7 @@ def test_wrong_folders_and_options(tmp_path: Path) -> None:
     [
         ("media", "read_sound", "read_audio"),
         ("media", "Sound", "Waveform"),
-        ("views.media", "sound_view", "audio_view"),
+        ("views.media_views", "sound_view", "audio_view"),
     ],
 )
 def test_names_of_the_last_release_still_work_with_a_warning(module: str, old: str, new: str) -> None:

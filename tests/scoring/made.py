@@ -27,7 +27,7 @@ from sentence_transformers.util import SimilarityFunction
 from midlayer_encoders.scoring import layer_scores
 from midlayer_encoders.scoring.recording import record
 from midlayer_encoders.tasks import isolated_random
-from midlayer_encoders.tasks.compat import with_listed_labels
+from midlayer_encoders.tasks.mteb_internals import with_listed_labels
 
 LAYERS, DIM = (0, 1, 2), 24
 _WORDS = ["river", "engine", "poem", "market", "sleep", "turn", "grow", "break", "sing", "wait", "stone", "cloud"]

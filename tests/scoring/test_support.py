@@ -15,7 +15,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from midlayer_encoders.scoring.recording import _KMeans, _with
 from midlayer_encoders.scoring.support import scores_together
 from midlayer_encoders.tasks import builtin_tasks
-from midlayer_encoders.tasks.compat import with_listed_labels
+from midlayer_encoders.tasks.mteb_internals import with_listed_labels
 from tests.others_warnings import MTEB
 from tests.scoring.made import classification, pairs, retrieval, sts
 

@@ -14,7 +14,7 @@ from midlayer_encoders.tasks import Bm25Search, has_bm25, isolated_random, resol
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import near, ranks, sweep
 from tests.tasks.rows import write
-from tests.tasks.test_retrieval import beir
+from tests.tasks.test_beir import beir
 
 Folder = Callable[[str], str]
 installed = pytest.mark.skipif(not has_bm25(), reason="bm25s is not installed: pip install bm25s PyStemmer")

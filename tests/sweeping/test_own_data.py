@@ -19,7 +19,7 @@ from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, near, scores, sweep
 from tests.sweeping.test_prompts import PROMPTS, cosine, layer_2
 from tests.tasks.rows import ROWS, SENTENCES, write
-from tests.tasks.test_retrieval import CORPUS, QRELS, QUERIES, beir
+from tests.tasks.test_beir import CORPUS, QRELS, QUERIES, beir
 
 Folder = Callable[[str], str]
 pytestmark = MTEB

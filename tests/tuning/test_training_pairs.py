@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.tasks.reading import TaskFileError
+from midlayer_encoders.tasks.table_files import TaskFileError
 from midlayer_encoders.tuning.training_pairs import read_pairs
 
 TWO = [{"anchor": "a", "positive": "b"}, {"anchor": "c, with a comma", "positive": "d"}]

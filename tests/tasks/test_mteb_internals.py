@@ -1,4 +1,4 @@
-"""What `tasks/compat.py` takes for granted of mteb: each test fails when a release changes it."""
+"""What `tasks/mteb_internals.py` takes for granted of mteb: each test fails when a release changes it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from mteb.abstasks import AbsTaskClassification
 from mteb.models import SentenceTransformerEncoderWrapper
 from mteb.types import PromptType
 
-from midlayer_encoders.tasks import PAPER_TASKS, compat
+from midlayer_encoders.tasks import PAPER_TASKS, mteb_internals
 from tests.tasks.rows import ROWS, write
 
 
 def test_every_task_that_mteb_makes_by_its_name_is_known() -> None:
-    names = compat.task_names()
+    names = mteb_internals.task_names()
     assert names.issuperset(PAPER_TASKS)
     assert mteb.get_task("STS12").metadata.name in names
     assert "NoSuchTask" not in names
@@ -32,8 +32,8 @@ def test_every_task_that_mteb_makes_by_its_name_is_known() -> None:
     ],
 )
 def test_the_columns_of_a_task_are_those_that_hold_its_texts(name: str, columns: set[str]) -> None:
-    assert compat.content_columns(mteb.get_task(name)) >= columns
-    assert not compat.content_columns(mteb.get_task(name)) & {"label", "labels", "score"}
+    assert mteb_internals.content_columns(mteb.get_task(name)) >= columns
+    assert not mteb_internals.content_columns(mteb.get_task(name)) & {"label", "labels", "score"}
 
 
 @pytest.mark.parametrize("kind", [None, PromptType.query, PromptType.document])
@@ -51,14 +51,14 @@ def test_the_prompt_is_that_of_mteb_s_own_wrapper(prompts: dict[str, str], kind:
     task = mteb.get_task("STS12").metadata
     wrapper: Any = SentenceTransformerEncoderWrapper.__new__(SentenceTransformerEncoderWrapper)
     wrapper.model_prompts = prompts
-    assert compat.prompt_name(prompts, task, kind) == wrapper.get_prompt_name(task, kind)
+    assert mteb_internals.prompt_name(prompts, task, kind) == wrapper.get_prompt_name(task, kind)
 
 
 def test_a_prompt_for_the_type_of_task_and_input_comes_before_one_for_the_input_alone() -> None:
     task = mteb.get_task("STS12").metadata
     prompts = {"STS-query": "compare: ", "query": "find: "}
-    assert compat.prompt_name(prompts, task, PromptType.query) == "STS-query"
-    assert compat.prompt_name(prompts, task, None) is None
+    assert mteb_internals.prompt_name(prompts, task, PromptType.query) == "STS-query"
+    assert mteb_internals.prompt_name(prompts, task, None) is None
 
 
 def test_lists_of_labels_leave_mteb_s_scores_as_they_are(tmp_path) -> None:
@@ -78,7 +78,7 @@ def test_lists_of_labels_leave_mteb_s_scores_as_they_are(tmp_path) -> None:
     def scores(task: Any) -> Any:
         return mteb.evaluate(TfidfEncoder(task_texts(task)), task, cache=None, show_progress_bar=False)[0].scores
 
-    listed = compat.with_listed_labels(plain())
+    listed = mteb_internals.with_listed_labels(plain())
     assert type(listed).__name__ == "Plain"
     assert scores(listed) == scores(local) == scores(plain())
 

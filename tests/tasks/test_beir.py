@@ -12,7 +12,7 @@ import pytest
 import pytrec_eval
 
 from midlayer_encoders.tasks import TaskFileError, TfidfEncoder, resolve_tasks, task_sources, task_texts, tfidf_scores
-from midlayer_encoders.tasks.files import files_data
+from midlayer_encoders.tasks.file_tasks import files_data
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
 

@@ -20,8 +20,8 @@ from mteb.abstasks import (
 )
 from mteb.abstasks.task_metadata import TaskMetadata
 
-from midlayer_encoders.tasks.compat import ListedLabels
-from midlayer_encoders.tasks.data import TaskData, TaskType
+from midlayer_encoders.tasks.mteb_internals import ListedLabels
+from midlayer_encoders.tasks.task_data import TaskData, TaskType
 
 if TYPE_CHECKING:
     from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData

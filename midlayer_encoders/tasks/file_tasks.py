@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from midlayer_encoders.files import check_regular_file, parse_json_object, read_text_file
-from midlayer_encoders.tasks.data import TASK_TYPES, TaskData, TaskType
-from midlayer_encoders.tasks.reading import (
+from midlayer_encoders.tasks.beir import beir_files, beir_tables, finds_itself, pair_tables
+from midlayer_encoders.tasks.table_files import (
     SUFFIXES,
     ColumnsError,
     Rule,
@@ -23,7 +23,7 @@ from midlayer_encoders.tasks.reading import (
     is_text,
     read_table,
 )
-from midlayer_encoders.tasks.retrieval import beir_files, beir_tables, finds_itself, pair_tables
+from midlayer_encoders.tasks.task_data import TASK_TYPES, TaskData, TaskType
 from midlayer_encoders.validation import check_choice
 
 __all__ = ["files_data"]
@@ -98,7 +98,7 @@ def files_data(path: Path) -> TaskData:
 
 
 class _Read(NamedTuple):
-    """What was read, by the names of :class:`~midlayer_encoders.tasks.data.TaskData`, and the files."""
+    """What was read, by the names of :class:`~midlayer_encoders.tasks.task_data.TaskData`, and the files."""
 
     type: TaskType
     splits: Mapping[str, Mapping[str, list[Any]]]

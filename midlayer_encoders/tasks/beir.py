@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from midlayer_encoders.tasks.reading import SUFFIXES, Rule, Table, TaskFileError, is_score, is_text, read_table
+from midlayer_encoders.tasks.table_files import SUFFIXES, Rule, Table, TaskFileError, is_score, is_text, read_table
 from midlayer_encoders.validation import lone_surrogate
 
 __all__ = ["Tables", "beir_files", "beir_tables", "finds_itself", "pair_tables"]

@@ -9,7 +9,7 @@ import pytest
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tasks import TaskFileError, resolve_tasks, task_sources, tfidf_scores
-from midlayer_encoders.tasks.files import files_data
+from midlayer_encoders.tasks.file_tasks import files_data
 from tests.tasks.rows import ROWS, Rows, write
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")

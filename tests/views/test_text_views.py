@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.views import texts as room
-from midlayer_encoders.views.texts import augment
+from midlayer_encoders.views import text_views
+from midlayer_encoders.views.text_views import augment
 
 WORDS = ["elephant", "mountain", "umbrella", "keyboard", "notebook", "sunlight", "hospital", "calendar"]
 TEXTS = [" ".join(WORDS[i % 8 :] + WORDS[: i % 8]) + f" number{i}" for i in range(150)]
@@ -62,7 +62,7 @@ def test_views_do_not_depend_on_the_workers(two_views: list[list[str]], no_worke
 def test_workers_serve_a_script_without_a_guard(tmp_path: Path, two_views: list[list[str]]) -> None:
     script = tmp_path / "script.py"  # no `if __name__ == "__main__"`, which multiprocessing would need
     script.write_text(
-        f"from midlayer_encoders.views.texts import augment\nprint(augment({TEXTS!r}, views=2, seed=3, workers=2)[1][-1])\n"
+        f"from midlayer_encoders.views.text_views import augment\nprint(augment({TEXTS!r}, views=2, seed=3, workers=2)[1][-1])\n"
     )
     ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=60)
     assert ran.stdout.strip() == two_views[1][-1]
@@ -105,7 +105,7 @@ def test_global_seeds_do_not_change_the_views(two_views: list[list[str]]) -> Non
 
 def test_each_step_changes_three_tenths_of_the_words() -> None:
     text = " ".join(WORDS * 2 + WORDS[:4])  # 20 words: 6 of them
-    split, substituted, mistyped = (step for step in room._augmenters(10))
+    split, substituted, mistyped = (step for step in text_views._augmenters(10))
     assert len(words_of(split.augment(text)[0])) == 20 + 6
     for step in (substituted, mistyped):
         changed = sum(a != b for a, b in zip(words_of(text), words_of(step.augment(text)[0]), strict=True))
@@ -137,8 +137,8 @@ def test_the_sequence_changes_as_much_as_nlpaug_does() -> None:
 
 def test_max_words_bounds_each_step() -> None:
     text = " ".join(WORDS * 25)  # 200 words
-    assert len(words_of(room._augmenters(10)[0].augment(text)[0])) == 210
-    assert len(words_of(room._augmenters(None)[0].augment(text)[0])) == 260
+    assert len(words_of(text_views._augmenters(10)[0].augment(text)[0])) == 210
+    assert len(words_of(text_views._augmenters(None)[0].augment(text)[0])) == 260
     bounded, free = (augment([text], views=1, max_words=most)[0][0] for most in (10, None))
     assert sum(word in WORDS for word in words_of(bounded)) >= 200 - 3 * 10
     assert sum(word in WORDS for word in words_of(free)) < 0.5 * 200
@@ -173,30 +173,30 @@ def test_other_scripts_survive(text: str) -> None:
 
 def test_marks_stay_on_their_letters() -> None:
     for word in ["हिन्दी", unicodedata.normalize("NFD", "réé"), "👩‍👩‍👧"]:
-        assert room._tokens(f"a {word}, b") == ["a", word, ",", "b"]
+        assert text_views._tokens(f"a {word}, b") == ["a", word, ",", "b"]
 
 
 def test_tokens_are_those_of_nlpaug() -> None:
     from nlpaug.util.text.tokenizer import Tokenizer
 
     for text in [*TEXTS[:5], "It's 3.5 % (approx.) – “naïve”, e.g.\nthis_one", "m² ½ ﬁ Straße 日本語。テ"]:
-        assert room._tokens(text) == Tokenizer.tokenizer(text)
+        assert text_views._tokens(text) == Tokenizer.tokenizer(text)
 
 
 def test_few_texts_start_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    plain = room._augmented
+    plain = text_views._augmented
 
     def noted(chunks, *, workers, **options):
         asked.append(workers)
         return plain(chunks, workers=1, **options)
 
-    monkeypatch.setattr(room, "_augmented", noted)
-    monkeypatch.setattr(room, "_cores", lambda: 8)
+    monkeypatch.setattr(text_views, "_augmented", noted)
+    monkeypatch.setattr(text_views, "_cores", lambda: 8)
     augment(TEXTS)
-    monkeypatch.setattr(room, "_CHARACTERS_PER_WORKER", 10_000)
+    monkeypatch.setattr(text_views, "_CHARACTERS_PER_WORKER", 10_000)
     augment(TEXTS)
-    assert asked == [0, min(2 * sum(map(len, TEXTS)) // 10_000, 8, math.ceil(150 / room._CHUNK))]
+    assert asked == [0, min(2 * sum(map(len, TEXTS)) // 10_000, 8, math.ceil(150 / text_views._CHUNK))]
     assert asked[1] > 1
 
 

@@ -1,7 +1,7 @@
-"""Everything private of mteb that this package relies on, each in a place that says why.
+"""Access to private parts of mteb; each function explains why it needs them.
 
-Imports mteb, which takes seconds: import this module inside functions. ``tests/tasks/test_compat.py`` fails when a
-release of mteb renames one of these or gives it another meaning.
+This module imports mteb, which takes seconds: import it inside functions. ``tests/tasks/test_mteb_internals.py`` fails
+if a release of mteb changes one of these parts.
 """
 
 from __future__ import annotations
