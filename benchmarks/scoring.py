@@ -25,7 +25,7 @@ import torch
 from benchmarks.real_tasks import DATA, shortened
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.models.hub import built_in_model
-from midlayer_encoders.scoring import recording, support  # noqa: F401  (imported before anything is timed)
+from midlayer_encoders.scoring import recording  # noqa: F401  (imported before anything is timed)
 from midlayer_encoders.sweeping import SweepResult, SweepSettings
 
 RESULTS = Path(__file__).parent / "results" / "scoring.md"

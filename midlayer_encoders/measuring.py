@@ -190,7 +190,7 @@ def make_for_views(metrics: str | Sequence[str], layers: Sequence[int], views: i
     made = make_metrics(metrics, layers)
     for name, metric in made.items():
         if isinstance(metric, LiDAR):
-            made[name] = LiDAR(layers, views=views, exponential=metric.exponential)
+            made[name] = LiDAR(layers, views=views, exponential=metric.options["exponential"])
     return made
 
 

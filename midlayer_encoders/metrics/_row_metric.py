@@ -1,9 +1,10 @@
-"""Metrics of the spectrum of a set of rows, from sums that any number of rows can be added to."""
+"""Metrics of the spectrum of a set of rows, exact for any number of rows and in bounded memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -16,10 +17,10 @@ from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, check_at_
 
 @dataclass(frozen=True)
 class Moments:
-    """What the metrics of a set of rows Z need to know of it.
+    """Summary of sets of rows Z.
 
     Attributes:
-        matrix: the smaller of ``Z Z'`` and ``Z' Z``, shape ``(*, n, n)``, of the rows as prepared.
+        matrix: the smaller of ``Z Z'`` and ``Z' Z``, shape ``(*, n, n)``, of the prepared rows.
         total: sum of the rows, shape ``(*, D)``, before centering.
         count: number of rows N, shape ``(*)``.
         width: their dimension D.
@@ -31,12 +32,14 @@ class Moments:
     width: int
 
 
-def of_rows(embeddings: Tensor, of: Callable[[Moments], Tensor], *, center: bool, unit: bool) -> Tensor:
-    """Return the number ``of`` the moments of rows ``(N, D)``, a scalar; NaN where they hold NaN or infinity.
+def number_of_rows(
+    embeddings: Tensor, number: Callable[[Moments], Tensor], *, center: bool = False, unit: bool = False
+) -> Tensor:
+    """Return the number of rows ``(N, D)``, a scalar; NaN if they contain NaN or infinity.
 
-    Rows are scaled to unit length first and centered then, as asked: the order in which rows can be added one by one.
+    Rows are first scaled to unit length (``unit``), then centered (``center``): in this order they can be accumulated.
     """
-    return _of_finite(_row_moments(embeddings, center=center, unit=unit), of).to(result_dtype(embeddings))
+    return _finite_number(_row_moments(embeddings, center=center, unit=unit), number).to(result_dtype(embeddings))
 
 
 def _row_moments(embeddings: Tensor, *, center: bool, unit: bool) -> Moments:
@@ -47,40 +50,34 @@ def _row_moments(embeddings: Tensor, *, center: bool, unit: bool) -> Moments:
     return Moments(smaller_gram(centered), rows.sum(dim=-2), count, rows.shape[-1])
 
 
-def _of_finite(moments: Moments, of: Callable[[Moments], Tensor]) -> Tensor:
-    # Without asking whether all are finite, which would wait for a GPU.
+def _finite_number(moments: Moments, number: Callable[[Moments], Tensor]) -> Tensor:
+    # No `if`, which would wait for a GPU.
     finite = torch.isfinite(moments.matrix).all(dim=-1).all(dim=-1)
-    return torch.where(finite, of(moments), torch.nan)
+    return torch.where(finite, number(moments), torch.nan)
 
 
 class MomentMetric(LayerMetric):
-    """A number that depends on the moment matrix of all rows, kept as one D x D matrix per layer in float64.
+    """A number that depends on the moment matrix of all rows, accumulated as one D x D float64 matrix per layer.
 
-    Args:
-        layers: as in :class:`LayerMetric`.
-        of: the numbers of sets of rows, shape ``(*)``, from their moments; NaN where those are.
-        center: subtract the mean of all rows, after ``unit``.
-        unit: scale each row to unit length.
-        torchmetrics_options: as in :class:`LayerMetric`.
+    A subclass passes ``number``, which computes the numbers of sets of rows, shape ``(*)``, from their
+    :class:`Moments` and the options other than ``center`` and ``unit``.
 
     Attributes:
-        least: number of rows below which there is no value.
+        least: smallest number of rows that has a value.
+        center: subtract the mean of all rows, after ``unit``.
+        unit: scale each row to unit length.
     """
 
     least: int = 1
     count: Tensor
 
-    def __init__(
-        self,
-        layers: Sequence[int],
-        of: Callable[[Moments], Tensor],
-        *,
-        center: bool = False,
-        unit: bool = False,
-        **torchmetrics_options: Any,
-    ) -> None:
-        super().__init__(layers, **torchmetrics_options)
-        self._of, self.center, self.unit = of, center, unit
+    def __init__(self, layers: Sequence[int], **options: Any) -> None:
+        super().__init__(layers, **options)
+        self.center = bool(self.options.get("center", False))
+        self.unit = bool(self.options.get("unit", False))
+        assert self._number is not None
+        number_options = {name: value for name, value in self.options.items() if name not in ("center", "unit")}
+        self._number_of_moments = partial(self._number, **number_options)
         self.add_state("count", torch.zeros(len(self.layers), dtype=torch.int64), dist_reduce_fx="sum")
         for layer in self.layers:
             for name in ("rows", "total", "moment"):
@@ -104,32 +101,38 @@ class MomentMetric(LayerMetric):
         folded = [layer for layer in layers if len(getattr(self, f"moment_{layer}"))]
         counts = dict(zip(self.layers, self.count.tolist(), strict=True)) if folded else {}
         for layer in layers:
-            kept = rows[layer]
-            count = counts.get(layer, 0) + (0 if kept is None else len(kept))
+            layer_rows = rows[layer]
+            count = counts.get(layer, 0) + (0 if layer_rows is None else len(layer_rows))
             check_at_least(self.least, count, f"Rows given to {type(self).__name__} at layer {layer}")
-        found = {layer: _of_finite(self._moments(layer, rows[layer]), self._of) for layer in folded}
-        whole = [kept for layer in layers if layer not in folded and (kept := rows[layer]) is not None]
-        values = iter(in_stacks(whole, self._of_stack))
-        return one_device([found[layer] if layer in found else next(values) for layer in layers])
+        numbers = {
+            layer: _finite_number(self._moments(layer, rows[layer]), self._number_of_moments) for layer in folded
+        }
+        unfolded = [rows[layer] for layer in layers if layer not in folded]
+        values = iter(in_stacks([tensor for tensor in unfolded if tensor is not None], self._number_of_stack))
+        return one_device([numbers[layer] if layer in numbers else next(values) for layer in layers])
 
-    def _of_stack(self, rows: Tensor) -> Tensor:
-        """Return the numbers of several layers, shape ``(L,)``, whose rows were not folded, ``(L, N, D)``."""
-        return _of_finite(_row_moments(rows, center=self.center, unit=self.unit), self._of)
+    def _number_of_stack(self, rows: Tensor) -> Tensor:
+        """Return the numbers of several layers, shape ``(L,)``, from their unfolded rows, ``(L, N, D)``."""
+        return _finite_number(_row_moments(rows, center=self.center, unit=self.unit), self._number_of_moments)
 
     def _moments(self, layer: int, rows: Tensor | None) -> Moments:
-        """Return the moments of all that was added to a layer: the folded rows, and those not yet folded."""
+        """Return the moments of all rows of a layer: the folded ones and those not yet folded."""
         count = self.count[self._position(layer)] + (0 if rows is None else len(rows))
-        moment, total = (getattr(self, f"{name}_{layer}") for name in ("moment", "total"))
-        moment, total = (torch.cat(one) if isinstance(one, list) else one for one in (moment, total))
-        moment, total = moment.sum(dim=0), total.sum(dim=0)
+        moment = joined(getattr(self, f"moment_{layer}"))
+        total = joined(getattr(self, f"total_{layer}"))
+        assert moment is not None
+        assert total is not None
+        moment = moment.sum(dim=0)
+        total = total.sum(dim=0)
         if rows is not None and len(rows):
             rest = prepared(rows.double(), None, center=False, unit=self.unit)
-            moment, total = moment + rest.mT @ rest, total + rest.sum(dim=0)
+            moment = moment + rest.mT @ rest
+            total = total + rest.sum(dim=0)
         return Moments(_centered(moment, total, count) if self.center else moment, total, count, len(total))
 
 
 def _centered(moment: Tensor, total: Tensor, count: Tensor) -> Tensor:
-    """Return the moment matrix about the mean; zero where rows differ from it by no more than rounding."""
+    """Return the moment matrix about the mean; zero if rows differ from the mean only by rounding."""
     centered = moment - torch.outer(total, total) / count
     rounding = 32 * count.sqrt() * torch.finfo(moment.dtype).eps * moment.trace()
     return torch.where(centered.trace() <= rounding, 0.0, centered)
@@ -138,11 +141,11 @@ def _centered(moment: Tensor, total: Tensor, count: Tensor) -> Tensor:
 class RowMetric(MomentMetric):
     """A number that depends on the spectrum of the texts' vectors, one row per text.
 
-    Exact for any number of texts. Rows are kept as they come (in their own type, without a copy where they own their
-    memory) until a layer has more than 1024 and more than twice as many as they have dimensions; from then on only the
-    D x D moment matrix in float64. So few texts cost a small Gram matrix, and many cost no more than D x D.
+    Exact for any number of texts. Rows are stored in their own dtype (without a copy if they own their memory) until a
+    layer has more than 1024 and more than twice as many as dimensions; from then on only the D x D moment matrix in
+    float64 is stored. So few texts need a small Gram matrix, and many never need more than D x D.
 
-    A text counts as often as it is given: the shards of several processes must not overlap.
+    A text counts as often as it is passed: shards of several processes must not overlap.
     """
 
     kind: ClassVar[Kind] = "pooled"
@@ -158,11 +161,11 @@ class RowMetric(MomentMetric):
         check_embeddings(embeddings, index)
         self._position(layer)
         rows = getattr(self, f"rows_{layer}")
-        rows.append(own(embeddings))
+        rows.append(owned(embeddings))
         if sum(map(len, rows)) > max(1024, 2 * embeddings.shape[-1]):
-            kept = prepared(torch.cat(rows).double(), None, center=False, unit=self.unit)
+            prepared_rows = prepared(torch.cat(rows).double(), None, center=False, unit=self.unit)
             rows.clear()
-            self._fold(layer, kept, len(kept))
+            self._fold(layer, prepared_rows, len(prepared_rows))
 
 
 def check_embeddings(embeddings: Tensor, index: Tensor | None) -> None:
@@ -173,12 +176,12 @@ def check_embeddings(embeddings: Tensor, index: Tensor | None) -> None:
         )
     if index is not None and (index.shape != embeddings.shape[:1] or index.is_floating_point()):
         raise OptionError(
-            f"`index` must be {len(embeddings)} integers, the place of each text in the whole list, "
+            f"`index` must be {len(embeddings)} integers, the position of each text in the whole list, "
             f"but got {tuple(index.shape)} of {index.dtype}."
         )
 
 
-def own(embeddings: Tensor) -> Tensor:
-    """Return vectors that keep nothing else alive: a copy where they are a view into larger states."""
+def owned(embeddings: Tensor) -> Tensor:
+    """Return vectors that own their memory: a copy if they are a view into larger states."""
     rows = embeddings.detach()
     return rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows

@@ -1,4 +1,4 @@
-"""Metrics of a text's token states: a mean over texts, of which only sums are kept."""
+"""Metrics of a text's token states: a mean over texts, accumulated as sums."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import Tensor
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, check_at_least
 
-_ELEMENTS = 2**24
-"""How many temporary numbers there may be at once (64 MB in float32): a large batch is never copied as a whole."""
+_MAX_TEMPORARIES = 2**24
+"""Temporary numbers at once (64 MB in float32): a large batch is never copied whole."""
 
 
 class MeanOverTexts(LayerMetric):
-    """Mean over texts of a number that each text's token states have.
+    """Mean over texts of a number of each text's token states.
 
-    Keeps three sums per layer, whatever the number of texts. A text that is too short to have the number is left out of
-    the mean and counted in ``skipped``.
+    Stores three sums per layer, whatever the number of texts. A text that is too short to have the number is excluded
+    from the mean and counted in ``skipped``.
 
     Attributes:
         count: texts in the mean, shape ``(len(layers),)``.
-        skipped: texts left out, shape ``(len(layers),)``.
+        skipped: texts excluded, shape ``(len(layers),)``.
     """
 
     kind: ClassVar[Kind] = "tokens"
@@ -33,14 +33,14 @@ class MeanOverTexts(LayerMetric):
     count: Tensor
     skipped: Tensor
 
-    def __init__(self, layers: Sequence[int], **torchmetrics_options: Any) -> None:
-        super().__init__(layers, **torchmetrics_options)
+    def __init__(self, layers: Sequence[int], **options: Any) -> None:
+        super().__init__(layers, **options)
         self.add_state("total", torch.zeros(len(self.layers), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros(len(self.layers), dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("skipped", torch.zeros(len(self.layers), dtype=torch.int64), dist_reduce_fx="sum")
 
     def _add(self, row: int, values: Tensor, defined: Tensor) -> None:
-        """Add each text's number, where it has one, to the sums of a layer; both ``(B,)``."""
+        """Add the number of each text that has one to the sums of a layer; both ``(B,)``."""
         device = self.total.device
         self.total[row] += torch.where(defined, values, 0.0).sum(dtype=torch.float64).to(device)
         count = defined.sum().to(device)
@@ -52,22 +52,22 @@ class MeanOverTexts(LayerMetric):
 
     def _values(self, layers: Sequence[int]) -> Tensor:
         rows = [self._position(layer) for layer in layers]
-        total, count = self.total[rows], self.count[rows]
+        count = self.count[rows]
         for layer, texts in zip(layers, count.tolist(), strict=True):
             if self._has_value(layer):
                 check_at_least(1, texts, f"Texts long enough for {type(self).__name__} at layer {layer}")
-        return total / count
+        return self.total[rows] / count
 
 
 class TokenMetric(MeanOverTexts):
-    """A :class:`MeanOverTexts` of a number that one layer's states alone give."""
+    """A :class:`MeanOverTexts` of a number that depends on one layer only."""
 
     @abstractmethod
     def _per_text(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each text's number and whether it has one, both ``(B,)``."""
+        """Return each text's number and whether it is defined, both ``(B,)``."""
 
-    def _numbers(self, states: Tensor) -> int:
-        """Return how many temporary numbers one text takes: as many as its states have, unless these are not copied."""
+    def _temporaries(self, states: Tensor) -> int:
+        """Return how many temporary numbers one text needs: as many as its states, unless they are not copied."""
         return states.shape[1] * states.shape[2]
 
     def update(self, layer: int, states: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:  # noqa: ARG002
@@ -81,17 +81,17 @@ class TokenMetric(MeanOverTexts):
         """
         check_tokens(states, mask)
         row = self._position(layer)
-        for some, real in parts(states, mask, self._numbers(states)):
-            self._take(row, some, real)
+        for chunk, chunk_mask in chunks(states, mask, self._temporaries(states)):
+            self._add_texts(row, chunk, chunk_mask)
 
-    def _take(self, row: int, states: Tensor, mask: Tensor) -> None:
-        """Add some texts of a layer to its sums."""
+    def _add_texts(self, row: int, states: Tensor, mask: Tensor) -> None:
+        """Add texts of a layer to its sums."""
         self._add(row, *self._per_text(states, mask))
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """Texts of some layers whose numbers are still to be found: the layer of each, and one row per text of the rest."""
+    """Texts whose numbers are not computed yet: the layer of each, and tensors with one row per text."""
 
     rows: list[int]
     tensors: tuple[Tensor, ...]
@@ -102,33 +102,32 @@ class _Waiting:
 
 
 class WaitingTokenMetric(TokenMetric):
-    """A :class:`TokenMetric` whose steps are taken for several layers at once, on a GPU.
+    """A :class:`TokenMetric` that computes several layers at once on a GPU.
 
-    The small matrices or the few angles of one layer do not fill a GPU, and every launch costs the same. So the
-    ingredients of the texts' numbers, not their states, wait for those of the next layers
-    (benchmarks/results/metrics_h200.md); the states themselves only where a batch is so small that a copy of them costs
-    less than the launches (benchmarks/results/callbacks_cuda.md). The sums are complete after :meth:`settle`, with
-    which ``compute`` and ``sync`` begin.
+    The small matrices or few angles of one layer do not fill a GPU, and each launch costs the same. So the ingredients
+    of the texts' numbers wait for those of the next layers (benchmarks/results/metrics_h200.md). The states themselves
+    wait only if a batch is so small that copying them costs less than the launches
+    (benchmarks/results/callbacks_cuda.md). :meth:`settle`, which ``compute`` and ``sync`` call, completes the sums.
     """
 
-    _together: ClassVar[int]
-    """How many bytes of ingredients may wait."""
-    _states_together: ClassVar[int] = 2**26
-    """How many bytes of states may wait."""
+    _max_waiting_bytes: ClassVar[int]
+    """Bytes of ingredients that may wait."""
+    _max_state_bytes: ClassVar[int] = 2**26
+    """Bytes of states that may wait."""
 
-    def __init__(self, layers: Sequence[int], **torchmetrics_options: Any) -> None:
-        super().__init__(layers, **torchmetrics_options)
-        self._kind: tuple[torch.device, torch.dtype, torch.Size] | None = None
+    def __init__(self, layers: Sequence[int], **options: Any) -> None:
+        super().__init__(layers, **options)
+        self._layout: tuple[torch.device, torch.dtype, torch.Size] | None = None
         self._states: list[_Waiting] = []
         self._waiting: list[_Waiting] = []
 
     @abstractmethod
     def _ingredients(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        """Return what the texts' numbers are made of, tensors of one row per text that are no views of the states."""
+        """Return the inputs of :meth:`_settled`, tensors with one row per text that are not views of the states."""
 
     @abstractmethod
     def _settled(self, ingredients: tuple[Tensor, ...], width: int) -> tuple[Tensor, Tensor]:
-        """Return each text's number and whether it has one, both ``(B,)``, from ingredients and the states' width."""
+        """Return each text's number and whether it is defined, both ``(B,)``, for states of this width."""
 
     def _per_text(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         return self._settled(self._ingredients(states, mask), states.shape[-1])
@@ -136,81 +135,83 @@ class WaitingTokenMetric(TokenMetric):
     def _waits(self, states: Tensor) -> bool:
         return states.is_cuda
 
-    def _take(self, row: int, states: Tensor, mask: Tensor) -> None:
+    def _add_texts(self, row: int, states: Tensor, mask: Tensor) -> None:
         if not self._waits(states):
-            super()._take(row, states, mask)
+            super()._add_texts(row, states, mask)
             return
-        kind = states.device, states.dtype, states.shape[1:]
-        if kind != self._kind:
+        layout = states.device, states.dtype, states.shape[1:]
+        if layout != self._layout:
             self.settle()
-        self._kind = kind
+        self._layout = layout
         rows = [row] * len(states)
-        if 4 * states.nbytes > self._states_together:
+        if 4 * states.nbytes > self._max_state_bytes:
             self._wait([_Waiting(rows, (states, mask))])
             return
         self._states.append(_Waiting(rows, (states.clone(), mask)))  # a block may add to its input in place
-        if sum(one.nbytes for one in self._states) >= self._states_together:
-            self._wait(self._pop_states())
+        if sum(waiting.nbytes for waiting in self._states) >= self._max_state_bytes:
+            self._wait_with_states()
 
-    def _pop_states(self) -> list[_Waiting]:
-        states, self._states = self._states, []
-        return states
+    def _wait_with_states(self) -> None:
+        """Turn all waiting states into ingredients."""
+        states = self._states
+        self._states = []
+        if states:
+            self._wait(states)
 
-    def _wait(self, given: list[_Waiting]) -> None:
-        """Make ingredients of states, and have them wait."""
-        if not given:
-            return
-        rows, (states, mask) = _joined(given)
+    def _wait(self, waiting_states: list[_Waiting]) -> None:
+        """Turn states into ingredients, which wait in turn."""
+        rows, (states, mask) = _joined(waiting_states)
         self._waiting.append(_Waiting(rows, self._ingredients(states, mask)))
-        if sum(one.nbytes for one in self._waiting) >= self._together:
-            self._find()
+        if sum(waiting.nbytes for waiting in self._waiting) >= self._max_waiting_bytes:
+            self._add_waiting()
 
     def settle(self) -> None:
-        """Add what waits to the sums."""
-        self._wait(self._pop_states())
-        self._find()
+        """Add all waiting texts to the sums."""
+        self._wait_with_states()
+        self._add_waiting()
 
-    def _find(self) -> None:
-        if not self._waiting or self._kind is None:
+    def _add_waiting(self) -> None:
+        if not self._waiting or self._layout is None:
             return
         rows, ingredients = _joined(self._waiting)
-        self._waiting = []  # they take as much memory again
-        values, defined = self._settled(ingredients, self._kind[-1][-1])
+        self._waiting = []  # frees as much memory as the ingredients
+        values, defined = self._settled(ingredients, self._layout[-1][-1])
         device = self.total.device
-        at = torch.tensor(rows).to(device, non_blocking=True)
+        position = torch.tensor(rows).to(device, non_blocking=True)
         values, defined = values.to(device), defined.to(device)
-        # Not in place: sums that were made in inference mode may be settled outside.
-        self.total = self.total.index_add(0, at, torch.where(defined, values, 0.0).double())
-        self.count = self.count.index_add(0, at, defined.long())
-        self.skipped = self.skipped.index_add(0, at, (~defined).long())
+        # Not in place: sums created in inference mode may be settled outside it.
+        self.total = self.total.index_add(0, position, torch.where(defined, values, 0.0).double())
+        self.count = self.count.index_add(0, position, defined.long())
+        self.skipped = self.skipped.index_add(0, position, (~defined).long())
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
-        """Settle what waits, then share the sums with the other processes; ``compute`` begins with it, always."""
+        """Settle, then merge the sums with the other processes; ``compute`` calls this first."""
         self.settle()
         super().sync(*args, **kwargs)
 
     @property
     def metric_state(self) -> dict[str, list[Tensor] | Tensor]:
-        """The sums, with what waits."""
+        """The sums, including waiting texts."""
         self.settle()
         return super().metric_state
 
     def reset(self) -> None:
-        """Forget all texts."""
+        """Remove all texts."""
         super().reset()
-        self._states, self._waiting = [], []
+        self._states = []
+        self._waiting = []
 
 
 def _joined(waiting: list[_Waiting]) -> tuple[list[int], tuple[Tensor, ...]]:
-    """Return the rows of all texts that wait, and their tensors."""
+    """Return the rows of all waiting texts and their tensors."""
     if len(waiting) == 1:
         return waiting[0].rows, waiting[0].tensors
-    rows = [row for one in waiting for row in one.rows]
-    return rows, tuple(torch.cat(each) for each in zip(*(one.tensors for one in waiting), strict=True))
+    rows = [row for batch in waiting for row in batch.rows]
+    return rows, tuple(torch.cat(tensors) for tensors in zip(*(batch.tensors for batch in waiting), strict=True))
 
 
 def check_tokens(states: Tensor, mask: Tensor) -> None:
-    """Raise an :class:`OptionError` unless states and mask belong together."""
+    """Raise an :class:`OptionError` unless the mask fits the states."""
     if states.ndim != 3 or mask.shape != states.shape[:2] or mask.dtype != torch.bool:
         raise OptionError(
             "`states` must be (B, T, D) and `mask` (B, T) of bool, "
@@ -218,9 +219,10 @@ def check_tokens(states: Tensor, mask: Tensor) -> None:
         )
 
 
-def parts(states: Tensor, mask: Tensor, numbers: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield a batch in parts whose texts, at ``numbers`` temporary numbers each, take a bounded amount of memory."""
-    texts = max(1, _ELEMENTS // max(1, numbers))
+def chunks(states: Tensor, mask: Tensor, temporaries: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield a batch in chunks that need a bounded number of temporary numbers; by default a text needs T x D."""
+    per_text = states.shape[1] * states.shape[2] if temporaries is None else temporaries
+    texts = max(1, _MAX_TEMPORARIES // max(1, per_text))
     yield from zip(torch.split(states, texts), torch.split(mask, texts), strict=True)
 
 

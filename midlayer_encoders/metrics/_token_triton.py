@@ -1,10 +1,10 @@
 """Token states read once: centered Gram matrices and turning angles of many texts on a GPU, as Triton kernels.
 
-The plain way makes a float32 copy of the states, and another for each step, and reads each of them several times: on an
-H200 that takes longer than the eigenvalues. Here the states are read as they are, in the order of the real tokens, and
-only numbers per token or per pair of tokens are written.
+Without kernels, each step makes a float32 copy of the states and reads it several times, which takes longer than the
+eigenvalues on an H200. These kernels read the states in place, in the order of the real tokens, and write only numbers
+per token or per pair of tokens.
 """
-# Triton's kernels are no Python: their parameters have no types that mypy knows.
+# Parameters of Triton kernels have no types that mypy knows.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 try:
     import triton
     import triton.language as tl
-except ImportError:  # The module can still be imported, to be read or collected by pytest; nothing in it can run.
+except ImportError:  # pytest can still collect the module.
     triton = tl = None
 
 
 _TINY = 32 * torch.finfo(torch.float32).eps
-"""Under this part of the lengths it was made from, a difference of tokens is rounding."""
+"""A difference of tokens below this fraction of their lengths is only rounding."""
 
-# The quickest launch of `_gram` on an H200, by the tokens of a tile.
+# The fastest launch of `_gram` on an H200, by the tokens of a tile.
 _GRAM_OPTIONS = {64: {"COLS": 32, "num_warps": 4}, 128: {"COLS": 32, "num_warps": 8}}
 
 
@@ -34,7 +34,7 @@ def _jit(kernel: Any) -> Any:
 
 @_jit
 def _compact(mask, order, sizes, batch_stride, token_stride, T, BLOCK: tl.constexpr):
-    """Write the places of each text's real tokens, in their order, and their number."""
+    """Write the positions of each text's real tokens, in their order, and their number."""
     b = tl.program_id(0).to(tl.int64)
     size = tl.zeros((), dtype=tl.int32)
     for start in range(0, T, BLOCK):
@@ -65,7 +65,7 @@ def _mean(states, order, sizes, means, D, batch_stride, token_stride, T, ROWS: t
 
 @_jit
 def _tokens(states, means, token, real, start, D, token_stride, COLS: tl.constexpr, CENTER: tl.constexpr):
-    """Return some columns of tokens, minus the mean; zero where they are not real."""
+    """Load a block of columns of tokens, minus the mean; zero where they are padding."""
     cols = start + tl.arange(0, COLS)
     inside = real[:, None] & (cols < D)[None, :]
     block = tl.load(states + token[:, None] * token_stride + cols[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -90,7 +90,7 @@ def _gram(
     COLS: tl.constexpr,
     CENTER: tl.constexpr,
 ):
-    # One axis, since the others end at 65535; the tiles of a text are neighbors, to share the cache.
+    # One axis because the others end at 65535; the tiles of a text are neighbors and share the cache.
     tiles = tl.cdiv(T, ROWS)
     i, j = tl.program_id(0) // tiles % tiles, tl.program_id(0) % tiles
     b = (tl.program_id(0) // (tiles * tiles)).to(tl.int64)
@@ -105,7 +105,7 @@ def _gram(
         means += b * D
         token_i = tl.load(order + b * T + at_i, mask=at_i < size, other=0)
         token_j = tl.load(order + b * T + at_j, mask=at_j < size, other=0)
-        # Three products on tensor cores, as exact as one in float32.
+        # Three products on tensor cores are as exact as one in float32.
         if i == j:
             for start in range(0, D, COLS):
                 x = _tokens(states, means, token_i, at_i < size, start, D, token_stride, COLS, CENTER)
@@ -125,7 +125,7 @@ def _gram(
 @_jit
 def _factor(square, tiny, real, UNIT: tl.constexpr):
     length = tl.sqrt(square)
-    return tl.where(real & ~(length <= tiny), 1.0 / length if UNIT else 1.0, 0.0)  # NaN is kept
+    return tl.where(real & ~(length <= tiny), 1.0 / length if UNIT else 1.0, 0.0)  # True for NaN
 
 
 @_jit
@@ -142,7 +142,7 @@ def _scale(
     CENTER: tl.constexpr,
     UNIT: tl.constexpr,
 ):
-    """Scale rows and columns as `_gram.prepared` scales the tokens."""
+    """Scale rows and columns as `prepared` scales tokens."""
     b = tl.program_id(0).to(tl.int64)
     size = tl.load(sizes + b)
     gram += b * T * T
@@ -182,7 +182,7 @@ def _turn(
     first = tl.load(order + b * T + at, mask=real, other=0)[:, None] * token_stride
     middle = tl.load(order + b * T + at + STEP, mask=real, other=0)[:, None] * token_stride
     last = tl.load(order + b * T + at + 2 * STEP, mask=real, other=0)[:, None] * token_stride
-    # In float64 one reading is enough: 1 - cos is then as good near 0 and pi as the difference of unit vectors.
+    # In float64 one pass is enough: 1 - cos is as accurate near 0 and pi as the difference of unit vectors.
     before = tl.zeros((ROWS,), dtype=tl.float64)
     after = tl.zeros((ROWS,), dtype=tl.float64)
     both = tl.zeros((ROWS,), dtype=tl.float64)
@@ -195,21 +195,21 @@ def _turn(
         before += tl.sum(v * v, 1)
         after += tl.sum(w * w, 1)
         both += tl.sum(v * w, 1)
-    turns_at_all = real & (before != 0) & (after != 0)
-    cosine = both / tl.sqrt(tl.where(turns_at_all, before * after, 1.0))
-    cosine = tl.where(cosine > 1, 1.0, tl.where(cosine < -1, -1.0, cosine))  # NaN is kept
-    tl.store(apart + b * T + at, tl.where(turns_at_all, 2 - 2 * cosine, -1.0), mask=at < T)
-    tl.store(along + b * T + at, tl.where(turns_at_all, 2 + 2 * cosine, -1.0), mask=at < T)
+    has_angle = real & (before != 0) & (after != 0)
+    cosine = both / tl.sqrt(tl.where(has_angle, before * after, 1.0))
+    cosine = tl.where(cosine > 1, 1.0, tl.where(cosine < -1, -1.0, cosine))  # NaN stays NaN
+    tl.store(apart + b * T + at, tl.where(has_angle, 2 - 2 * cosine, -1.0), mask=at < T)
+    tl.store(along + b * T + at, tl.where(has_angle, 2 + 2 * cosine, -1.0), mask=at < T)
 
 
 def prepared_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> tuple[Tensor, Tensor]:
-    """Return the Gram matrices of texts' tokens, real ones first, centered and scaled as asked, and their sizes.
+    """Return the Gram matrices of texts' tokens, optionally centered and scaled, and the sizes of their corners.
 
     Args:
         states: shape ``(B, T, D)``, the last axis contiguous.
         mask: real tokens, shape ``(B, T)``.
         center: subtract the mean of the text's tokens.
-        unit: scale tokens to length one, after that.
+        unit: scale tokens to length one, after centering.
 
     Returns:
         Shapes ``(B, T, T)``, float32, zero beyond each text's tokens, and ``(B,)``, int32. Off by at most about 1e-6
@@ -219,7 +219,7 @@ def prepared_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> 
     means = torch.empty(B, D, device=states.device)
     gram = torch.empty(B, T, T, device=states.device)
     shape = D, states.stride(0), states.stride(1), T
-    with torch.cuda.device_of(states):  # Triton launches on the current device, whatever the tensors' own.
+    with torch.cuda.device_of(states):  # Triton launches on the current device, not on the tensors' device.
         order, sizes = _order(mask)
         if center:
             _mean[(B, triton.cdiv(D, 64))](states, order, sizes, means, *shape, ROWS=64, COLS=64, num_warps=2)
@@ -228,7 +228,7 @@ def prepared_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> 
             states, order, sizes, means, gram, *shape, ROWS=tile, CENTER=center, **_GRAM_OPTIONS[tile]
         )
         if center or unit:
-            squares = gram.diagonal(dim1=1, dim2=2).contiguous()  # the lengths, before `_scale` changes them in place
+            squares = gram.diagonal(dim1=1, dim2=2).contiguous()  # before `_scale` changes them in place
             _scale[(B, triton.cdiv(T, 32))](
                 gram, squares, means, sizes, D, T, _TINY, ROWS=32, COLS=128, CENTER=center, UNIT=unit, num_warps=4
             )
@@ -241,24 +241,22 @@ def turns(states: Tensor, mask: Tensor, step: int) -> tuple[Tensor, Tensor]:
     Args:
         states: shape ``(B, T, D)``, the last axis contiguous.
         mask: real tokens, shape ``(B, T)``.
-        step: how many tokens a difference spans.
+        step: number of tokens that a difference spans.
 
     Returns:
-        Both shape ``(B, T)``, float32; -1 where there is no pair of differences, or one is zero.
+        Both shape ``(B, T)``, float32; -1 where there is no pair of differences or one of them is zero.
     """
     B, T, D = states.shape
     apart, along = torch.empty(2, B, T, device=states.device)
     shape = D, states.stride(0), states.stride(1), T
     with torch.cuda.device_of(states):
         order, sizes = _order(mask)
-        _turn[(B, triton.cdiv(T, 8))](
-            states, order, sizes, apart, along, *shape, step, ROWS=8, COLS=128, num_warps=4
-        )  # fmt: skip
+        _turn[(B, triton.cdiv(T, 8))](states, order, sizes, apart, along, *shape, step, ROWS=8, COLS=128, num_warps=4)
     return apart, along
 
 
 def _order(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the places of the real tokens first, shape ``(B, T)``, what follows undefined, and their number."""
+    """Return the positions of the real tokens, shape ``(B, T)``, undefined after the last one, and their number."""
     B, T = mask.shape
     order = torch.empty(B, T, dtype=torch.int64, device=mask.device)
     sizes = torch.empty(B, dtype=torch.int32, device=mask.device)

@@ -227,8 +227,7 @@ def _inspect(name: str | Path | AbsTask, encoder: LayerEncoder | None) -> list[_
 
 
 def _inspect_source(source: TaskSource, encoder: LayerEncoder | None) -> _InspectedTask:
-    from midlayer_encoders.scoring.recording import record
-    from midlayer_encoders.scoring.support import scores_together
+    from midlayer_encoders.scoring.recording import record, scores_together
 
     label = task_label(source.name)
     if isinstance(source, TextsSource):
@@ -378,7 +377,7 @@ class _Timer:
                 vectors = generator.standard_normal((len(evaluation.keys), dim), dtype=np.float32)
                 read = partial(_read_all, vectors)
                 start = time.perf_counter()
-                layer_scores(evaluation.question, evaluation.keys, [0], read, device=self.encoder.device)
+                layer_scores(evaluation.scorer, evaluation.keys, [0], read, device=self.encoder.device)
                 seconds += time.perf_counter() - start
             self.stage.step()
         return seconds, left_out

@@ -152,7 +152,7 @@ class BatchScorer:
         for evaluation in recorded:
             last = evaluation is recorded[-1]
             step = stage.step if stage is not None and last else lambda _: None
-            values = layer_scores(evaluation.question, evaluation.keys, layers, read, device=device, done=step)
+            values = layer_scores(evaluation.scorer, evaluation.keys, layers, read, device=device, done=step)
             for layer in layers:
                 scores[layer].setdefault(evaluation.split, {})[evaluation.subset] = {"main_score": values[layer]}
         task = _task(job)
@@ -262,7 +262,7 @@ class TaskScorer:
 
     def _score_at_once(self, jobs: Sequence[Job]) -> tuple[list[Score], str | None, dict[str, float]]:
         """Return the scores of all layers and of baselines, or the reason why mteb must score the task."""
-        from midlayer_encoders.scoring.support import scores_together
+        from midlayer_encoders.scoring.recording import scores_together
 
         if self.batch_scorer is None:
             return [], "it was requested", {}

@@ -85,7 +85,7 @@ def test_turns_that_wait_for_the_next_layers_give_the_same(monkeypatch: pytest.M
     expected = value("curvature", texts)
     monkeypatch.setattr(Curvature, "_waits", lambda *_: True)
     for together in (1, 2000, 2**23):  # settled at once, in the middle, and only at the end
-        monkeypatch.setattr(Curvature, "_together", together)
+        monkeypatch.setattr(Curvature, "_max_waiting_bytes", together)
         torch.testing.assert_close(value("curvature", texts), expected)
 
 

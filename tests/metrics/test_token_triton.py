@@ -11,7 +11,7 @@ from torch import Tensor
 
 from midlayer_encoders.metrics import _token_triton as kernels
 from midlayer_encoders.metrics import curvature, prompt_entropy
-from midlayer_encoders.metrics._gram import kernels_run, prepared
+from midlayer_encoders.metrics._gram import kernels_can_read, prepared
 from midlayer_encoders.metrics.curvature import _turns
 from tests.metrics.oracles import random_rows
 
@@ -93,8 +93,8 @@ def test_a_line_is_straight_to_the_last_digits() -> None:
 
 def test_functions_use_the_kernels_and_agree_with_float64() -> None:
     states, mask = batch(9, 20, torch.float32)
-    assert kernels_run(states)
-    assert not kernels_run(states.double())
+    assert kernels_can_read(states)
+    assert not kernels_can_read(states.double())
     real = mask.sum(dim=-1) > 2
     for function in (curvature, prompt_entropy):
         found, expected = function(states, mask), function(states.double(), mask)

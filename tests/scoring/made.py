@@ -94,7 +94,7 @@ def together(task: AbsTask, similarity: str = "cosine", *, dtype: Any = np.float
         asked = record(with_listed_labels(type(task)()), keys, similarity=similarity)
     read = lambda layer, texts: vectors(texts, layer).astype(dtype)  # noqa: E731
     how = {"device": torch.device("cpu"), **how}
-    found = [(one, layer_scores(one.question, one.keys, LAYERS, read, **how)) for one in asked]
+    found = [(one, layer_scores(one.scorer, one.keys, LAYERS, read, **how)) for one in asked]
     results = []
     for layer in LAYERS:
         scores: dict[str, dict[str, Any]] = {}

@@ -89,7 +89,7 @@ def test_a_task_that_cannot_be_scored_together_is_scored_by_mteb_and_says_why(
     unusual.__class__ = type("Unusual", (type(unusual),), {"evaluate": lambda self, *a, **k: super(type(self), self).evaluate(*a, **k)})  # fmt: skip
     result = sweep(tiny_folder("Llama"), unusual, layers=[1, 2], out=tmp_path / "out", **QUICK)
     (way,) = result.notes.scoring.values()
-    assert way == "by mteb, because it has a way of its own to evaluate (`evaluate`)"
+    assert way == "by mteb, because it overrides `evaluate`"
     assert not confirmed(result)
     assert len(scores(result, path)) == 2
 

@@ -12,8 +12,7 @@ from mteb.abstasks.clustering import _evaluate_clustering_bootstrapped
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
-from midlayer_encoders.scoring.recording import _KMeans, _with
-from midlayer_encoders.scoring.support import scores_together
+from midlayer_encoders.scoring.recording import _KMeansRecorder, _with_globals, scores_together
 from midlayer_encoders.tasks import builtin_tasks
 from midlayer_encoders.tasks.mteb_internals import with_listed_labels
 from tests.others_warnings import MTEB
@@ -34,11 +33,11 @@ def test_the_built_in_tasks_and_mteb_s_plain_ones_are_scored_together() -> None:
     ("name", "reason"),
     [
         ("MindSmallReranking", "its main score is max_over_subqueries_map_at_1000"),
-        ("ArxivClusteringS2S", "it is of the type Clustering"),
-        ("SummEval", "it is of the type Summarization"),
-        ("BUCC", "it is of the type BitextMining"),
-        ("CIFAR10", "it is of image"),
-        ("MultiEURLEXMultilabelClassification", "it has a way of its own to evaluate (`_evaluate_subset`)"),
+        ("ArxivClusteringS2S", "its type is Clustering"),
+        ("SummEval", "its type is Summarization"),
+        ("BUCC", "its type is BitextMining"),
+        ("CIFAR10", "its modalities are image"),
+        ("MultiEURLEXMultilabelClassification", "it overrides `_evaluate_subset`"),
     ],
 )
 def test_what_is_unusual_is_left_to_mteb(name: str, reason: str) -> None:
@@ -57,10 +56,10 @@ def test_a_task_that_changes_how_it_is_evaluated_is_left_to_mteb() -> None:
     ):  # fmt: skip
         task = make()
         task.__class__ = type("Own", (type(task),), {method: own})
-        assert scores_together(task) == f"it has a way of its own to evaluate (`{method}`)"
+        assert scores_together(task) == f"it overrides `{method}`"
     task = classification()  # as a sweep makes it, and mteb scores it
     task.__class__ = type("Own", (type(task),), {"_calculate_scores": own})
-    assert scores_together(with_listed_labels(task)) == "it has a way of its own to evaluate (`_calculate_scores`)"
+    assert scores_together(with_listed_labels(task)) == "it overrides `_calculate_scores`"
     with pytest.raises(AssertionError):
         with_listed_labels(task)._calculate_scores(["several"], ["labels"], ["of"], "each")
     task = retrieval()
@@ -93,11 +92,11 @@ def test_what_is_private_in_mteb_is_still_what_is_replaced() -> None:
         (AbsTaskRetrieval, "_evaluate_subset"),
     ):  # fmt: skip
         assert callable(getattr(base, method))
-    with pytest.raises(NotImplementedError, match="mteb clusters in a way that is not known here"):
-        _KMeans({"n_clusters": 3, "batch_size": 8, "random_state": 0, "init": "random", "n_init": 1})
+    with pytest.raises(NotImplementedError, match="mteb clusters with settings that are not supported"):
+        _KMeansRecorder({"n_clusters": 3, "batch_size": 8, "random_state": 0, "init": "random", "n_init": 1})
 
 
 def test_a_function_with_other_names_leaves_its_module_alone() -> None:
-    other = _with(_evaluate_clustering_bootstrapped, MiniBatchKMeans=None)
+    other = _with_globals(_evaluate_clustering_bootstrapped, MiniBatchKMeans=None)
     assert other.__globals__["MiniBatchKMeans"] is None
     assert _evaluate_clustering_bootstrapped.__globals__["MiniBatchKMeans"] is not None
