@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders.encoder.sentence_transformers_internals import encoding_order
 from midlayer_encoders.reading.ahead import ahead
-from midlayer_encoders.reading.texts import TextInputs
+from midlayer_encoders.reading.tokenization import TextInputs
 
 __all__ = ["prepared", "preparing"]
 

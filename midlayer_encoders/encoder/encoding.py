@@ -31,8 +31,8 @@ from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
 from midlayer_encoders.media import InputError, medium_of
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.reading.batches import TokenBudget, batches_of, check_budget, tokens_that_fit
+from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.reading.turns import turn
 from midlayer_encoders.validation import check_choice, check_count, check_text
 
 __all__ = ["InputsEncoder"]

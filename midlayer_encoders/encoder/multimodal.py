@@ -38,7 +38,7 @@ from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.cut import whole_around
 from midlayer_encoders.models.load import has_automatic_class
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
-from midlayer_encoders.reading.turns import turn
+from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes.counting import Counting
 from midlayer_encoders.validation import check_path
 

@@ -36,7 +36,7 @@ from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.models.hub import place_of
 from midlayer_encoders.models.output_embeddings import output_embeddings
 from midlayer_encoders.models.padding import wants_padding
-from midlayer_encoders.reading.turns import turn
+from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes import Recipe, recipe_of
 from midlayer_encoders.recipes.counting import Counting
 from midlayer_encoders.selection import Selection, select

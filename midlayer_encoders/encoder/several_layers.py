@@ -26,7 +26,7 @@ from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layer
 from midlayer_encoders.models.cut import Cut
 from midlayer_encoders.reading.capture import layers_watched, side_by_side
-from midlayer_encoders.reading.turns import turn
+from midlayer_encoders.reading.locks import turn
 
 __all__ = [
     "CombinedLayers",

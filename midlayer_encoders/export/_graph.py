@@ -16,7 +16,7 @@ from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.export._comparison import relative_error, sample_inputs
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
-from midlayer_encoders.reading.turns import turn
+from midlayer_encoders.reading.locks import turn
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,8 +14,8 @@ from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import tidy_frame, tidy_rows
 from midlayer_encoders.reading.batches import plan_batches
+from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.reader import LayerReader, layer_reader
-from midlayer_encoders.reading.turns import turn
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder

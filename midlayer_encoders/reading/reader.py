@@ -19,7 +19,7 @@ from midlayer_encoders.reading.flow import Passed, ReaderSettings, TokenReceive,
 from midlayer_encoders.reading.norm import final_norm
 from midlayer_encoders.reading.pooling import pool, real_tokens
 from midlayer_encoders.reading.source import LayerSource
-from midlayer_encoders.reading.texts import TextInputs
+from midlayer_encoders.reading.tokenization import TextInputs
 from midlayer_encoders.validation import check_choice
 
 

@@ -80,7 +80,7 @@ def test_scale_rotation_and_shift_do_not_matter(tokens: int, d: int, seed: int, 
     torch.testing.assert_close(curvature(path.flip(0)), curvature(path), rtol=1e-9, atol=1e-9)
 
 
-def test_turns_that_wait_for_the_next_layers_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locks_that_wait_for_the_next_layers_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = corpus()
     expected = value("curvature", texts)
     monkeypatch.setattr(Curvature, "_waits", lambda *_: True)

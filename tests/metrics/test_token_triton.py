@@ -74,7 +74,7 @@ def test_order_of_a_mask_that_is_a_view(tokens: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("step", [1, 2])
-def test_turns(dtype: torch.dtype, step: int) -> None:
+def test_locks(dtype: torch.dtype, step: int) -> None:
     states, mask = batch(12, 300, dtype)
     states[0, 4] = states[0, 3]
     found, expected = kernels.turns(states, mask, step), _turns(states.double(), mask, step)

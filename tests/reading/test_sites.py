@@ -195,7 +195,7 @@ def test_sites_that_are_not_there_are_refused(tiny_folder: Folder, tmp_path: Pat
 
 
 def test_an_encoder_of_a_site_is_refused_with_the_reason(tiny_folder: Folder, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="no plain folder reads it"):
+    with pytest.raises(OptionError, match="a cut model ends after a block"):
         LayerEncoder(tiny_folder("Llama"), 2, site="mlp", device="cpu")  # type: ignore[call-arg]
     words = ["export", tiny_folder("Llama"), "--layer", "2", "--site", "mlp", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, words)

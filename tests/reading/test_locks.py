@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders.models.anatomy import find_anatomy
-from midlayer_encoders.reading import turns
+from midlayer_encoders.reading import locks
 from midlayer_encoders.reading.capture import capture
-from midlayer_encoders.reading.turns import turn
+from midlayer_encoders.reading.locks import turn
 from tests.families import inputs, tiny
 
 _SECONDS = 10  # after which a thread that waits will wait forever
@@ -38,7 +38,7 @@ def test_another_thread_waits_and_the_same_does_not() -> None:
     assert entered.is_set()
 
 
-def test_turns_with_different_objects_do_not_wait_for_one_another() -> None:
+def test_locks_with_different_objects_do_not_wait_for_one_another() -> None:
     models: list[Any] = [nn.Linear(1, 1), nn.Linear(1, 1)]
     models += [copy.deepcopy(models[0]), copy.copy(models[0]), pickle.loads(pickle.dumps(models[0]))]
     together = Barrier(len(models))
@@ -69,10 +69,10 @@ def test_nothing_is_kept_of_an_object_that_is_gone() -> None:
     with turn(model):
         pass
     key = id(model)
-    assert key in turns._queues
+    assert key in locks._locks
     del model
     gc.collect()
-    assert key not in turns._queues
+    assert key not in locks._locks
 
 
 def test_a_forked_process_does_not_wait_for_threads_that_it_lacks() -> None:
