@@ -11,8 +11,6 @@ import numpy.typing as npt
 from midlayer_encoders.errors import MidlayerError, short_repr
 from midlayer_encoders.files import check_regular_file, exists
 
-__all__ = ["InputError", "as_array", "check_file", "damaged"]
-
 
 class InputError(MidlayerError, ValueError):
     """An image or audio that cannot be read, or a medium that the model does not take.

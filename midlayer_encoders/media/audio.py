@@ -16,8 +16,6 @@ from midlayer_encoders.errors import short_repr
 from midlayer_encoders.files import expand_home
 from midlayer_encoders.media._arrays import InputError, as_array, check_file, damaged
 
-__all__ = ["Waveform", "audio_lengths", "read_audio"]
-
 _MOST_CHANNELS = 16  # an array with more than that on both axes is not a waveform
 
 

@@ -17,8 +17,6 @@ from midlayer_encoders.media._arrays import InputError, as_array, check_file, da
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["is_pil", "read_image"]
-
 
 def read_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Image:
     """Return an image in RGB.

@@ -15,8 +15,6 @@ from midlayer_encoders.media.audio import read_audio
 from midlayer_encoders.media.images import is_pil, read_image
 from midlayer_encoders.validation import check_choice, check_count
 
-__all__ = ["check_taken", "media_files", "medium_of"]
-
 _SUFFIXES: dict[Medium, tuple[str, ...]] = {
     "image": (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp"),
     "audio": (".wav", ".flac", ".ogg", ".mp3"),

@@ -10,8 +10,6 @@ from pathlib import Path
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import exists, expand_home, read_json_lines, read_lines
 
-__all__ = ["read_texts", "wikitext_paragraphs"]
-
 logger = logging.getLogger(__name__)
 
 _HEADING = re.compile(r"^\s*=.*=\s*$")

@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 from midlayer_encoders.tasks.table_files import SUFFIXES, Rule, Table, TaskFileError, is_score, is_text, read_table
 from midlayer_encoders.validation import lone_surrogate
 
-__all__ = ["Tables", "beir_files", "beir_tables", "finds_itself", "pair_tables"]
-
 Tables: TypeAlias = dict[str, dict[str, list[Any]]]
 """``corpus`` (``id, title, text``), ``queries`` (``id, text``) and ``qrels`` (``query-id, corpus-id, score``)."""
 

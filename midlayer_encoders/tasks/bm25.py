@@ -6,8 +6,6 @@ import os
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["BM25_PACKAGES", "Bm25Search", "has_bm25"]
-
 BM25_PACKAGES = ("bm25s", "PyStemmer")
 _NAME = "mteb/baseline-bm25s"
 _AT_ONCE = 64  # queries whose ranking of a whole corpus is held in memory

@@ -12,8 +12,6 @@ from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.tasks.docstrings import SHELVES, Entry, entries, versions
 from midlayer_encoders.tasks.task_data import TaskData, TaskType
 
-__all__ = ["BUILTIN_TASKS", "STS_GRADES", "builtin_data"]
-
 BUILTIN_TASKS: dict[str, TaskType] = {
     "DocstringLibraryClassification": "Classification",
     "DocstringSubjectClustering": "Clustering",

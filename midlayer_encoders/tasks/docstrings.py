@@ -16,8 +16,6 @@ from pathlib import Path
 
 from midlayer_encoders.errors import MidlayerError
 
-__all__ = ["SHELVES", "Entry", "entries", "plain", "versions"]
-
 SHELVES: dict[str, dict[str, tuple[str, ...]]] = {
     "numpy": {
         "core": ("_core/*numeric*.py", "_core/shape_base.py", "_core/_ufunc_config.py", "_core/arrayprint.py"),

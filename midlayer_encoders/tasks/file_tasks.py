@@ -26,8 +26,6 @@ from midlayer_encoders.tasks.table_files import (
 from midlayer_encoders.tasks.task_data import TASK_TYPES, TaskData, TaskType
 from midlayer_encoders.validation import check_choice
 
-__all__ = ["files_data"]
-
 _SPLIT_SEED = 42
 _LONGEST_LABEL = 120  # bytes: with its digest and a suffix it is the name of a file, which has 255
 

@@ -26,8 +26,6 @@ from midlayer_encoders.tasks.task_data import TaskData, TaskType
 if TYPE_CHECKING:
     from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
 
-__all__ = ["local_task"]
-
 _MAIN_SCORES: dict[TaskType, str] = {
     "Classification": "accuracy",
     "Clustering": "v_measure",

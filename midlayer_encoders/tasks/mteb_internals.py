@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
     from mteb.types import PromptType
 
-__all__ = ["ListedLabels", "content_columns", "prompt_name", "task_names", "with_listed_labels"]
-
 
 def task_names() -> set[str]:
     """Return the name of every task of mteb, without making them all, as its public function would."""

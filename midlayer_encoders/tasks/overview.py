@@ -13,8 +13,6 @@ from midlayer_encoders.tasks.task_data import task_label
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
-__all__ = ["TaskOverview", "task_overview"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOverview:

@@ -23,18 +23,6 @@ from midlayer_encoders.tasks.task_data import TaskData
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
-__all__ = [
-    "PAPER_TASKS",
-    "FilesSource",
-    "TaskSource",
-    "TextsSource",
-    "builtin_tasks",
-    "own_texts",
-    "paper_tasks",
-    "resolve_tasks",
-    "task_sources",
-]
-
 PAPER_TASKS: tuple[str, ...] = (
     # Classification
     "AmazonCounterfactualClassification",

@@ -16,18 +16,6 @@ from midlayer_encoders.errors import MidlayerError, short_repr
 from midlayer_encoders.files import check_regular_file, read_json_lines, read_text_file
 from midlayer_encoders.validation import lone_surrogate
 
-__all__ = [
-    "SUFFIXES",
-    "ColumnsError",
-    "Rule",
-    "Table",
-    "TaskFileError",
-    "is_label",
-    "is_score",
-    "is_text",
-    "read_table",
-]
-
 Rule: TypeAlias = tuple[str, Callable[[object], bool]]
 """What a cell must be, in words and as a test."""
 

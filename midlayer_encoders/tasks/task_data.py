@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, get_args
 
-__all__ = ["TASK_TYPES", "TaskData", "TaskType", "task_label"]
-
 TaskType: TypeAlias = Literal[
     "Classification",
     "Clustering",

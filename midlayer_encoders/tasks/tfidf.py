@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from mteb.types import Array
     from torch.utils.data import DataLoader
 
-__all__ = ["TextEncoder", "TfidfEncoder", "encoder_score", "source_texts", "task_texts", "tfidf_scores"]
-
 
 class TextEncoder(ABC):
     """An mteb encoder of texts by whatever makes vectors of them, compared by their cosine.

@@ -1,4 +1,4 @@
-"""Seeded views of images (crop, flip, color) and of waveforms (shift, gain, noise), made when they are asked for."""
+"""Seeded views of images (crop, flip, color) and of waveforms (shift, gain, noise), computed on access."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from midlayer_encoders.validation import check_choice
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["audio_view", "augment_media", "image_view"]
-
-_AREA = (0.4, 1.0)  # share of the image that a crop keeps
-_RATIO = (3 / 4, 4 / 3)  # of a crop's sides, against those of the image
+_AREA = (0.4, 1.0)  # share of the image's area in a crop
+_RATIO = (3 / 4, 4 / 3)  # aspect ratio of a crop relative to the image
 _COLOR = (0.6, 1.4)  # factor of brightness, contrast and saturation
-_SHIFT = 0.1  # share of a waveform's length by which it moves, at the most
+_SHIFT = 0.1  # largest shift as a share of the length
 _GAIN = 6.0  # decibels, up or down
-_NOISE = (10.0, 30.0)  # decibels by which the waveform is above the noise
+_NOISE = (10.0, 30.0)  # signal-to-noise ratio in decibels
 
 
 def augment_media(
@@ -34,17 +32,17 @@ def augment_media(
     seed: int = 0,
     max_pixels: int = MAX_PIXELS,
 ) -> list[Sequence[Any]]:
-    """Return V views of every image or waveform, each a sequence of N that makes a view when it is looked up.
+    """Return V views of every image or waveform, each a sequence of N items that computes a view on access.
 
-    A view is a function of the pixels or samples, ``seed`` and the view's number: not of the other inputs, their order
-    or the machine. So equal inputs have equal views.
+    A view depends on the pixels or samples, ``seed`` and the view's number, but not on the other inputs, their order or
+    the machine. Equal inputs have equal views.
 
     Args:
-        items: N images or waveforms, in any form that is read.
-        medium: which of the two.
+        items: N images or waveforms in any supported form.
+        medium: ``"image"`` or ``"audio"``.
         views: number V of views.
-        seed: another seed, other views.
-        max_pixels: of an image.
+        seed: seed of the views.
+        max_pixels: limit for an image.
     """
     check_choice("medium", medium, ("image", "audio"))
     if views < 1:
@@ -59,7 +57,7 @@ def augment_media(
 
 
 class _Views(Sequence[Any]):
-    """One view of each of a list of inputs; nothing is kept, so that sixteen views take the memory of one batch."""
+    """A view of each input; nothing is cached, so sixteen views need the memory of one batch."""
 
     def __init__(self, items: Sequence[Any], make: Callable[[Any], Any]) -> None:
         self._items, self._make = items, make
@@ -78,14 +76,14 @@ class _Views(Sequence[Any]):
 
 
 def image_view(image: Image, *, seed: int = 0, view: int = 0) -> Image:
-    """Return a part of an image at the image's size, perhaps mirrored, in other colors.
+    """Return a random crop at the original size with random mirroring and colors.
 
-    The part covers 0.4 to 1 of the area, with sides up to 4/3 from the image's own proportion; one in two is mirrored;
-    brightness, contrast and saturation are each scaled by 0.6 to 1.4.
+    The crop covers 0.4 to 1 of the area, and its aspect ratio differs from the image's by a factor of up to 4/3. Half
+    of the crops are mirrored. Brightness, contrast and saturation are each scaled by 0.6 to 1.4.
 
     Args:
-        image: in RGB.
-        seed: another seed, another view.
+        image: an RGB image.
+        seed: seed of the view.
         view: number of the view.
 
     Example:
@@ -103,33 +101,34 @@ def image_view(image: Image, *, seed: int = 0, view: int = 0) -> Image:
     down = max(1, min(height, round(height * float(np.sqrt(area / ratio)))))
     left, top = int(draw.integers(0, width - across + 1)), int(draw.integers(0, height - down + 1))
     box = (left, top, left + across, top + down)
-    made = image.resize(image.size, Pillow.Resampling.BICUBIC, box=box)
+    augmented = image.resize(image.size, Pillow.Resampling.BICUBIC, box=box)
     if draw.random() < 0.5:
-        made = ImageOps.mirror(made)
+        augmented = ImageOps.mirror(augmented)
     for enhance in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
-        made = enhance(made).enhance(draw.uniform(*_COLOR))
-    return made
+        augmented = enhance(augmented).enhance(draw.uniform(*_COLOR))
+    return augmented
 
 
 def audio_view(waveform: Waveform, *, seed: int = 0, view: int = 0) -> Waveform:
-    """Return a waveform of the same length, shifted by up to a tenth of it, up to 6 dB louder or softer, with noise.
+    """Return a waveform of the same length with a random shift, gain and noise.
 
-    What moves in at an end is silence; the noise lies 10 to 30 dB below the waveform.
+    The shift is at most a tenth of the length and is filled with silence, the gain is at most 6 dB in either direction,
+    and the noise is 10 to 30 dB below the waveform.
 
     Args:
         waveform: samples and rate.
-        seed: another seed, another view.
+        seed: seed of the view.
         view: number of the view.
 
     Example:
-        >>> made = audio_view({"array": np.ones(100, dtype=np.float32), "sampling_rate": 16000})
-        >>> made["array"].shape, made["sampling_rate"]
+        >>> view = audio_view({"array": np.ones(100, dtype=np.float32), "sampling_rate": 16000})
+        >>> view["array"].shape, view["sampling_rate"]
         ((100,), 16000)
     """
     samples = waveform["array"]
     draw = _generator(seed, view, samples.shape, samples.tobytes())
-    most = int(_SHIFT * len(samples))
-    shift = int(draw.integers(-most, most + 1))
+    max_shift = int(_SHIFT * len(samples))
+    shift = int(draw.integers(-max_shift, max_shift + 1))
     moved = np.zeros_like(samples)
     moved[max(shift, 0) : len(samples) + min(shift, 0)] = samples[max(-shift, 0) : len(samples) - max(shift, 0)]
     loud = moved * np.float32(10 ** (draw.uniform(-_GAIN, _GAIN) / 20))
@@ -144,5 +143,5 @@ def _generator(seed: int, view: int, shape: object, content: bytes) -> np.random
     return np.random.default_rng(int.from_bytes(digest.digest(), "big"))
 
 
-if not TYPE_CHECKING:  # else every misspelled name would pass
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
     __getattr__ = deprecated_names(__name__, {"sound_view": "audio_view"})

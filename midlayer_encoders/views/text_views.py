@@ -1,6 +1,6 @@
-"""Seeded views of a text: the paper's three nlpaug augmentations, one after the other.
+"""Seeded views of texts: the paper's three nlpaug augmentations in sequence.
 
-nlpaug draws from the global generators; here each of its augmenters draws from a generator of its own instead.
+nlpaug draws from the global random generators; here its augmenters draw from a local generator instead.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from typing import Any, TypeAlias
 
 from midlayer_encoders.validation import check_count, check_list, check_seed, check_text
 
-__all__ = ["augment"]
-
 _P = 0.3
-_CHUNK = 64  # texts handed to a worker at a time
+_CHUNK = 64  # texts per task of a worker
 # Two workers break even at 3 million characters, about 8 s of work (benchmarks/results/augment.md).
 _CHARACTERS_PER_WORKER = 1_500_000
-_JOINERS = ("\u200c", "\u200d")  # zero width, inside words and emoji
+_JOINERS = ("\u200c", "\u200d")  # zero-width characters inside words and emoji
 
-_Numbered: TypeAlias = tuple[str, int]  # a text, and how many equal ones came before it
+_Numbered: TypeAlias = tuple[str, int]  # a text and the number of equal texts before it
 
 
 def augment(
@@ -39,23 +37,23 @@ def augment(
     workers: int | None = None,
     progress: bool = False,
 ) -> list[list[str]]:
-    """Return views of every text, each with words split and characters mistyped in its own way.
+    """Return views of every text with randomly split words and mistyped characters.
 
     nlpaug's ``SplitAug``, ``RandomCharAug`` (substitute) and ``KeyboardAug`` in sequence, each on ``0.3`` of the words
-    (of at least four characters) and the latter two on ``0.3`` of such a word's characters. Words come out joined by
-    single spaces. A text of at most one character besides spaces is its own view.
+    (of at least four characters) and the latter two on ``0.3`` of such a word's characters. Single spaces join the
+    words of a view. A text of at most one character besides spaces is its own view.
 
-    A view is a function of the text, ``seed``, the view's number, ``max_words`` and how many equal texts stand before
-    it in ``texts``: not of the other texts, their order, ``views``, ``workers`` or the machine.
+    A view depends on the text, ``seed``, the view's number, ``max_words`` and the number of equal texts before it in
+    ``texts``, but not on the other texts, their order, ``views``, ``workers`` or the machine.
 
     Args:
         texts: N texts.
         views: number V of views of each text.
-        seed: another seed, other views.
-        max_words: most words that each of the three may change in a text, ``None`` for no bound; ``10`` is nlpaug's,
-            so that in texts of more than 33 words fewer than ``0.3`` of them change, as in the paper.
-        workers: number of processes, ``None`` for as many as pay.
-        progress: whether to show a bar.
+        seed: seed of the views.
+        max_words: number of words that each augmentation may change in a text, ``None`` for no limit. ``10`` is
+            nlpaug's default, which the paper uses; it changes fewer than ``0.3`` of the words of texts over 33 words.
+        workers: number of processes, ``None`` to choose by the amount of text.
+        progress: show a progress bar.
 
     Returns:
         V lists of N texts.
@@ -74,40 +72,40 @@ def augment(
     for name, value in (("views", views), ("max_words", max_words), ("workers", workers)):
         if value is not None or name == "views":
             check_count(name, value)
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     numbered: list[_Numbered] = []
     for text in texts:
-        numbered.append((text, seen[text]))
-        seen[text] += 1
+        numbered.append((text, counts[text]))
+        counts[text] += 1
     chunks = [numbered[start : start + _CHUNK] for start in range(0, len(numbered), _CHUNK)]
     if workers is None:
         workers = min(_cores(), views * sum(map(len, texts)) // _CHARACTERS_PER_WORKER)
     by_text: list[list[str]] = []
-    made = _augmented(chunks, views=views, seed=seed, max_words=max_words, workers=min(workers, len(chunks)))
-    for chunk in _shown(made, total=len(texts), on=progress):
+    augmented = _augmented(chunks, views=views, seed=seed, max_words=max_words, workers=min(workers, len(chunks)))
+    for chunk in _with_progress(augmented, total=len(texts), enabled=progress):
         by_text += chunk
-    return [[of_text[view] for of_text in by_text] for view in range(views)]
+    return [[text_views[view] for text_views in by_text] for view in range(views)]
 
 
 def _cores() -> int:
-    """Return the number of cores that this process may use, which in a container is often not all."""
+    """Return the number of cores available to this process, which a container may limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _augmented(
     chunks: Sequence[Sequence[_Numbered]], *, views: int, seed: int, max_words: int | None, workers: int
 ) -> Iterable[list[list[str]]]:
-    """Return an iterator over the chunks' views, in order, made here or by ``workers`` processes."""
+    """Return an iterator over the views of the chunks, computed in this process or by ``workers`` processes."""
     if workers <= 1:
         augmenters = _augmenters(max_words)
         return (_views_of_chunk(chunk, views=views, seed=seed, augmenters=augmenters) for chunk in chunks)
-    # joblib's processes, unlike those of `multiprocessing`, do not run the caller's script again: it needs no guard.
+    # Unlike `multiprocessing`, joblib does not rerun the caller's script, which therefore needs no guard.
     from joblib import Parallel, delayed
 
     pool = Parallel(n_jobs=workers, backend="loky", return_as="generator", batch_size=1)
     work = delayed(_views_in_worker)
-    made: Iterable[list[list[str]]] = pool(work(c, views=views, seed=seed, max_words=max_words) for c in chunks)
-    return made
+    results: Iterable[list[list[str]]] = pool(work(c, views=views, seed=seed, max_words=max_words) for c in chunks)
+    return results
 
 
 def _views_in_worker(chunk: Sequence[_Numbered], *, views: int, seed: int, max_words: int | None) -> list[list[str]]:
@@ -120,12 +118,11 @@ def _views_in_worker(chunk: Sequence[_Numbered], *, views: int, seed: int, max_w
 def _hidden(*modules: str) -> Iterator[None]:
     """Make modules that are not imported yet look absent.
 
-    ``nlpaug.augmenter.word`` imports transformers if it can, for augmenters that are not used here: 6 s of a worker's
-    start.
+    ``nlpaug.augmenter.word`` imports transformers for augmenters that are not used here, which takes 6 s in a worker.
     """
     hidden = [name for name in modules if name not in sys.modules]
     for name in hidden:
-        sys.modules[name] = None  # type: ignore[assignment]  # documented: the import then raises
+        sys.modules[name] = None  # type: ignore[assignment]  # documented: importing them raises
     try:
         yield
     finally:
@@ -147,9 +144,9 @@ def _augmenters(max_words: int | None) -> list[Any]:
 
 
 def _tokens(text: str) -> list[str]:
-    r"""Return the words and signs of a text as nlpaug does, but with combining marks left on their letters.
+    r"""Return the words and punctuation of a text like nlpaug, but keep combining marks with their letters.
 
-    nlpaug takes a mark for a sign, so that every word of Hindi, or of decomposed French, would come out in pieces.
+    nlpaug treats a mark as punctuation, which splits every word of Hindi or of decomposed French.
 
     Example:
         >>> _tokens("Cut it, now!")
@@ -161,16 +158,16 @@ def _tokens(text: str) -> list[str]:
     if text.isascii():
         return [piece for piece in pieces if piece.strip()]
     tokens: list[str] = []
-    before = ""  # the character before the piece, empty at the start and after a space
+    previous = ""  # the character before the piece; empty at the start and after a space
     for piece in filter(None, pieces):
         if piece.isspace():
-            before = ""
+            previous = ""
             continue
-        if before and (_is_mark(piece) or before in _JOINERS or (_is_mark(before) and piece[0].isalnum())):
+        if previous and (_is_mark(piece) or previous in _JOINERS or (_is_mark(previous) and piece[0].isalnum())):
             tokens[-1] += piece
         else:
             tokens.append(piece)
-        before = piece[-1]
+        previous = piece[-1]
     return tokens
 
 
@@ -182,33 +179,33 @@ def _views_of_chunk(chunk: Sequence[_Numbered], *, views: int, seed: int, augmen
     """Return the views of each text, shape ``(N, V)``."""
     random = Random()
     for augmenter in augmenters:
-        augmenter.sample = partial(_sample, random)  # in place of a class method that draws from the global generators
+        augmenter.sample = partial(_sample, random)  # replaces a class method that uses the global generators
 
-    def view_of(text: str, number: int, view: int) -> str:
+    def augmented(text: str, number: int, view: int) -> str:
         if len(text.strip()) <= 1:
             return text  # nlpaug turns an empty text into an empty list
         random.seed(_seed(seed, view, number, text))
         for augmenter in augmenters:
-            (text,) = augmenter.augment(text)  # one at a time: of a list, nlpaug's flow returns the first sentence
+            (text,) = augmenter.augment(text)  # one at a time: for a list, nlpaug returns the first sentence
         return text
 
-    return [[view_of(text, number, view) for view in range(views)] for text, number in chunk]
+    return [[augmented(text, number, view) for view in range(views)] for text, number in chunk]
 
 
 def _seed(*parts: object) -> int:
-    # "surrogatepass": half a surrogate pair is a legal str, and one such text should not end a long run.
-    written = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(written, digest_size=16).digest(), "big")
+    # "surrogatepass": a text with an unpaired surrogate should not end a long run.
+    content = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(content, digest_size=16).digest(), "big")
 
 
 def _sample(random: Random, x: list[Any] | int, num: int | None = None) -> Any:
-    """Return what nlpaug's ``Augmenter.sample`` does: ``num`` items of a list, or where to split a word of ``x``."""
+    """Return ``num`` items of a list, or the position at which to split a word of length ``x``, like nlpaug."""
     return random.sample(x, num or 0) if isinstance(x, list) else random.randrange(1, x - 1)
 
 
-def _shown(chunks: Iterable[list[list[str]]], *, total: int, on: bool) -> Iterator[list[list[str]]]:
-    """Yield the chunks as they come, under a bar that counts their texts."""
-    if not on:
+def _with_progress(chunks: Iterable[list[list[str]]], *, total: int, enabled: bool) -> Iterator[list[list[str]]]:
+    """Yield the chunks and show a progress bar that counts their texts."""
+    if not enabled:
         yield from chunks
         return
     from rich.console import Console
