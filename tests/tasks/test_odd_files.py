@@ -63,7 +63,7 @@ REFUSED = {
     "a column twice": (".csv", b"text,label,text\na,1,b\n", "line 1: has two columns named 'text'. Rename or remove"),
     "a quote that never ends": (".csv", b'text,label\na,1\n"b,0\nc,1\n', "line 3: cannot be read as CSV"),
     "UTF-16": (".jsonl", ROW.decode().encode("utf-16"), r"line 1: .* is UTF-16. Convert it: iconv -f utf-16"),
-    "UTF-16 without a mark": (".csv", "text,label\n".encode("utf-16-le"), "line 1: .* may be UTF-16, or no text"),
+    "UTF-16 without a mark": (".csv", "text,label\n".encode("utf-16-le"), "line 1: .* may be UTF-16, or not text"),
     "Latin-1": (".csv", b"text,label\na,1\ncaf\xe9,0\n", "line 3: .* byte 0xe9 .* Latin-1 .* iconv -f windows-1252"),
     "Latin-1 in JSON": (".jsonl", ROW + b'{"text": "caf\xe9"}\n', "line 2: must be UTF-8, but the byte 0xe9"),
     "gzip": (".csv", gzip.compress(b"text,label\na,1\n"), r"compressed \(gzip\). Decompress it first: gunzip"),
