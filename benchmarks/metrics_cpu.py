@@ -173,7 +173,7 @@ def compare(name: str, encoder: Any, texts: list[str], views: int) -> list[str]:
 
 def main() -> None:
     from midlayer_encoders import LayerEncoder
-    from midlayer_encoders.media.text_files import read_texts, wikitext_paragraphs
+    from midlayer_encoders.media.text_lists import read_texts, wikitext_paragraphs
     from midlayer_encoders.reading.batches import count_tokens
 
     parser = argparse.ArgumentParser(description=__doc__)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.errors import MidlayerError
     from midlayer_encoders.measuring import measure
-    from midlayer_encoders.media.text_files import read_texts
+    from midlayer_encoders.media.text_lists import read_texts
     from midlayer_encoders.probing import probe
     from midlayer_encoders.recipes import Recipe
     from midlayer_encoders.selection import Selection
@@ -67,7 +67,7 @@ if not TYPE_CHECKING:
         "paper_tasks": "tasks",
         "probe": "probing",
         "progression": "comparing",
-        "read_texts": "media.text_files",
+        "read_texts": "media.text_lists",
         "select_layer": "encoder.choosing",
         "sweep": "sweeping",
         "tune": "tuning",

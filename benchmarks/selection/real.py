@@ -23,7 +23,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.measuring import measure_layers
-from midlayer_encoders.media.text_files import wikitext_paragraphs
+from midlayer_encoders.media.text_lists import wikitext_paragraphs
 from midlayer_encoders.metrics.half_match import half_match, half_means
 from midlayer_encoders.metrics.intrinsic_dimension import intrinsic_dimension
 from midlayer_encoders.models.hub import built_in_model

@@ -189,7 +189,7 @@ def read_own(path: Path, *, field: str | None) -> list[str]:
         field: the column that holds the text, where the columns are not those of a task.
     """
     from midlayer_encoders.files import expand_home
-    from midlayer_encoders.media.text_files import read_texts
+    from midlayer_encoders.media.text_lists import read_texts
     from midlayer_encoders.tasks import SUFFIXES, ColumnsError, own_texts
 
     path, lines = expand_home(path), (".jsonl", ".ndjson")

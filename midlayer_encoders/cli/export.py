@@ -75,7 +75,7 @@ def export(
         push_to_hub,
         serving_line,
     )
-    from midlayer_encoders.media.text_files import read_texts
+    from midlayer_encoders.media.text_lists import read_texts
 
     check_choice("--for", target, TARGETS)
     if push is not None and target not in PUSHED:

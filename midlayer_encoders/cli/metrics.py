@@ -68,7 +68,7 @@ def metrics(
     """Measure every layer of a model on your texts, images or audio: one pass over them, and one for each view."""
     quieten()
     from midlayer_encoders.measuring import measure, num_passes
-    from midlayer_encoders.media.text_files import wikitext_paragraphs
+    from midlayer_encoders.media.text_lists import wikitext_paragraphs
     from midlayer_encoders.report import write_metrics_figure
     from midlayer_encoders.report.results import write_frame
 

@@ -143,7 +143,7 @@ def _default(path: str) -> Path | None:
 def _texts(path: Path | None, max_length: int) -> tuple[str, ...]:
     """Return the paragraphs of a file with ``max_length`` words or more, headings dropped."""
     from midlayer_encoders.errors import OptionError
-    from midlayer_encoders.media.text_files import read_texts, wikitext_paragraphs
+    from midlayer_encoders.media.text_lists import read_texts, wikitext_paragraphs
 
     path = path or _default("corpora/wikitext2_raw_test.txt")
     if path is None:
@@ -160,7 +160,7 @@ def _texts(path: Path | None, max_length: int) -> tuple[str, ...]:
 
 
 def _solutions(path: Path | None) -> tuple[str, ...]:
-    from midlayer_encoders.media.text_files import read_texts
+    from midlayer_encoders.media.text_lists import read_texts
 
     path = path or _default("corpora/gsm8k_test.jsonl")
     if path is None:

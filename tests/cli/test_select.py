@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.media.text_files import read_texts
+from midlayer_encoders.media.text_lists import read_texts
 from tests.selection.test_select import KINDS, TEXTS
 
 

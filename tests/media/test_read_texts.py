@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.media.text_files import read_texts, wikitext_paragraphs
+from midlayer_encoders.media.text_lists import read_texts, wikitext_paragraphs
 
 
 def test_lines_and_json_fields(tmp_path: Path) -> None:

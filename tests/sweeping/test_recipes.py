@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from midlayer_encoders import LayerEncoder, Recipe
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.media.text_files import read_texts
+from midlayer_encoders.media.text_lists import read_texts
 from midlayer_encoders.recipes import recipe_of
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from tests.families import DEPTH

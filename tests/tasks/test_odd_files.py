@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.media.text_files import read_texts
+from midlayer_encoders.media.text_lists import read_texts
 from midlayer_encoders.tasks import TaskFileError, resolve_tasks, task_sources
 from midlayer_encoders.tasks.file_tasks import files_data
 from midlayer_encoders.tasks.table_files import read_table
