@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from midlayer_encoders.frame import Baselines, average_baseline
 from midlayer_encoders.frame.pareto import COSTS, Budget, Cost, Point, Run, cost_text, fronts_by_run, pareto_front
-from midlayer_encoders.report.charts import Axis, Chart, Dots, Line, Mark, Panel, Part, Rule, amount_axis, value_axis
+from midlayer_encoders.report import charts
 from midlayer_encoders.report.labels import number
 from midlayer_encoders.report.pages import render
 from midlayer_encoders.report.score_charts import average_levels
@@ -65,7 +65,7 @@ def board_chart(
     baselines: Baselines | None = None,
     budget: Budget | None = None,
     marked: Point | None = None,
-) -> Chart:
+) -> charts.Chart:
     """Return the score of each layer of each run against each cost, with the best layers and the Pareto front.
 
     Args:
@@ -75,42 +75,44 @@ def board_chart(
         marked: the layer selected within the budget.
     """
     levels = [replace(level, label=level.text) for level in average_levels(runs[0].summary, baselines or {})]
-    scores = [Line((), tuple(run.average.points.values())) for run in runs]
-    y = value_axis([*scores, *levels])
+    scores = [charts.Line((), tuple(run.average.points.values())) for run in runs]
+    y = charts.value_axis([*scores, *levels])
     panels = []
     for cost in COSTS:
         if any(cost in point.costs for run in runs for point in run.points):
-            extra: list[Part] = [*levels]
+            extra: list[charts.Part] = [*levels]
             limit = (budget or {}).get(cost)
             if limit is not None:
-                extra.append(Rule(limit, "chosen"))
+                extra.append(charts.Rule(limit, "chosen"))
             panel = _cost_panel(runs, cost, y, extra, [] if limit is None else [limit])
             if marked is not None and cost in marked.costs:
-                panel = replace(panel, parts=(*panel.parts, Mark("best", marked.costs[cost], marked.score, "")))
+                panel = replace(panel, parts=(*panel.parts, charts.Mark("best", marked.costs[cost], marked.score, "")))
             panels.append(panel)
-    return Chart(tuple(panels), columns=1, size=(7.5, 3.2), head=True)
+    return charts.Chart(tuple(panels), columns=1, size=(7.5, 3.2), head=True)
 
 
-def _cost_panel(runs: Sequence[Run], cost: Cost, y: Axis, extra: Sequence[Part], limits: Sequence[float]) -> Panel:
+def _cost_panel(
+    runs: Sequence[Run], cost: Cost, y: charts.Axis, extra: Sequence[charts.Part], limits: Sequence[float]
+) -> charts.Panel:
     points = [point for run in runs for point in run.points if cost in point.costs]
     front = pareto_front(points, cost)
-    x = amount_axis(COSTS[cost], [*(point.costs[cost] for point in points), *limits])
+    x = charts.amount_axis(COSTS[cost], [*(point.costs[cost] for point in points), *limits])
     front_x = (*(point.costs[cost] for point in front), x.high)
     front_y = (*(point.score for point in front), front[-1].score)
-    curves: list[Part] = []
-    discs: list[Part] = []
+    curves: list[charts.Part] = []
+    discs: list[charts.Part] = []
     for style, run in enumerate(runs):
         priced = [point for point in run.points if cost in point.costs]
         costs = tuple(point.costs[cost] for point in priced)
         if len(set(costs)) > 1:
             tips = tuple(point.describe() for point in priced)
-            curves.append(Line(costs, tuple(point.score for point in priced), run.name, style % STYLES, tips))
+            curves.append(charts.Line(costs, tuple(point.score for point in priced), run.name, style % STYLES, tips))
         best = run.best
         if cost in best.costs:  # older sweeps timed two layers only
             place = (best.costs[cost],), (best.score,)
             links = (run.page,) if run.page else ()
-            discs.append(Dots(*place, "disc", run.name, style % STYLES, (best.describe(),), links=links))
+            discs.append(charts.Dots(*place, "disc", run.name, style % STYLES, (best.describe(),), links=links))
     title = f"Score by {COSTS[cost]}"
     label = f"{title}. " + "; ".join(point.describe().replace("\n", ", ") for point in front)
-    staircase = Line(front_x, front_y, "Pareto front", front=True)
-    return Panel(title, x, y, (staircase, *extra, *curves, *discs), label)
+    staircase = charts.Line(front_x, front_y, "Pareto front", front=True)
+    return charts.Panel(title, x, y, (staircase, *extra, *curves, *discs), label)

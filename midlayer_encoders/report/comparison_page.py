@@ -10,19 +10,7 @@ import polars as pl
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import Series
-from midlayer_encoders.report.charts import (
-    DEPTH,
-    Cells,
-    Chart,
-    Level,
-    Line,
-    Panel,
-    Part,
-    Scale,
-    layer_axis,
-    place_axis,
-    value_axis,
-)
+from midlayer_encoders.report import charts
 from midlayer_encoders.report.drawing import draw
 from midlayer_encoders.report.labels import number, significant
 from midlayer_encoders.report.layer_charts import gap_text, metrics_chart
@@ -70,7 +58,7 @@ def comparisons_html(
         verdicts=comparisons_words(differences, similarity),
         base=base,
         metrics_chart=metrics,
-        relative=metrics.panels[0].x == DEPTH,
+        relative=metrics.panels[0].x == charts.DEPTH,
         gaps=gap_text(metrics),
         differences_chart=differences_chart(differences),
         same_depth=same_depth(differences),
@@ -147,30 +135,30 @@ def same_depth(differences: pl.DataFrame) -> bool:
     return differences.filter(pl.col("base_layer") != pl.col("layer")).is_empty()
 
 
-def differences_chart(differences: pl.DataFrame) -> Chart:
+def differences_chart(differences: pl.DataFrame) -> charts.Chart:
     """Return a panel for each metric with the differences of each model, their intervals, and a level at zero."""
     _check(differences, DIFFERENCES, "differences")
     models = differences["model"].unique(maintain_order=True).to_list()
     column = "base_layer" if same_depth(differences) else "depth"
-    x = layer_axis(max(differences["base_layer"])) if column == "base_layer" else DEPTH
+    x = charts.layer_axis(max(differences["base_layer"])) if column == "base_layer" else charts.DEPTH
     panels = []
     for (name,), rows in differences.group_by("name", maintain_order=True):
         lines = [
             _difference_line(rows.filter(pl.col("model") == model), column, style) for style, model in enumerate(models)
         ]
-        parts: tuple[Part, ...] = (Level(0.0, "no difference"), *lines)
-        panels.append(Panel(str(name), x, value_axis(parts), parts, f"{name}: difference by layer"))
-    return Chart(tuple(panels))
+        parts: tuple[charts.Part, ...] = (charts.Level(0.0, "no difference"), *lines)
+        panels.append(charts.Panel(str(name), x, charts.value_axis(parts), parts, f"{name}: difference by layer"))
+    return charts.Chart(tuple(panels))
 
 
-def similarity_chart(similarity: pl.DataFrame) -> Chart:
+def similarity_chart(similarity: pl.DataFrame) -> charts.Chart:
     """Return a heat map for each model: CKA of its layers with those of the base, on one scale."""
     _check(similarity, SIMILARITY, "similarity")
     panels = [_similarity_map(str(model), rows) for (model,), rows in similarity.group_by("model", maintain_order=True)]
-    return Chart(tuple(panels), columns=min(len(panels), 3), size=(3.8, 3.3))
+    return charts.Chart(tuple(panels), columns=min(len(panels), 3), size=(3.8, 3.3))
 
 
-def _difference_line(rows: pl.DataFrame, column: str, style: int) -> Line:
+def _difference_line(rows: pl.DataFrame, column: str, style: int) -> charts.Line:
     rows = rows.sort("depth")
     band = tuple(zip(rows["low"], rows["high"], strict=True))
     tips = tuple(
@@ -178,10 +166,10 @@ def _difference_line(rows: pl.DataFrame, column: str, style: int) -> Line:
         for layer, *values in rows.select("layer", "difference", "low", "high").iter_rows()
     )
     label = f"{rows['model'][0]} minus {rows['base'][0]}"
-    return Line(tuple(rows[column]), tuple(rows["difference"]), label, style, tips, band)
+    return charts.Line(tuple(rows[column]), tuple(rows["difference"]), label, style, tips, band)
 
 
-def _similarity_map(model: str, rows: pl.DataFrame) -> Panel:
+def _similarity_map(model: str, rows: pl.DataFrame) -> charts.Panel:
     base = rows["base"][0]
     layers, base_layers = (sorted(rows[column].unique()) for column in ("layer", "base_layer"))
     cka = {(layer, other): value for layer, other, value in rows.select("layer", "base_layer", "cka").iter_rows()}
@@ -194,11 +182,11 @@ def _similarity_map(model: str, rows: pl.DataFrame) -> Panel:
         for layer, row in zip(layers, values, strict=True)
     )
     peaks = tuple(max(range(len(row)), key=lambda place: (not math.isnan(row[place]), row[place])) for row in values)
-    return Panel(
+    return charts.Panel(
         model,
-        place_axis(f"layer of {base}", base_layers),
-        place_axis("layer", layers),
-        (Cells(values, tips, Scale(0.0, 1.0, ("0", "1"), "CKA"), peaks=peaks),),
+        charts.place_axis(f"layer of {base}", base_layers),
+        charts.place_axis("layer", layers),
+        (charts.Cells(values, tips, charts.Scale(0.0, 1.0, ("0", "1"), "CKA"), peaks=peaks),),
         label=f"CKA of the layers of {model} and {base}",
     )
 

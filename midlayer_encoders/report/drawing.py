@@ -10,22 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from midlayer_encoders.files import write_file
-from midlayer_encoders.report.charts import (
-    Axis,
-    Bars,
-    Cells,
-    Chart,
-    Dots,
-    Level,
-    Line,
-    Mark,
-    Panel,
-    Part,
-    Rule,
-    Scale,
-    Word,
-    layer_ticks,
-)
+from midlayer_encoders.report import charts
 from midlayer_encoders.report.style import LEVEL_DASHES, LIGHT, SERIES, color_of, dashes_of
 
 if TYPE_CHECKING:
@@ -37,13 +22,14 @@ _HEAD_HEIGHT = 3.2  # inches
 _MAX_MARKERS = 99  # points of a curve; the markers of a longer one would overlap
 
 
-def draw(chart: Chart) -> Figure:
+def draw(chart: charts.Chart) -> Figure:
     """Return the figure of a chart.
 
     Example:
-        >>> from midlayer_encoders.report.charts import layer_axis, value_axis
-        >>> line = Line((0, 1), (1.0, 2.0))
-        >>> figure = draw(Chart((Panel("a line", layer_axis(1), value_axis([line]), (line,)),)))
+        >>> from midlayer_encoders.report import charts
+        >>> line = charts.Line((0, 1), (1.0, 2.0))
+        >>> panel = charts.Panel("a line", charts.layer_axis(1), charts.value_axis([line]), (line,))
+        >>> figure = draw(charts.Chart((panel,)))
         >>> figure.axes[0].get_title(loc="left"), figure.axes[0].lines[0].get_ydata().tolist()
         ('a line', [1.0, 2.0])
     """
@@ -73,7 +59,7 @@ def write_figure(figure: Figure, path: Path, *, dpi: int = 150) -> Path:
     return path
 
 
-def draw_panel(axes: Axes, panel: Panel, *, words: bool, font_size: float = 8) -> None:
+def draw_panel(axes: Axes, panel: charts.Panel, *, words: bool, font_size: float = 8) -> None:
     """Draw the parts and the axes of a panel, without its title.
 
     Args:
@@ -93,7 +79,7 @@ def draw_panel(axes: Axes, panel: Panel, *, words: bool, font_size: float = 8) -
     _draw_axes(axes, panel, font_size)
 
 
-def _grid(chart: Chart) -> tuple[Figure, list[Axes]]:
+def _grid(chart: charts.Chart) -> tuple[Figure, list[Axes]]:
     """Return a figure and the axes of each panel; a head spans all columns."""
     from matplotlib.figure import Figure
 
@@ -114,7 +100,7 @@ def _grid(chart: Chart) -> tuple[Figure, list[Axes]]:
     return figure, grid
 
 
-def _draw_title(axes: Axes, panel: Panel, *, words: bool, width: int) -> None:
+def _draw_title(axes: Axes, panel: charts.Panel, *, words: bool, width: int) -> None:
     # `textwrap` does not break at no-break spaces.
     parts = (part.replace(" ", "\N{NO-BREAK SPACE}") if len(part) < 32 else part for part in panel.caption)
     caption = textwrap.fill(" · ".join(parts), width)
@@ -122,34 +108,34 @@ def _draw_title(axes: Axes, panel: Panel, *, words: bool, width: int) -> None:
     axes.set_title(title, loc="left", fontsize=11 if words else 9 if caption else 10)
 
 
-def _draw_part(axes: Axes, part: Part, ordered: int, *, words: bool) -> Sequence[Artist]:
+def _draw_part(axes: Axes, part: charts.Part, ordered: int, *, words: bool) -> Sequence[Artist]:
     match part:
-        case Line():
+        case charts.Line():
             return _draw_line(axes, part, ordered)
-        case Dots():
+        case charts.Dots():
             return _draw_dots(axes, part, ordered)
-        case Mark():
+        case charts.Mark():
             return _draw_mark(axes, part, words=words)
-        case Level():
+        case charts.Level():
             dashes = LEVEL_DASHES[part.style % len(LEVEL_DASHES)]
             style = (0, tuple(map(float, dashes.split())))
             return [axes.axhline(part.value, color=LIGHT["ink"], linewidth=1.2, linestyle=style, label=part.label)]
-        case Rule():
+        case charts.Rule():
             chosen = part.kind == "chosen"
             color = LIGHT["best" if chosen else "soft"]
             return [axes.axvline(part.x, color=color, linewidth=1.2, linestyle=(0, (2, 3)) if chosen else "-")]
-        case Word():
+        case charts.Word():
             offset = (0, 0) if part.centered else (7, 0)
             return [_write(axes, part.text, (part.x, part.y), offset, bold=part.bold, va="center")]
-        case Bars():
+        case charts.Bars():
             heights = [top - part.base for top in part.tops]
             axes.set_axisbelow(True)
             return list(axes.bar(part.x, heights, bottom=part.base, color=LIGHT["bar"], width=0.8))
-        case Cells():
+        case charts.Cells():
             return _draw_cells(axes, part)
 
 
-def _draw_line(axes: Axes, line: Line, ordered: int) -> Sequence[Artist]:
+def _draw_line(axes: Axes, line: charts.Line, ordered: int) -> Sequence[Artist]:
     if line.front:
         color = LIGHT["best"]
         return axes.step(line.x, line.y, where="post", color=color, alpha=0.3, linewidth=4, label=line.label)
@@ -180,7 +166,7 @@ _MARKERS: dict[str, dict[str, Any]] = {
 }
 
 
-def _draw_dots(axes: Axes, dots: Dots, ordered: int) -> Sequence[Artist]:
+def _draw_dots(axes: Axes, dots: charts.Dots, ordered: int) -> Sequence[Artist]:
     color = color_of(dots.style, ordered)
     artists: list[Artist] = []
     if dots.spans:
@@ -191,7 +177,7 @@ def _draw_dots(axes: Axes, dots: Dots, ordered: int) -> Sequence[Artist]:
     return artists
 
 
-def _draw_mark(axes: Axes, mark: Mark, *, words: bool) -> Sequence[Artist]:
+def _draw_mark(axes: Axes, mark: charts.Mark, *, words: bool) -> Sequence[Artist]:
     best = mark.kind == "best"
     size = (8 if words else 5) - (not best)
     fill, edge = (LIGHT["best"], LIGHT["best"]) if best else (LIGHT["page"], LIGHT["ink"])
@@ -202,9 +188,9 @@ def _draw_mark(axes: Axes, mark: Mark, *, words: bool) -> Sequence[Artist]:
     return artists
 
 
-def _draw_gain(axes: Axes, panel: Panel) -> None:
+def _draw_gain(axes: Axes, panel: charts.Panel) -> None:
     """Draw a dotted line from the best mark to the last one, and the difference as text."""
-    marks = {part.kind: part for part in panel.parts if isinstance(part, Mark)}
+    marks = {part.kind: part for part in panel.parts if isinstance(part, charts.Mark)}
     if len(marks) < 2:
         return
     best, last = marks["best"], marks["last"]
@@ -231,7 +217,7 @@ def _write(
     )
 
 
-def _draw_cells(axes: Axes, cells: Cells) -> Sequence[Artist]:
+def _draw_cells(axes: Axes, cells: charts.Cells) -> Sequence[Artist]:
     import numpy as np
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
@@ -255,7 +241,7 @@ def _draw_cells(axes: Axes, cells: Cells) -> Sequence[Artist]:
     return [mesh]
 
 
-def _draw_axes(axes: Axes, panel: Panel, font_size: float) -> None:
+def _draw_axes(axes: Axes, panel: charts.Panel, font_size: float) -> None:
     is_map = panel.cells is not None
     axes.tick_params(labelsize=font_size, colors=LIGHT["soft"])
     axes.spines[["top", "right"]].set_visible(False)
@@ -275,16 +261,16 @@ def _draw_axes(axes: Axes, panel: Panel, font_size: float) -> None:
     _set_ticks(axes, "y", panel.y)
 
 
-def _set_ticks(axes: Axes, which: str, axis: Axis) -> None:
+def _set_ticks(axes: Axes, which: str, axis: charts.Axis) -> None:
     set_ticks = axes.set_xticks if which == "x" else axes.set_yticks
     if axis.ticks:
         places, texts = zip(*axis.ticks, strict=True)
         set_ticks(places, texts)
     elif axis.whole:
-        set_ticks(layer_ticks(int(axis.high), 7))
+        set_ticks(charts.layer_ticks(int(axis.high), 7))
 
 
-def _name_rows_once(chart: Chart, grid: list[Axes]) -> None:
+def _name_rows_once(chart: charts.Chart, grid: list[Axes]) -> None:
     """Hide the row names of panels whose left neighbor has the same ones."""
     for number in range(1, len(grid)):
         left, panel = chart.panels[number - 1], chart.panels[number]
@@ -292,7 +278,7 @@ def _name_rows_once(chart: Chart, grid: list[Axes]) -> None:
             grid[number].tick_params(labelleft=False)
 
 
-def _draw_scales(figure: Figure, chart: Chart, grid: list[Axes]) -> None:
+def _draw_scales(figure: Figure, chart: charts.Chart, grid: list[Axes]) -> None:
     """Draw one color bar for all heat maps if they share a scale, else one for each."""
     maps = [(axes, panel.cells.scale) for axes, panel in zip(grid, chart.panels, strict=True) if panel.cells]
     shared = chart.scale is not None
@@ -300,7 +286,7 @@ def _draw_scales(figure: Figure, chart: Chart, grid: list[Axes]) -> None:
         _draw_scale(figure, axes, [axes for axes, _ in maps] if shared else [axes], scale)
 
 
-def _draw_scale(figure: Figure, axes: Axes, beside: list[Axes], scale: Scale) -> None:
+def _draw_scale(figure: Figure, axes: Axes, beside: list[Axes], scale: charts.Scale) -> None:
     capped: dict[str, Any] = {"extend": "max", "extendfrac": 0.05} if scale.capped else {}
     bar = figure.colorbar(axes.collections[0], ax=beside, pad=0.02, aspect=20, **capped)
     bar.set_label(scale.label, fontsize=8, color=LIGHT["soft"])
@@ -308,12 +294,12 @@ def _draw_scale(figure: Figure, axes: Axes, beside: list[Axes], scale: Scale) ->
     bar.outline.set_visible(False)
 
 
-def _legend_columns(chart: Chart, width: float) -> int:
+def _legend_columns(chart: charts.Chart, width: float) -> int:
     longest = max(map(len, chart.key), default=0)
     return max(1, min(len(chart.key), int(width / (0.6 + 0.07 * longest))))
 
 
-def _draw_legends(figure: Figure, chart: Chart, grid: list[Axes]) -> None:
+def _draw_legends(figure: Figure, chart: charts.Chart, grid: list[Axes]) -> None:
     """Draw the title and one legend above all panels, or a legend beside each panel."""
     if chart.title and not (chart.shared_key and chart.key):
         figure.suptitle(chart.title, fontsize=11, x=0.01, ha="left")

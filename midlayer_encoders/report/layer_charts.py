@@ -11,23 +11,7 @@ import polars as pl
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import check_frame, metric_series, number_of_layers
-from midlayer_encoders.report.charts import (
-    DEPTH,
-    Axis,
-    Chart,
-    Dots,
-    Level,
-    Line,
-    Mark,
-    Panel,
-    Part,
-    Rule,
-    Word,
-    layer_axis,
-    layer_tips,
-    named_axis,
-    value_axis,
-)
+from midlayer_encoders.report import charts
 from midlayer_encoders.report.drawing import draw, write_figure
 from midlayer_encoders.validation import check_choice
 
@@ -62,7 +46,7 @@ def write_metrics_figure(frame: pl.DataFrame, path: str | Path) -> Path:
     return write_figure(plot_metrics(frame), Path(path))
 
 
-def metrics_chart(frame: pl.DataFrame, *, chosen: int | None = None) -> Chart:
+def metrics_chart(frame: pl.DataFrame, *, chosen: int | None = None) -> charts.Chart:
     """Return a panel for each metric with a curve for each model and dataset; ``chosen`` is a layer to mark."""
     frame = check_frame(frame)
     metrics = metric_series(frame)
@@ -71,25 +55,25 @@ def metrics_chart(frame: pl.DataFrame, *, chosen: int | None = None) -> Chart:
     labels = list(dict.fromkeys(series.label for many in metrics.values() for series in many))
     depths = {number_of_layers(part) for _, part in frame.group_by("model", "revision")} - {0}
     relative = len(depths) > 1
-    x = DEPTH if relative else layer_axis(max(depths, default=0))
-    rules = [] if chosen is None else [Rule(chosen, "chosen")]
+    x = charts.DEPTH if relative else charts.layer_axis(max(depths, default=0))
+    rules = [] if chosen is None else [charts.Rule(chosen, "chosen")]
     panels = []
     for name, many in metrics.items():
         lines = [
-            Line(
+            charts.Line(
                 series.depths if relative else series.layers,
                 series.values,
                 series.label,
                 labels.index(series.label),
-                layer_tips(series.label or name, series.layers, series.values),
+                charts.layer_tips(series.label or name, series.layers, series.values),
             )
             for series in many
         ]
-        panels.append(Panel(name, x, value_axis(lines), (*rules, *lines), f"{name} by layer"))
-    return Chart(tuple(panels))
+        panels.append(charts.Panel(name, x, charts.value_axis(lines), (*rules, *lines), f"{name} by layer"))
+    return charts.Chart(tuple(panels))
 
 
-def gap_text(chart: Chart, reason: str = "Not finite at some layers") -> str:
+def gap_text(chart: charts.Chart, reason: str = "Not finite at some layers") -> str:
     """Return a sentence, after a space, that names the panels whose curves have gaps; empty if there are none."""
     titles = [
         panel.title for panel in chart.panels if not all(math.isfinite(y) for line in panel.lines for y in line.y)
@@ -117,18 +101,18 @@ def plot_probes(
     """
     if not tables:
         raise OptionError("`tables` must hold at least one table, but got none.")
-    parts: list[Part] = []
+    parts: list[charts.Part] = []
     for style, (label, table) in enumerate(tables.items()):
         layers, accuracy = tuple(table["layer"]), tuple(100 * table["accuracy"])
         band = tuple(zip(100 * table["low"], 100 * table["high"], strict=True))
-        parts.append(Line(layers, accuracy, label, style, band=band))
+        parts.append(charts.Line(layers, accuracy, label, style, band=band))
         best = table["validation" if "validation" in table.columns else "accuracy"].arg_max() or 0
-        parts.append(Dots((layers[best],), (accuracy[best],), style=style))
+        parts.append(charts.Dots((layers[best],), (accuracy[best],), style=style))
     if chance is not None:
         text = f"guessing ({chance:.0%})"
-        parts.append(Level(100 * chance, text, text))
-    panel = Panel(title, layer_axis(num_layers), value_axis(parts, "accuracy, %"), tuple(parts))
-    return draw(Chart((panel,), size=(7.2, 3.6)))
+        parts.append(charts.Level(100 * chance, text, text))
+    panel = charts.Panel(title, charts.layer_axis(num_layers), charts.value_axis(parts, "accuracy, %"), tuple(parts))
+    return draw(charts.Chart((panel,), size=(7.2, 3.6)))
 
 
 def plot_selection(
@@ -148,28 +132,34 @@ def plot_selection(
 
 def selection_chart(
     frame: pl.DataFrame, *, layer: int, rule: str, choices: Mapping[str, int], num_layers: int
-) -> Chart:
+) -> charts.Chart:
     """Return the panels of :func:`plot_selection`: choices, scores, metrics."""
     frame = check_frame(frame)
     names = frame.select("kind", "name", "dataset").unique(maintain_order=True).rows()
     panels = [_choices_panel(choices, layer, rule, num_layers)]
     for kind, name, dataset in sorted(names, key=lambda row: row[0] != "score"):
         rows = frame.filter(kind=kind, name=name, dataset=dataset).sort("layer")
-        line = Line(tuple(rows["layer"]), tuple(rows["value"]))
+        line = charts.Line(tuple(rows["layer"]), tuple(rows["value"]))
         title = f"{name}: {dataset}" if kind == "score" else name
-        panels.append(Panel(title, layer_axis(num_layers), value_axis([line]), (Rule(layer, "chosen"), line)))
-    return Chart(tuple(panels), head=True)
+        panels.append(
+            charts.Panel(
+                title, charts.layer_axis(num_layers), charts.value_axis([line]), (charts.Rule(layer, "chosen"), line)
+            )
+        )
+    return charts.Chart(tuple(panels), head=True)
 
 
-def _choices_panel(choices: Mapping[str, int], layer: int, rule: str, num_layers: int) -> Panel:
-    parts: list[Part] = [Rule(layer, "chosen")]
+def _choices_panel(choices: Mapping[str, int], layer: int, rule: str, num_layers: int) -> charts.Panel:
+    parts: list[charts.Part] = [charts.Rule(layer, "chosen")]
     for row, (name, choice) in enumerate(choices.items()):
         selected = name == rule
         tip = f"{name}: layer {choice}"
-        parts.append(Mark("best", choice, row, "") if selected else Dots((choice,), (row,), tips=(tip,)))
-        parts.append(Word(choice, row, str(choice), bold=selected))
+        parts.append(charts.Mark("best", choice, row, "") if selected else charts.Dots((choice,), (row,), tips=(tip,)))
+        parts.append(charts.Word(choice, row, str(choice), bold=selected))
     labels = [name.replace("+dataset", "+\ndataset") if len(name) > 30 else name for name in choices]
-    return Panel(f"layer {layer}, by {rule}", layer_axis(num_layers), named_axis(labels), tuple(parts))
+    return charts.Panel(
+        f"layer {layer}, by {rule}", charts.layer_axis(num_layers), charts.named_axis(labels), tuple(parts)
+    )
 
 
 def plot_correlations(frame: pl.DataFrame, *, statistics: Sequence[str] = ("dcor", "spearman", "kendall")) -> Figure:
@@ -184,7 +174,7 @@ def plot_correlations(frame: pl.DataFrame, *, statistics: Sequence[str] = ("dcor
     return draw(correlations_chart(frame, statistics))
 
 
-def correlations_chart(frame: pl.DataFrame, statistics: Sequence[str]) -> Chart:
+def correlations_chart(frame: pl.DataFrame, statistics: Sequence[str]) -> charts.Chart:
     """Return the panels of :func:`plot_correlations`."""
     if frame.is_empty():
         raise OptionError("`frame` must have correlations to plot, but got none.")
@@ -199,15 +189,17 @@ def correlations_chart(frame: pl.DataFrame, statistics: Sequence[str]) -> Chart:
             model_label(frame, model, revision, ", "): rows.filter(model=model, revision=revision)
             for model, revision in models
         }
-        x = Axis("", 0 if statistic == "dcor" else -1, 1)
-        panels.append(Panel(_STATISTICS[statistic], x, named_axis(metrics), _correlation_parts(groups, metrics)))
+        x = charts.Axis("", 0 if statistic == "dcor" else -1, 1)
+        panels.append(
+            charts.Panel(_STATISTICS[statistic], x, charts.named_axis(metrics), _correlation_parts(groups, metrics))
+        )
     height = 1.0 + len(metrics) * (0.22 + 0.2 * len(models))
-    return Chart(tuple(panels), columns=len(panels), size=(1.6 / len(panels) + 3.1, height))
+    return charts.Chart(tuple(panels), columns=len(panels), size=(1.6 / len(panels) + 3.1, height))
 
 
 def correlation_panels(
     frame: pl.DataFrame, *, statistics: Sequence[str] = ("spearman", "kendall", "dcor")
-) -> list[Panel]:
+) -> list[charts.Panel]:
     """Return the correlation of each metric with the mean score, a panel for each model (Figures 3, 8 and 9).
 
     Args:
@@ -221,12 +213,12 @@ def correlation_panels(
         notes = ", ".join(frame["note"].unique().drop_nulls().to_list())
         raise OptionError(f"`frame` must hold a correlation to draw, but none is defined: {notes}.")
     names = rows["metric"].unique(maintain_order=True).to_list()
-    x = Axis("correlation with the mean score", -1, 1)
-    y = named_axis([name.replace("_", " ") for name in names])
+    x = charts.Axis("correlation with the mean score", -1, 1)
+    y = charts.named_axis([name.replace("_", " ") for name in names])
     panels = []
     for (model,), model_rows in rows.group_by("model", maintain_order=True):
         groups = {statistic: model_rows.filter(statistic=statistic) for statistic in statistics}
-        panels.append(Panel(str(model), x, y, _correlation_parts(groups, names)))
+        panels.append(charts.Panel(str(model), x, y, _correlation_parts(groups, names)))
     return panels
 
 
@@ -236,9 +228,9 @@ def model_label(frame: pl.DataFrame, model: object, revision: object, separator:
     return f"{model}{separator}{revision}" if several else str(model)
 
 
-def _correlation_parts(groups: Mapping[str, pl.DataFrame], metrics: Sequence[str]) -> tuple[Part, ...]:
+def _correlation_parts(groups: Mapping[str, pl.DataFrame], metrics: Sequence[str]) -> tuple[charts.Part, ...]:
     """Return dots of tasks and averages for each group, and a text where an average is undefined."""
-    parts: list[Part] = [Rule(0)]
+    parts: list[charts.Part] = [charts.Rule(0)]
     for style, (label, rows) in enumerate(groups.items()):
         offset = (style - (len(groups) - 1) / 2) * 0.7 / len(groups)
         defined, average = pl.col("value").is_not_null(), pl.col("task") == "average"
@@ -248,14 +240,14 @@ def _correlation_parts(groups: Mapping[str, pl.DataFrame], metrics: Sequence[str
             _correlation_dots(
                 rows.filter(defined, average), metrics, offset, "disc", label if len(groups) > 1 else "", style
             ),
-            *(Word(0, metrics.index(metric) + offset, "undefined", centered=True) for metric in undefined),
+            *(charts.Word(0, metrics.index(metric) + offset, "undefined", centered=True) for metric in undefined),
         ]
     return tuple(parts)
 
 
 def _correlation_dots(
     rows: pl.DataFrame, metrics: Sequence[str], offset: float, kind: Literal["disc", "dot"], label: str, style: int
-) -> Dots:
+) -> charts.Dots:
     """Return a dot for each row; discs have intervals."""
     spans = tuple(rows.select(pl.col("low", "high").fill_null(pl.col("value"))).rows())
     tips = tuple(
@@ -263,4 +255,4 @@ def _correlation_dots(
         for metric, task, value, (low, high) in zip(rows["metric"], rows["task"], rows["value"], spans, strict=True)
     )
     y = tuple(metrics.index(metric) + offset for metric in rows["metric"])
-    return Dots(tuple(rows["value"]), y, kind, label, style, tips, spans if kind == "disc" else ())
+    return charts.Dots(tuple(rows["value"]), y, kind, label, style, tips, spans if kind == "disc" else ())

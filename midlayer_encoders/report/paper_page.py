@@ -11,20 +11,7 @@ import polars as pl
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import check_frame, histories
-from midlayer_encoders.report.charts import (
-    Axis,
-    Chart,
-    Dots,
-    Line,
-    Panel,
-    Part,
-    Rule,
-    Word,
-    layer_axis,
-    named_axis,
-    padded,
-    value_axis,
-)
+from midlayer_encoders.report import charts
 from midlayer_encoders.report.drawing import draw
 from midlayer_encoders.report.layer_charts import metrics_chart, model_label
 from midlayer_encoders.report.pages import render
@@ -51,11 +38,11 @@ class Finding:
     title: str
     claim: str
     words: tuple[str, ...]
-    panels: tuple[Panel, ...] = ()
+    panels: tuple[charts.Panel, ...] = ()
     table: tuple[tuple[str, ...], ...] = ()
 
     @property
-    def chart(self) -> Chart | None:
+    def chart(self) -> charts.Chart | None:
         """The panels as a chart."""
         return panels_chart(self.panels) if self.panels else None
 
@@ -80,11 +67,11 @@ def experiments_html(
     return render("paper.html", title=title, notes=notes, findings=findings, how=how)
 
 
-def panels_figure(panels: Sequence[Panel], *, title: str = "") -> Figure:
+def panels_figure(panels: Sequence[charts.Panel], *, title: str = "") -> Figure:
     """Return a figure of panels, with one legend if all have the same labels, else one for each.
 
     Example:
-        >>> lines = [Line((0, 1), (1.0, 2.0), "p = 0"), Line((0, 1), (1.0, 1.5), "p = 1")]
+        >>> lines = [charts.Line((0, 1), (1.0, 2.0), "p = 0"), charts.Line((0, 1), (1.0, 1.5), "p = 1")]
         >>> figure = panels_figure([curves_panel("entropy", "layer", lines)])
         >>> [line.get_ydata().tolist() for line in figure.axes[0].lines]
         [[1.0, 2.0], [1.0, 1.5]]
@@ -92,7 +79,7 @@ def panels_figure(panels: Sequence[Panel], *, title: str = "") -> Figure:
     return draw(panels_chart(panels, title=title))
 
 
-def panels_chart(panels: Sequence[Panel], *, title: str = "") -> Chart:
+def panels_chart(panels: Sequence[charts.Panel], *, title: str = "") -> charts.Chart:
     """Return panels as a chart in which curves with the same label have the same style."""
     if not panels or not all(panel.parts for panel in panels):
         raise OptionError("`panels` must hold curves to draw, but got none.")
@@ -100,7 +87,7 @@ def panels_chart(panels: Sequence[Panel], *, title: str = "") -> Chart:
     alike = all(list(panel.key) == labels for panel in panels)
     rows = max(len(panel.y.ticks) for panel in panels)
     names = max((len(text) for panel in panels for _, text in panel.y.ticks), default=0)
-    return Chart(
+    return charts.Chart(
         tuple(_styled(panel, labels) for panel in panels),
         columns=2 if len(panels) in (2, 4) or (rows and len(panels) > 1) else 0,
         size=(3.5 + 0.06 * names, 0.3 * rows + 0.8) if rows else (4.2, 2.8),
@@ -110,27 +97,29 @@ def panels_chart(panels: Sequence[Panel], *, title: str = "") -> Chart:
     )
 
 
-def curves_panel(title: str, x_label: str, lines: Sequence[Line], *, ordered: bool = False) -> Panel:
+def curves_panel(title: str, x_label: str, lines: Sequence[charts.Line], *, ordered: bool = False) -> charts.Panel:
     """Return a panel of curves; ``ordered`` if they are steps of one quantity."""
     parts = tuple(replace(line, style=style) for style, line in enumerate(lines))
     end = math.ceil(max((x for line in lines for x in line.x), default=1))
-    x = replace(layer_axis(end), label=x_label)
-    return Panel(title, x, value_axis(parts), parts, f"{title} by {x_label}", ordered=ordered * len(parts))
+    x = replace(charts.layer_axis(end), label=x_label)
+    return charts.Panel(
+        title, x, charts.value_axis(parts), parts, f"{title} by {x_label}", ordered=ordered * len(parts)
+    )
 
 
-def _styled(panel: Panel, labels: Sequence[str]) -> Panel:
+def _styled(panel: charts.Panel, labels: Sequence[str]) -> charts.Panel:
     """Return a panel with the styles of the whole chart, without labels if there is only one."""
-    parts: list[Part] = []
+    parts: list[charts.Part] = []
     for part in panel.parts:
-        if isinstance(part, Line) and not panel.ordered and part.label:
+        if isinstance(part, charts.Line) and not panel.ordered and part.label:
             part = replace(part, style=labels.index(part.label))
-        if isinstance(part, Line | Dots) and len(labels) == 1:
+        if isinstance(part, charts.Line | charts.Dots) and len(labels) == 1:
             part = replace(part, label="")
         parts.append(part)
     return replace(panel, parts=tuple(parts))
 
 
-def score_panels(frame: pl.DataFrame) -> list[Panel]:
+def score_panels(frame: pl.DataFrame) -> list[charts.Panel]:
     """Return the mean score over tasks by depth, in points, a curve for each model (Figure 1).
 
     Layers that were not scored on every task of the model are left out.
@@ -144,21 +133,21 @@ def score_panels(frame: pl.DataFrame) -> list[Panel]:
         mean = part.group_by("layer", "depth").agg(pl.col("value").mean(), pl.len()).filter(pl.col("len") == num_tasks)
         mean = mean.sort("layer")
         label = f"{model_label(scores, model, revision)} ({num_tasks} tasks)"
-        lines.append(Line(tuple(100 * mean["depth"]), tuple(100 * mean["value"]), label))
+        lines.append(charts.Line(tuple(100 * mean["depth"]), tuple(100 * mean["value"]), label))
     return [curves_panel("mean score, points", "depth, % of the layers", lines)]
 
 
-def metric_depth_panels(frame: pl.DataFrame) -> list[Panel]:
+def metric_depth_panels(frame: pl.DataFrame) -> list[charts.Panel]:
     """Return a panel for each metric, a curve for each model and dataset (Figures 2, 10, 12 and 13)."""
     return list(metrics_chart(frame).panels)
 
 
-def along_panels(frame: pl.DataFrame, *, depths: Sequence[float] = (0.25, 0.5, 0.75, 1.0)) -> list[Panel]:
+def along_panels(frame: pl.DataFrame, *, depths: Sequence[float] = (0.25, 0.5, 0.75, 1.0)) -> list[charts.Panel]:
     """Return prompt entropy along the text at several depths, a curve with its deviation for each model (Figure 5).
 
     Positions that fewer than half of the texts reach are left out.
     """
-    panels: dict[float, list[Line]] = {depth: [] for depth in depths}
+    panels: dict[float, list[charts.Line]] = {depth: [] for depth in depths}
     drawn_layers: dict[float, set[int]] = {depth: set() for depth in depths}
     for (model, revision), part in frame.group_by("model", "revision", maintain_order=True):
         rows_by_layer = part.filter(pl.col("texts") >= part["texts"].max() / 2)  # type: ignore[operator]
@@ -169,7 +158,7 @@ def along_panels(frame: pl.DataFrame, *, depths: Sequence[float] = (0.25, 0.5, 0
             band = zip(rows["value"] - rows["deviation"], rows["value"] + rows["deviation"], strict=True)
             drawn_layers[depth].add(layer)
             label = model_label(frame, model, revision)
-            panels[depth].append(Line(tuple(rows["position"]), tuple(rows["value"]), label, band=tuple(band)))
+            panels[depth].append(charts.Line(tuple(rows["position"]), tuple(rows["value"]), label, band=tuple(band)))
     titles = {
         depth: f"layer{'s'[: len(layers) - 1]} {' and '.join(map(str, sorted(layers)))}, {100 * depth:g} % of the depth"
         for depth, layers in drawn_layers.items()
@@ -185,7 +174,7 @@ _CONDITIONS = {
 }
 
 
-def prompt_panels(frame: pl.DataFrame) -> list[Panel]:
+def prompt_panels(frame: pl.DataFrame) -> list[charts.Panel]:
     """Return prompt entropy by layer, a panel for each condition and a curve for each amount (Figure 6)."""
     several = frame["model"].n_unique() > 1
     panels = []
@@ -197,7 +186,7 @@ def prompt_panels(frame: pl.DataFrame) -> list[Panel]:
     return panels
 
 
-def order_panels(frame: pl.DataFrame) -> list[Panel]:
+def order_panels(frame: pl.DataFrame) -> list[charts.Panel]:
     """Return the entropy of power-law spectra, and the share of the smaller half, by exponent (Figure 7)."""
     titles = {"matrix_entropy": "entropy / log n", "tail_share": "share of the smaller half of the eigenvalues"}
     return [
@@ -211,7 +200,7 @@ def order_panels(frame: pl.DataFrame) -> list[Panel]:
     ]
 
 
-def subblock_panels(frame: pl.DataFrame) -> list[Panel]:
+def subblock_panels(frame: pl.DataFrame) -> list[charts.Panel]:
     """Return each token metric by layer, a curve for each point inside the blocks (Figure 15).
 
     ``residual_in`` is left out because it equals ``residual_out`` of the previous layer.
@@ -226,12 +215,12 @@ def subblock_panels(frame: pl.DataFrame) -> list[Panel]:
     ]
 
 
-def step_panels(frame: pl.DataFrame) -> list[Panel]:
+def step_panels(frame: pl.DataFrame) -> list[charts.Panel]:
     """Return each metric by layer, a curve for each training step (Figures 4 and 11)."""
     return list(curves_chart(histories(frame)).panels)
 
 
-def rule_panels(frame: pl.DataFrame) -> list[Panel]:
+def rule_panels(frame: pl.DataFrame) -> list[charts.Panel]:
     """Return the mean score over tasks of the layers that each rule selects, a panel for each model (Table 2).
 
     Args:
@@ -245,13 +234,13 @@ def rule_panels(frame: pl.DataFrame) -> list[Panel]:
         x, last = tuple(means[rule] for rule in scored), means["last"]
         tips = tuple(f"{rule}: {means[rule]:.1f}" for rule in scored)
         spans = tuple((min(last, value), max(last, value)) for value in x)
-        points = Dots(x, tuple(rules.index(rule) for rule in scored), tips=tips, spans=spans)
-        axis = Axis("mean score, points; the line is the last layer", *padded(x))
-        panels.append(Panel(str(model), axis, named_axis(rules), (points, Rule(last))))
+        points = charts.Dots(x, tuple(rules.index(rule) for rule in scored), tips=tips, spans=spans)
+        axis = charts.Axis("mean score, points; the line is the last layer", *charts.padded(x))
+        panels.append(charts.Panel(str(model), axis, charts.named_axis(rules), (points, charts.Rule(last))))
     return panels
 
 
-def theorem_panels(frame: pl.DataFrame, statements: Mapping[str, str]) -> list[Panel]:
+def theorem_panels(frame: pl.DataFrame, statements: Mapping[str, str]) -> list[charts.Panel]:
     """Return the ratio of both sides of each draw of each statement on a logarithmic axis.
 
     Args:
@@ -263,21 +252,21 @@ def theorem_panels(frame: pl.DataFrame, statements: Mapping[str, str]) -> list[P
     # Ratios that are not positive have no place on the axis, but count in the text.
     drawable = sides.filter(pl.col("ratio") > 0, pl.col("ratio").is_finite())
     low, high = min(drawable["ratio"]), max(drawable["ratio"])
-    parts: list[Part] = [Rule(1)]
+    parts: list[charts.Part] = [charts.Rule(1)]
     for row, statement in enumerate(statements):
         rows = sides.filter(pl.col("statement") == statement)
         for style, holds in enumerate((True, False)):
             ratios = tuple(drawable.filter(statement=statement, holds=holds)["ratio"])
-            parts.append(Dots(ratios, (row,) * len(ratios), "tick", style=style))
-        parts.append(Word(1.3 * high, row, f"holds in {rows['holds'].sum()} of {len(rows)}"))
+            parts.append(charts.Dots(ratios, (row,) * len(ratios), "tick", style=style))
+        parts.append(charts.Word(1.3 * high, row, f"holds in {rows['holds'].sum()} of {len(rows)}"))
     powers = range(math.ceil(math.log10(low / 1.3)), math.floor(math.log10(1.3 * high)) + 1)
     ticks = tuple((10.0**power, f"{10.0**power:g}") for power in powers)
-    x = Axis("left side / right side of each draw", low / 1.3, 1.3 * high, ticks, log=True)
-    names = named_axis([f"{name}:\n{text}" for name, text in statements.items()])
-    return [Panel("left over right side of each statement", x, names, tuple(parts))]
+    x = charts.Axis("left side / right side of each draw", low / 1.3, 1.3 * high, ticks, log=True)
+    names = charts.named_axis([f"{name}:\n{text}" for name, text in statements.items()])
+    return [charts.Panel("left over right side of each statement", x, names, tuple(parts))]
 
 
-def _lines(rows: pl.DataFrame, by: str, x: str, pattern: str = "{}") -> list[Line]:
+def _lines(rows: pl.DataFrame, by: str, x: str, pattern: str = "{}") -> list[charts.Line]:
     """Return a curve for each value of a column, labeled by ``pattern``."""
     groups = rows.group_by(by, maintain_order=True)
-    return [Line(tuple(part[x]), tuple(part["value"]), pattern.format(key)) for (key,), part in groups]
+    return [charts.Line(tuple(part[x]), tuple(part["value"]), pattern.format(key)) for (key,), part in groups]

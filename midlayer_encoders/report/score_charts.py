@@ -12,22 +12,7 @@ import polars as pl
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import Baselines, Curve, Summary, average_baseline, summary
-from midlayer_encoders.report.charts import (
-    Axis,
-    Cells,
-    Chart,
-    Level,
-    Line,
-    Mark,
-    Panel,
-    Part,
-    Scale,
-    layer_axis,
-    layer_tips,
-    named_axis,
-    place_axis,
-    value_axis,
-)
+from midlayer_encoders.report import charts
 from midlayer_encoders.report.drawing import draw
 from midlayer_encoders.report.labels import number, signed
 
@@ -49,7 +34,7 @@ def plot_scores(frame: pl.DataFrame) -> Figure:
     """
     scores = _score_summary(frame, "scores")
     tasks = tasks_chart(scores).panels if len(scores.tasks) > 1 else ()
-    return draw(Chart((average_panel(scores), *tasks), head=True, y_label="points (score × 100)"))
+    return draw(charts.Chart((average_panel(scores), *tasks), head=True, y_label="points (score × 100)"))
 
 
 def plot_heatmap(frame: pl.DataFrame) -> Figure:
@@ -64,15 +49,17 @@ def plot_heatmap(frame: pl.DataFrame) -> Figure:
     """
     panel = losses_panel(_score_summary(frame, "layers by tasks"))
     size = (max(6.0, 3.0 + 0.24 * (panel.x.high + 0.5)), 1.3 + 0.26 * len(panel.y.ticks))
-    return draw(Chart((panel,), size=size))
+    return draw(charts.Chart((panel,), size=size))
 
 
 def plot_recipes(recipes: Mapping[str, Summary], baselines: Baselines | None = None) -> Figure:
     """Return a figure of each recipe's average by layer, and a heat map of the points below the best layer of all."""
-    return draw(Chart((recipes_panel(recipes, baselines), recipes_map(recipes)), columns=1, size=(7.0, 2.6)))
+    return draw(charts.Chart((recipes_panel(recipes, baselines), recipes_map(recipes)), columns=1, size=(7.0, 2.6)))
 
 
-def average_panel(scores: Summary, baselines: Baselines | None = None, costs: Mapping[int, str] | None = None) -> Panel:
+def average_panel(
+    scores: Summary, baselines: Baselines | None = None, costs: Mapping[int, str] | None = None
+) -> charts.Panel:
     """Return the average by layer, or only a title if no layer was scored on every task.
 
     Args:
@@ -82,7 +69,9 @@ def average_panel(scores: Summary, baselines: Baselines | None = None, costs: Ma
     """
     average = scores.average
     if average is None:
-        return Panel("no layer was scored on every task: no average", layer_axis(0), Axis("", 0, 1), ())
+        return charts.Panel(
+            "no layer was scored on every task: no average", charts.layer_axis(0), charts.Axis("", 0, 1), ()
+        )
     task = scores.tasks[0] if len(scores.tasks) == 1 else None
     subject = f"{task.name} ({task.measure})" if task else f"average of {len(scores.tasks)} tasks"
     return _curve_panel(
@@ -96,22 +85,24 @@ def average_panel(scores: Summary, baselines: Baselines | None = None, costs: Ma
     )
 
 
-def average_levels(scores: Summary, baselines: Baselines) -> list[Level]:
+def average_levels(scores: Summary, baselines: Baselines) -> list[charts.Level]:
     """Return the average of each baseline that was scored on every task."""
     return _levels({name: average_baseline(scores, by_task) for name, by_task in baselines.items()})
 
 
-def tasks_chart(scores: Summary, baselines: Baselines | None = None, costs: Mapping[int, str] | None = None) -> Chart:
+def tasks_chart(
+    scores: Summary, baselines: Baselines | None = None, costs: Mapping[int, str] | None = None
+) -> charts.Chart:
     """Return a panel for each task, each on a separate scale; the arguments are those of :func:`average_panel`."""
     panels = []
     for task in scores.tasks:
         points = {name: by_task.get(task.name) for name, by_task in (baselines or {}).items()}
         levels = _levels({name: None if score is None else 100 * score for name, score in points.items()})
         panels.append(_curve_panel(task, scores.num_layers, levels, name=task.name, title=task.name, costs=costs))
-    return Chart(tuple(panels))
+    return charts.Chart(tuple(panels))
 
 
-def losses_panel(scores: Summary) -> Panel:
+def losses_panel(scores: Summary) -> charts.Panel:
     """Return how many points each layer is below the task's best layer, with rows for the average and each task."""
     curves = [scores.average, *scores.tasks] if scores.average and len(scores.tasks) > 1 else list(scores.tasks)
     labels = [f"{curve.name}: best at layer {curve.best_layer}, {number(curve.best)} points" for curve in curves]
@@ -126,33 +117,35 @@ def losses_panel(scores: Summary) -> Panel:
     )
 
 
-def recipes_panel(recipes: Mapping[str, Summary], baselines: Baselines | None = None) -> Panel:
+def recipes_panel(recipes: Mapping[str, Summary], baselines: Baselines | None = None) -> charts.Panel:
     """Return a curve for each recipe, with the best layer of the best recipe marked, and a level for each baseline."""
     averages = _averages(recipes)
     winner = best_recipe(recipes)
     lines = [
-        Line(
+        charts.Line(
             tuple(curve.points),
             tuple(curve.points.values()),
             name,
             style,
-            layer_tips(name, tuple(curve.points), tuple(curve.points.values()), number),
+            charts.layer_tips(name, tuple(curve.points), tuple(curve.points.values()), number),
         )
         for style, (name, curve) in enumerate(averages.items())
     ]
     best = averages[winner]
-    mark = Mark("best", best.best_layer, best.best, f"{winner}, layer {best.best_layer}: {number(best.best)}")
+    mark = charts.Mark("best", best.best_layer, best.best, f"{winner}, layer {best.best_layer}: {number(best.best)}")
     tasks = recipes[winner].tasks
     title = tasks[0].name if len(tasks) == 1 else f"average of {len(tasks)} tasks"
     levels = [replace(level, label=level.text) for level in average_levels(recipes[winner], baselines or {})]
     texts = [f"{name}: best {number(curve.best)} at layer {curve.best_layer}" for name, curve in averages.items()]
     label = "; ".join([*texts, *(level.text for level in levels)])
-    parts: tuple[Part, ...] = (*lines, *levels, mark)
+    parts: tuple[charts.Part, ...] = (*lines, *levels, mark)
     num_layers = max(scores.num_layers for scores in recipes.values())
-    return Panel(f"{title}, points", layer_axis(num_layers), value_axis(parts, pad=0.12), parts, label)
+    return charts.Panel(
+        f"{title}, points", charts.layer_axis(num_layers), charts.value_axis(parts, pad=0.12), parts, label
+    )
 
 
-def recipes_map(recipes: Mapping[str, Summary]) -> Panel:
+def recipes_map(recipes: Mapping[str, Summary]) -> charts.Panel:
     """Return how many points each layer of each recipe is below the best layer of all recipes."""
     averages = _averages(recipes)
     best = averages[best_recipe(recipes)].best
@@ -229,7 +222,7 @@ def _losses_map(
     labels: Sequence[str],
     own_best: bool = False,
     apart: bool = False,
-) -> Panel:
+) -> charts.Panel:
     """Return a heat map of the distance of each layer of each curve from a reference value."""
     layers = sorted(set().union(*(curve.points for curve in curves.values())))
     losses = [
@@ -245,15 +238,15 @@ def _losses_map(
                 layer: f"{scores[layer]}, {number(curve.best - curve.points[layer])} below its best" for layer in scores
             }
         tips.append(tuple(f"{name}, layer {layer}: {scores.get(layer, 'not scored')}" for layer in layers))
-    cells = Cells(
+    cells = charts.Cells(
         tuple(map(tuple, losses)),
         tuple(tips),
-        Scale(0, widest, (best_text, f"{number(widest)} points or more below"), falling=True, capped=True),
+        charts.Scale(0, widest, (best_text, f"{number(widest)} points or more below"), falling=True, capped=True),
         peaks=tuple(layers.index(curve.best_layer) for curve in curves.values()),
         labels=tuple(labels),
         apart=apart,
     )
-    return Panel(title, place_axis("layer", layers, 9), named_axis(list(curves)), (cells,))
+    return charts.Panel(title, charts.place_axis("layer", layers, 9), charts.named_axis(list(curves)), (cells,))
 
 
 def _score_summary(frame: pl.DataFrame, subject: str) -> Summary:
@@ -263,9 +256,9 @@ def _score_summary(frame: pl.DataFrame, subject: str) -> Summary:
     return scores
 
 
-def _levels(points: Mapping[str, float | None]) -> list[Level]:
+def _levels(points: Mapping[str, float | None]) -> list[charts.Level]:
     return [
-        Level(value, f"{name} {number(value)}", label=name, style=style)
+        charts.Level(value, f"{name} {number(value)}", label=name, style=style)
         for style, (name, value) in enumerate(points.items())
         if value is not None
     ]
@@ -274,17 +267,17 @@ def _levels(points: Mapping[str, float | None]) -> list[Level]:
 def _curve_panel(
     curve: Curve,
     num_layers: int,
-    levels: Sequence[Level],
+    levels: Sequence[charts.Level],
     *,
     name: str,
     title: str,
     pad: float = 0.08,
     costs: Mapping[int, str] | None = None,
-) -> Panel:
+) -> charts.Panel:
     layers, values = tuple(curve.points), tuple(curve.points.values())
-    line = Line(layers, values, tips=layer_tips(name, layers, values, number, costs))
-    best = Mark("best", curve.best_layer, curve.best, f"layer {curve.best_layer}: {number(curve.best)}")
-    last = Mark("last", curve.last_layer, curve.last, f"last: {number(curve.last)}")
+    line = charts.Line(layers, values, tips=charts.layer_tips(name, layers, values, number, costs))
+    best = charts.Mark("best", curve.best_layer, curve.best, f"layer {curve.best_layer}: {number(curve.best)}")
+    last = charts.Mark("last", curve.last_layer, curve.last, f"last: {number(curve.last)}")
     marks = (best,) if curve.best_layer == curve.last_layer else (last, best)
     parts = (*levels, line, *marks)
     label = (
@@ -297,8 +290,10 @@ def _curve_panel(
         if len(marks) > 1:
             caption.append(f"last {number(curve.last)} ({signed(-curve.gain)})")
         caption += [level.text for level in levels]
-    axis = value_axis(parts, pad=pad)
-    return Panel(title, layer_axis(num_layers), axis, parts, label, tuple(caption), gain=signed(curve.gain))
+    axis = charts.value_axis(parts, pad=pad)
+    return charts.Panel(
+        title, charts.layer_axis(num_layers), axis, parts, label, tuple(caption), gain=signed(curve.gain)
+    )
 
 
 def _curve_text(curve: Curve) -> str:

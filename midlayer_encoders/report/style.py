@@ -6,36 +6,24 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-LIGHT = {
-    "page": "#ffffff",
-    "card": "#f5f6f8",
-    "ink": "#1b1f24",
-    "soft": "#57606a",
-    "rule": "#d5d9de",
-    "accent": "#0065a8",
-    "best": "#b54600",
-    "heat": "#08519c",
-    "bar": "#a8c8e4",
-    "missing": "#b9bec5",
-    "code": "#eef0f3",
-    "row": "#fff3e6",
+_COLORS = {
+    "page": ("#ffffff", "#14171c"),
+    "card": ("#f5f6f8", "#1e232a"),
+    "ink": ("#1b1f24", "#e8eaed"),
+    "soft": ("#57606a", "#a9b1bb"),
+    "rule": ("#d5d9de", "#3a424d"),
+    "accent": ("#0065a8", "#7cc4f5"),
+    "best": ("#b54600", "#ff9a4d"),
+    "heat": ("#08519c", "#6cb6f0"),
+    "bar": ("#a8c8e4", "#33536b"),
+    "missing": ("#b9bec5", "#565d66"),
+    "code": ("#eef0f3", "#252b33"),
+    "row": ("#fff3e6", "#3a2a1a"),
 }
+LIGHT = {name: light for name, (light, _) in _COLORS.items()}
 """Colors of the light theme by role."""
 
-_DARK = {
-    "page": "#14171c",
-    "card": "#1e232a",
-    "ink": "#e8eaed",
-    "soft": "#a9b1bb",
-    "rule": "#3a424d",
-    "accent": "#7cc4f5",
-    "best": "#ff9a4d",
-    "heat": "#6cb6f0",
-    "bar": "#33536b",
-    "missing": "#565d66",
-    "code": "#252b33",
-    "row": "#3a2a1a",
-}
+_DARK = {name: dark for name, (_, dark) in _COLORS.items()}
 
 SERIES = ("#0072b2", "#d55e00", "#008060", "#b8518b", "#5a5a5a")
 """Colors of curves in the light theme: after Okabe and Ito, darkened to a contrast of at least 3."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import polars as pl
@@ -11,7 +10,6 @@ import polars as pl
 from midlayer_encoders.frame import (
     Baselines,
     Curve,
-    Series,
     Summary,
     average_baseline,
     check_frame,
@@ -21,7 +19,7 @@ from midlayer_encoders.frame import (
 )
 from midlayer_encoders.frame.pareto import Cost, amount, cost_text
 from midlayer_encoders.report.charts import Chart
-from midlayer_encoders.report.labels import duration, number, signed
+from midlayer_encoders.report.labels import number
 from midlayer_encoders.report.layer_charts import gap_text, metrics_chart
 from midlayer_encoders.report.pages import Column, LayerTable, metric_table, render, write_page
 from midlayer_encoders.report.score_charts import (
@@ -118,11 +116,15 @@ def report_html(
     return render(
         "sweep.html",
         title=title,
-        notes=[*baseline_sentences(scores, shared), *scores.remarks, *notes],
+        notes=[*scores.remarks, *notes],
         model=model,
         revision=revision,
-        verdict=recipe_words(recipes) if recipes else verdict(scores, metrics),
-        tiles=([recipe_tile(recipes)] if recipes else []) + tiles(scores, parameters, seconds),
+        recipe_verdict=recipe_words(recipes) if recipes else "",
+        recipe_tile=recipe_tile(recipes) if recipes else None,
+        parameters=parameters,
+        seconds=seconds,
+        baselines=shared,
+        metrics=metrics,
         export=export or {},
         how={"Model": model, "Revision": revision, **how},
         recipes=recipes,
@@ -142,43 +144,6 @@ def report_html(
         confirmed=confirmed_words(frame),
         tables=[_score_table(scores, parameters, seconds, shared), metric_table(metrics)],
     )
-
-
-def verdict(scores: Summary, metrics: Mapping[str, Sequence[Series]]) -> str:
-    """Return the main result in a sentence or two."""
-    if not scores.tasks:
-        layers = {layer for many in metrics.values() for series in many for layer in series.layers}
-        return f"{_count(len(metrics), 'metric')} at {_count(len(layers), 'layer')}; no task was scored."
-    average = scores.average
-    if average is None:
-        return f"{_count(len(scores.tasks), 'task')} scored, none of the layers on all of them."
-    tasks = scores.tasks[0].name if len(scores.tasks) == 1 else f"average over {len(scores.tasks)} tasks"
-    best_layer = _layer_of(scores, average.best_layer)
-    if len(average.points) == 1:
-        return f"Layer {best_layer} scores {number(average.best)} on {tasks}; no other was scored."
-    last = "the last layer" if average.last_layer == scores.num_layers else f"layer {average.last_layer}"
-    if average.best_layer == average.last_layer:
-        return f"No layer scores more than {last}: {number(average.last)} on {tasks}."
-    best = f"Layer {best_layer} scores {number(average.best)} on {tasks}"
-    if number(average.gain) == number(0.0):
-        return f"{best}, as much as {last}."
-    return f"{best}, {number(average.gain)} points more than {last} ({number(average.last)})."
-
-
-def baseline_sentences(scores: Summary, baselines: Baselines) -> list[str]:
-    """Return a sentence for each baseline: the tasks on which it beats every layer."""
-    sentences = []
-    for name, by_task in baselines.items():
-        ahead = [task.name for task in scores.tasks if 100 * by_task.get(task.name, -math.inf) > task.best]
-        count = len(by_task)
-        if ahead:
-            share = f" ({len(ahead)} of {count} tasks)" if count > 1 else ""
-            tasks = f"{', '.join(ahead[:6])}{', …' if len(ahead) > 6 else ''}"
-            sentences.append(f"{name} is ahead of every layer on {tasks}{share}.")
-        elif by_task:
-            tasks = "the task" if count == 1 else "both tasks" if count == 2 else f"all {count} tasks"
-            sentences.append(f"{name} is behind the best layer on {tasks}.")
-    return sentences
 
 
 def confirmed_words(frame: pl.DataFrame) -> list[str]:
@@ -203,30 +168,6 @@ def confirmed_words(frame: pl.DataFrame) -> list[str]:
         )
         lines.append(f"{task}, confirmed by mteb: {', '.join(texts)}.")
     return lines
-
-
-def tiles(scores: Summary, parameters: Mapping[int, int], seconds: Mapping[int, float]) -> list[tuple[str, str, str]]:
-    """Return heading, value and note of each tile: best layer, gain, and what the best layer saves."""
-    average = scores.average
-    if average is None:
-        return []
-    entries = [("Best layer", _layer_of(scores, average.best_layer), f"{number(average.best)} points")]
-    if average.best_layer != average.last_layer:
-        comparison = f"{number(average.best)} instead of {number(average.last)}"
-        entries.append(("Gain in points", signed(average.gain), comparison))
-        entries += _saving("Parameters", average, parameters, lambda count: f"{count / 1e6:,.1f} M")
-        entries += _saving("Time", average, seconds, duration)
-    return entries
-
-
-def _saving(
-    heading: str, average: Curve, costs: Mapping[int, float], write: Callable[[float], str]
-) -> list[tuple[str, str, str]]:
-    best, last = costs.get(average.best_layer), costs.get(average.last_layer)
-    if best is None or last is None or last <= 0:
-        return []
-    percent = signed(100 * (best / last - 1), 0)
-    return [(heading, f"{percent} %", f"{write(best)} instead of {write(last)}")]
 
 
 def _score_table(
@@ -261,11 +202,3 @@ def _cost_texts(parameters: Mapping[int, int], seconds: Mapping[int, float]) -> 
     for layer, time in seconds.items():
         costs.setdefault(layer, {})["milliseconds"] = 1e3 * time
     return {layer: cost_text(by_kind) for layer, by_kind in costs.items()}
-
-
-def _layer_of(scores: Summary, layer: int) -> str:
-    return f"{layer} of {scores.num_layers}" if scores.num_layers else str(layer)
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

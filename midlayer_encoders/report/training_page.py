@@ -11,19 +11,7 @@ import polars as pl
 
 from midlayer_encoders.frame import Series, check_frame, number_of_layers, spans
 from midlayer_encoders.frame.steps import History, histories, layer_changes, settled, step_word, thinned
-from midlayer_encoders.report.charts import (
-    Axis,
-    Bars,
-    Cells,
-    Chart,
-    Line,
-    Panel,
-    Scale,
-    layer_axis,
-    layer_tips,
-    place_axis,
-    value_axis,
-)
+from midlayer_encoders.report import charts
 from midlayer_encoders.report.drawing import draw
 from midlayer_encoders.report.labels import number, significant
 from midlayer_encoders.report.layer_charts import gap_text
@@ -159,12 +147,12 @@ def plot_steps_change(frame: pl.DataFrame, *, within: float = 0.1) -> Figure:
     return draw(change_chart(frame, within=within))
 
 
-def heat_chart(measured: Sequence[History]) -> Chart:
+def heat_chart(measured: Sequence[History]) -> charts.Chart:
     """Return a heat map of layers and steps for each history."""
-    return Chart(tuple(_heat_panel(history) for history in measured))
+    return charts.Chart(tuple(_heat_panel(history) for history in measured))
 
 
-def curves_chart(measured: Sequence[History]) -> Chart:
+def curves_chart(measured: Sequence[History]) -> charts.Chart:
     """Return a panel for each history with a curve for each step; the legend names at most ten steps."""
     steps = measured[0].steps
     labels = {place: f"step {step_word(steps[place])}" for place in thinned(len(steps), 10)}
@@ -172,18 +160,22 @@ def curves_chart(measured: Sequence[History]) -> Chart:
     for history in measured:
         rows = map(tuple, history.values.tolist())
         lines = tuple(
-            Line(
-                history.layers, values, labels.get(style, ""), style, layer_tips(f"step {step}", history.layers, values)
+            charts.Line(
+                history.layers,
+                values,
+                labels.get(style, ""),
+                style,
+                charts.layer_tips(f"step {step}", history.layers, values),
             )
             for style, (step, values) in enumerate(zip(history.steps, rows, strict=True))
         )
         label = f"{history.title} by layer, a curve for each step"
-        x = layer_axis(history.layers[-1])
-        panels.append(Panel(history.title, x, value_axis(lines), lines, label, ordered=len(steps)))
-    return Chart(tuple(panels))
+        x = charts.layer_axis(history.layers[-1])
+        panels.append(charts.Panel(history.title, x, charts.value_axis(lines), lines, label, ordered=len(steps)))
+    return charts.Chart(tuple(panels))
 
 
-def change_chart(frame: pl.DataFrame, *, within: float) -> Chart:
+def change_chart(frame: pl.DataFrame, *, within: float) -> charts.Chart:
     """Return two panels for each history: the mean change of each layer, and the step from which it is settled."""
     ends = settled(frame, within=within)
     panels = []
@@ -191,7 +183,7 @@ def change_chart(frame: pl.DataFrame, *, within: float) -> Chart:
         history_ends = ends.filter(pl.col("name") == history.name, pl.col("dataset") == history.dataset)
         changes = mean_changes(frame, history)
         panels += [_change_panel(history, changes, history_ends), _settled_panel(history, history_ends, within)]
-    return Chart(tuple(panels), size=(3.2, 1.9), stack=2)
+    return charts.Chart(tuple(panels), size=(3.2, 1.9), stack=2)
 
 
 def mean_changes(frame: pl.DataFrame, history: History) -> dict[int, float]:
@@ -201,7 +193,7 @@ def mean_changes(frame: pl.DataFrame, history: History) -> dict[int, float]:
     return dict(mean.iter_rows())
 
 
-def _heat_panel(history: History) -> Panel:
+def _heat_panel(history: History) -> charts.Panel:
     finite = history.values[np.isfinite(history.values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     values = tuple(map(tuple, history.values.T.tolist()))
@@ -212,36 +204,36 @@ def _heat_panel(history: History) -> Panel:
         )
         for layer, row in zip(history.layers, values, strict=True)
     )
-    return Panel(
+    return charts.Panel(
         history.title,
-        place_axis("step", [step_word(step) for step in history.steps], 5),
-        place_axis("layer", history.layers),
-        (Cells(values, tips, Scale(low, high, (significant(low), significant(high)))),),
+        charts.place_axis("step", [step_word(step) for step in history.steps], 5),
+        charts.place_axis("layer", history.layers),
+        (charts.Cells(values, tips, charts.Scale(low, high, (significant(low), significant(high)))),),
         label=f"{history.title} by layer and step",
     )
 
 
-def _change_panel(history: History, changes: Mapping[int, float], ends: pl.DataFrame) -> Panel:
+def _change_panel(history: History, changes: Mapping[int, float], ends: pl.DataFrame) -> charts.Panel:
     tips = tuple(f"layer {layer}: {value:.3g} %" for layer, value in changes.items())
-    return Panel(
+    return charts.Panel(
         history.title,
-        layer_axis(history.layers[-1], room=0.6),  # as wide as the bars below it
-        Axis("change, % of range", 0, 1.1 * max(changes.values(), default=0.0) or 1.0),
-        (Line(tuple(changes), tuple(changes.values()), tips=tips),),
+        charts.layer_axis(history.layers[-1], room=0.6),  # as wide as the bars below it
+        charts.Axis("change, % of range", 0, 1.1 * max(changes.values(), default=0.0) or 1.0),
+        (charts.Line(tuple(changes), tuple(changes.values()), tips=tips),),
         label=f"{history.title}: mean change of each layer",
         caption=(_first_and_last(ends),),
     )
 
 
-def _settled_panel(history: History, ends: pl.DataFrame, within: float) -> Panel:
+def _settled_panel(history: History, ends: pl.DataFrame, within: float) -> charts.Panel:
     places = tuple(history.steps.index(step) for step in ends["step"])
     tips = tuple(f"layer {layer}: step {step}" for layer, step in ends.select("layer", "step").iter_rows())
     ticks = tuple((place, step_word(history.steps[place])) for place in thinned(len(history.steps), 4))
-    return Panel(
+    return charts.Panel(
         f"settled within {100 * within:g} % from step",
-        layer_axis(history.layers[-1], room=0.6),
-        Axis("step", -0.6, len(history.steps) - 0.4, ticks),
-        (Bars(tuple(ends["layer"]), places, -0.6, tips),),
+        charts.layer_axis(history.layers[-1], room=0.6),
+        charts.Axis("step", -0.6, len(history.steps) - 0.4, ticks),
+        (charts.Bars(tuple(ends["layer"]), places, -0.6, tips),),
         label=f"{history.title}: the step from which each layer is settled",
     )
 

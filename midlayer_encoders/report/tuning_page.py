@@ -9,7 +9,7 @@ import polars as pl
 
 from midlayer_encoders.frame import Curve, Summary, summary
 from midlayer_encoders.frame.steps import histories
-from midlayer_encoders.report.charts import Axis, Chart, Line, Panel, layer_axis, layer_tips, value_axis
+from midlayer_encoders.report import charts
 from midlayer_encoders.report.drawing import draw
 from midlayer_encoders.report.labels import number, signed
 from midlayer_encoders.report.pages import render
@@ -91,7 +91,7 @@ def tuning_html(
         folder=folder,
         scores_chart=_scores_chart(scores) if compared else None,
         score_rows=_score_rows(scores) if compared else [],
-        loss_chart=Chart((_losses_panel(losses),)) if len(losses) > 1 else None,
+        loss_chart=charts.Chart((_losses_panel(losses),)) if len(losses) > 1 else None,
         metric_charts=[curves_chart(measured), heat_chart(measured)] if measured else [],
         how=how,
     )
@@ -113,19 +113,23 @@ def _curves(scores: Mapping[str, Summary]) -> dict[str, dict[str, Curve]]:
     return {name: {time: curves[name] for time, curves in by_time.items()} for name in names}
 
 
-def _scores_chart(scores: Mapping[str, Summary]) -> Chart:
+def _scores_chart(scores: Mapping[str, Summary]) -> charts.Chart:
     panels = []
     for name, by_time in _curves(scores).items():
         lines = []
         for style, (time, curve) in enumerate(by_time.items()):
             layers, values = tuple(curve.points), tuple(curve.points.values())
-            lines.append(Line(layers, values, time, style, layer_tips(f"{name} {time}", layers, values, number)))
+            lines.append(
+                charts.Line(layers, values, time, style, charts.layer_tips(f"{name} {time}", layers, values, number))
+            )
         last = max(layer for line in lines for layer in line.x)
         ends = " to ".join(number(line.y[-1]) for line in lines)
         label = f"{name} by layer, before and after; at the last from {ends}"
         caption = (f"{ends} at the last",)
-        panels.append(Panel(name, layer_axis(int(last)), value_axis(lines), tuple(lines), label, caption))
-    return Chart(tuple(panels))
+        panels.append(
+            charts.Panel(name, charts.layer_axis(int(last)), charts.value_axis(lines), tuple(lines), label, caption)
+        )
+    return charts.Chart(tuple(panels))
 
 
 def _score_rows(scores: Mapping[str, Summary]) -> list[list[str]]:
@@ -139,12 +143,12 @@ def _score_rows(scores: Mapping[str, Summary]) -> list[list[str]]:
     return rows
 
 
-def _losses_panel(losses: pl.DataFrame) -> Panel:
+def _losses_panel(losses: pl.DataFrame) -> charts.Panel:
     lines = []
     for style, (column, label) in enumerate((("loss", "training"), ("held_out", "held-out pairs"))):
         rows = losses.drop_nulls(column)
         if len(rows):
-            lines.append(Line(tuple(rows["step"]), tuple(rows[column]), label, style))
+            lines.append(charts.Line(tuple(rows["step"]), tuple(rows[column]), label, style))
     last = float(losses["step"].max())  # type: ignore[arg-type]
     ticks = tuple((round(last * quarter / 4), f"{round(last * quarter / 4)}") for quarter in range(5))
-    return Panel("loss", Axis("step", 0.0, last, ticks), value_axis(lines), tuple(lines))
+    return charts.Panel("loss", charts.Axis("step", 0.0, last, ticks), charts.value_axis(lines), tuple(lines))
