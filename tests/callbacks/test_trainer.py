@@ -86,22 +86,22 @@ def test_a_run_is_bit_for_bit_the_same(options: dict[str, Any], tmp_path: Path) 
 
 
 def test_values_reach_the_trainers_own_log_and_a_file(tmp_path: Path) -> None:
-    alone, attached = (callback(every_n_steps=4, figures=True, name=name) for name in ("midlayer", "other"))
+    alone, attached = (callback(every_n_steps=4, figures=True, name=name) for name in ("detached", "attached"))
     made = trainer(tmp_path, [alone], report_to=["tensorboard"])
     attached.attach(made)
     trained(made)
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("events*"))
-    assert b"other/prompt_entropy/layer_03" in written
-    assert b"other/heat" in written
-    assert b"midlayer/" not in written  # it was not attached
+    assert b"attached/prompt_entropy/layer_03" in written
+    assert b"attached/heat" in written
+    assert b"detached/" not in written  # it was not attached
     key = "{}/prompt_entropy/layer_03"
-    for name, seen in (("midlayer", alone), ("other", attached)):
+    for name, seen in (("detached", alone), ("attached", attached)):
         found = {e["step"]: e[key.format(name)] for e in made.state.log_history if key.format(name) in e}
         wanted = seen.frame.filter((pl.col("name") == "prompt_entropy") & (pl.col("layer") == 3))
         assert list(found) == [0, 4, 8]
         assert list(found.values()) == pytest.approx(wanted["value"].to_list())
         assert pl.read_parquet(tmp_path / name / "history.parquet").equals(seen.frame)
-    assert {path.name for path in (tmp_path / "midlayer").iterdir()} == {"history.parquet", "heat.png", "curves.png"}
+    assert {path.name for path in (tmp_path / "detached").iterdir()} == {"history.parquet", "heat.png", "curves.png"}
 
 
 class Killed(TrainerCallback):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def test_recipes_end_in_the_lines_that_make_the_encoder(
     line = next(line for line in said.splitlines() if line.startswith("In Python: "))
     expected = f"LayerEncoder({folder!r}, layer={layer}, recipe='one-word+center', center=read_texts({str(center)!r}))"
     assert line == f'In Python: {expected}.save_pretrained("layer-{layer}")'
-    assert f"--recipe one-word+center --center {center} --out layer-{layer}" in said
+    assert f"--recipe one-word+center --center {shlex.quote(str(center))} --out layer-{layer}" in said
     made = eval(expected, {"LayerEncoder": LayerEncoder, "read_texts": read_texts})
     assert made.layer == layer
     scored = run(*common, "--labels", str(labels), "--recipes", "plain", "--template", 'a "{text}" is:"')

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -78,7 +79,7 @@ def test_every_option_of_sweep_reaches_it(tiny_folder: Folder, tasks: dict[str, 
         result = SweepResult.load(out)
         check_table(said, result)
         assert f"The report: {out / 'report.html'}" in said
-        assert f"Export it: midlayer export {folder} --layer {result.best()} " in said
+        assert f"Export it: midlayer export {shlex.quote(folder)} --layer {result.best()} " in said
         assert f"In Python: LayerEncoder({folder!r}, layer={result.best()}" in said
         return frames(result, Path(words[words.index("--store") + 1]) if "--store" in words else out / "embeddings")
 

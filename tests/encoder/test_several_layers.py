@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,7 @@ def test_printed_lines_recreate_it(options: dict[str, Any], tiny_folder: Folder,
     assert made.spec == encoder.spec
     line = shell_line(encoder.source, [3, 0, 1], encoder.options, out=str(tmp_path / "out"))
     assert " --layer 3,0,1 " in line
-    result = CliRunner().invoke(app, line.split()[1:])
+    result = CliRunner().invoke(app, shlex.split(line)[1:])
     assert result.exit_code == 0, result.output
     plain = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     np.testing.assert_allclose(plain.encode(MIXED), encoder.encode(MIXED), rtol=1e-5, atol=1e-7)

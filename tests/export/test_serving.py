@@ -170,4 +170,4 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
 
 def test_the_command_prints_the_line_that_serves_the_folder(tiny_folder: Folder, tmp_path: Path) -> None:
     said = run("export", tiny_folder("BERT"), "--layer", "2", "--for", "tei", "--out", str(tmp_path / "out"))
-    assert f"text-embeddings-router --model-id {tmp_path / 'out'} --dtype float32" in said
+    assert f"text-embeddings-router --model-id {shlex.quote(str(tmp_path / 'out'))} --dtype float32" in said

@@ -47,7 +47,7 @@ def test_mteb_confirms_the_best_the_second_best_and_the_last_and_writes_files_of
     by_mteb = sweep(tiny_folder("Llama"), task, out=tmp_path / "mteb", scoring="mteb", **QUICK)
     assert scores(by_mteb, task) == pytest.approx(found, abs=1e-4)
     assert not confirmed(by_mteb)
-    assert "confirmed" not in by_mteb.html()
+    assert "confirmed by mteb" not in by_mteb.html()
     assert by_mteb.notes.how["scoring"] == "near by mteb, because it was requested"
 
 
