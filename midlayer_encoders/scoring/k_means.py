@@ -226,25 +226,25 @@ class _KMeans:
         return split
 
 
-def _products(points: Tensor, others: Tensor, active: _Flags | None = None) -> Tensor:
-    """Return the products of others ``(L, R, K, D)`` with points ``(L, 1 or R, M, D)``, shape ``(L, R, K, M)``.
+def _products(points: Tensor, centers: Tensor, active: _Flags | None = None) -> Tensor:
+    """Return the products of centers ``(L, R, K, D)`` with points ``(L, 1 or R, M, D)``, shape ``(L, R, K, M)``.
 
     The points are on the left because some CPU libraries are ten times slower otherwise. A CPU computes one product at
     a time and leaves zeros for problems that are not ``active``; a GPU computes all at once.
     """
-    layers, draws = others.shape[:2]
+    layers, draws = centers.shape[:2]
     if points.device.type != "cpu":
         if points.shape[1] > 1:
-            return (points @ others.mT).mT
-        return (points[:, 0] @ others.flatten(1, 2).mT).mT.unflatten(1, others.shape[1:3])  # type: ignore[no-untyped-call, no-any-return]
-    products = others.new_zeros(*others.shape[:3], points.shape[2])
+            return (points @ centers.mT).mT
+        return (points[:, 0] @ centers.flatten(1, 2).mT).mT.unflatten(1, centers.shape[1:3])  # type: ignore[no-untyped-call, no-any-return]
+    products = centers.new_zeros(*centers.shape[:3], points.shape[2])
     for layer in range(layers):
         active_draws = np.arange(draws) if active is None else np.flatnonzero(active[layer])
         if not len(active_draws):
             continue
         # All draws at once if they share their points, else one at a time.
         for group in [active_draws] if points.shape[1] == 1 else active_draws[:, None]:
-            rows = others[layer, torch.from_numpy(group)].flatten(0, 1)
+            rows = centers[layer, torch.from_numpy(group)].flatten(0, 1)
             out = rows.new_empty(len(rows), points.shape[2])
             torch.mm(points[layer, group[0] if points.shape[1] > 1 else 0], rows.mT, out=out.mT)
             products[layer, torch.from_numpy(group)] = out.view(len(group), *products.shape[2:])

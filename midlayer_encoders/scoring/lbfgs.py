@@ -180,7 +180,7 @@ class _Minimization:
         slots = [(newest - age) % _PAIRS for age in range(_PAIRS)]
         exists = [age < self.num_pairs for age in range(_PAIRS)]
         curvatures = [
-            np.where(known, products[rows, slot, slot + _PAIRS], 1) for slot, known in zip(slots, exists, strict=True)
+            np.where(exist, products[rows, slot, slot + _PAIRS], 1) for slot, exist in zip(slots, exists, strict=True)
         ]
         for age, slot in enumerate(slots):
             projection = np.einsum("aj,aj->a", weights, products[rows, slot])
