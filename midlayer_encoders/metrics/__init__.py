@@ -113,7 +113,7 @@ ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "rankme": ("effective_rank", {"epsilon": 1e-7}),
     "exp_lidar": ("lidar", {"exponential": True}),
 }
-"""Names that other papers use for a metric with options: RankMe (Garrido et al., 2023), exp-LiDAR (Thilak et al., 2024)."""
+"""Other papers' names of a metric with options: RankMe (Garrido et al., 2023), exp-LiDAR (Thilak et al., 2024)."""
 
 _RENAMED = {
     "sink_rate": "first_token_share",
