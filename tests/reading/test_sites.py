@@ -130,7 +130,7 @@ def test_probe_reads_the_site(tiny_folder: Folder) -> None:
         found = probe(encoder, texts, labels, kind=kind, site="mlp", **epochs)  # type: ignore[arg-type]
         assert list(found.layers) == [1, 2, 3, 4]
         assert found.frame["revision"].unique().to_list() == ["default:mlp"]
-    with pytest.raises(LayerIndexError, match=r"`layers` must be from 1 up with site='mlp'"):
+    with pytest.raises(LayerIndexError, match=r"`layers` must be 1 or higher with site='mlp'"):
         probe(encoder, texts, labels, layers=[0, 2], site="mlp")
 
 
