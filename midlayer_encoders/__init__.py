@@ -9,11 +9,10 @@ if TYPE_CHECKING:
     from midlayer_encoders._types import EncoderSpec
     from midlayer_encoders.boards import Board, board
     from midlayer_encoders.comparing import compare, progression
-    from midlayer_encoders.encoder.choosing import select_layer
+    from midlayer_encoders.encoder.choosing import measure, select_layer
     from midlayer_encoders.encoder.options import EncoderOptions
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.errors import MidlayerError
-    from midlayer_encoders.measuring import measure
     from midlayer_encoders.media.text_lists import read_texts
     from midlayer_encoders.probing import probe
     from midlayer_encoders.recipes import Recipe
@@ -63,7 +62,7 @@ if not TYPE_CHECKING:
         "board": "boards",
         "compare": "comparing",
         "embed": "vectors",
-        "measure": "measuring",
+        "measure": "encoder.choosing",
         "paper_tasks": "tasks",
         "probe": "probing",
         "progression": "comparing",

@@ -103,7 +103,7 @@ def test_a_full_disk(command: Any, words: list[str], small_disk: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "again"), [("sweep", "goes on where it stopped"), ("metrics", "begins anew")]
+    ("name", "again"), [("sweep", "continues from there"), ("metrics", "starts from the beginning")]
 )  # fmt: skip
 def test_an_interrupted_run_says_how_to_go_on(
     name: str, again: str, command: Any, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -115,4 +115,4 @@ def test_an_interrupted_run_says_how_to_go_on(
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(TEXTS))
     given = words if name == "sweep" else ["metrics", words[1], "--texts", texts]
-    assert command(*given, "--out", tmp_path / "out") == (130, f"Stopped. The same command, run again, {again}.")
+    assert command(*given, "--out", tmp_path / "out") == (130, f"Stopped. The same command {again}.")

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder, sweeping
 from midlayer_encoders.cli import app, main
-from midlayer_encoders.cli._app import print_table
-from midlayer_encoders.cli._progress import _plain
+from midlayer_encoders.cli._output import print_table, to_json
 from midlayer_encoders.sweeping import SweepResult
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS
@@ -74,7 +73,7 @@ def test_a_selection_an_export_and_vectors(tiny_folder: Folder, texts: Path, tmp
 
 
 def test_numbers_that_json_does_not_have() -> None:
-    assert _plain({"a": [math.nan, math.inf, 1], "b": Path("x")}) == {"a": [None, None, 1], "b": "x"}
+    assert to_json({"a": [math.nan, math.inf, 1], "b": Path("x")}) == {"a": [None, None, 1], "b": "x"}
 
 
 def test_a_long_table_fits_80_columns_in_parts(

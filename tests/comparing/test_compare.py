@@ -19,8 +19,8 @@ from midlayer_encoders.cli import app
 from midlayer_encoders.comparing import CompareResult, compare
 from midlayer_encoders.comparing.halves import half_width, random_halves
 from midlayer_encoders.comparing.text_metrics import COMPARABLE, comparable
+from midlayer_encoders.encoder.choosing import measure
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.measuring import measure
 from midlayer_encoders.metrics import TooFewTextsError, cka
 from midlayer_encoders.metrics.cka import cka_matrix
 from midlayer_encoders.report.comparison_page import DIFFERENCES, SIMILARITY, plot_differences, plot_similarity

@@ -20,7 +20,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.comparing import compare
 from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.comparing.halves import random_halves
-from midlayer_encoders.measuring import measure
+from midlayer_encoders.encoder.choosing import measure
 from midlayer_encoders.metrics import cka
 from midlayer_encoders.views.text_views import augment
 from tests.families import DEPTH, VOCAB

@@ -13,9 +13,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.encoder.choosing import select_layer
+from midlayer_encoders.encoder.choosing import measure, select_layer
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.measuring import measure
 from midlayer_encoders.metrics import dataset_entropy
 from midlayer_encoders.selection import RecipeSelection
 from tests.selection.test_select import KINDS, TEXTS

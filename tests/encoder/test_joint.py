@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
+from midlayer_encoders.encoder.choosing import measure
 from midlayer_encoders.errors import CutError, LayerIndexError, OptionError
-from midlayer_encoders.measuring import measure
 from midlayer_encoders.sweeping import sweep
 from tests.families import JOINT, tiny_joint
 from tests.made_media import IMAGES

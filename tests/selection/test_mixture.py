@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder, select_layer
 from midlayer_encoders.cli import app
-from midlayer_encoders.cli._app import print_lines
+from midlayer_encoders.cli._output import print_encoder_lines
+from midlayer_encoders.cli.select import layer_lines
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.probing import probe
 from midlayer_encoders.selection import mixture
@@ -144,7 +145,7 @@ def test_select_hands_on_a_mixture_that_is_surely_better(tiny_folder: Folder, mo
     )
     assert select_layer(encoder, TEXTS, LABELS).mixture is None
     monkeypatch.setattr(type(found.mixture), "better", property(lambda _: not sure))
-    assert ("weights" in found.keywords) is not sure
+    assert ("layer_weights" in found.keywords) is not sure
     made = LayerEncoder(tiny_folder("Llama"), device="cpu", **found.keywords)
     assert made.encode(TEXTS[:2]).shape == (2, 32)
 
@@ -170,7 +171,7 @@ def test_probe_reports_what_an_encoder_of_the_mixture_gives(tiny_folder: Folder)
 
 def test_a_mixture_of_vectors_is_that_of_the_encoder(tiny_folder: Folder) -> None:
     alone = [LayerEncoder(tiny_folder("Llama"), layer, device="cpu").encode(TEXTS[:4]) for layer in (1, 3)]
-    both = LayerEncoder(tiny_folder("Llama"), [1, 3], weights=[0.2, 0.8], device="cpu").encode(TEXTS[:4])
+    both = LayerEncoder(tiny_folder("Llama"), [1, 3], layer_weights=[0.2, 0.8], device="cpu").encode(TEXTS[:4])
     vectors = torch.stack([torch.tensor(one) for one in alone])
     torch.testing.assert_close(mixed(vectors, torch.tensor([0.2, 0.8])), torch.tensor(both), rtol=1e-5, atol=1e-6)
 
@@ -206,7 +207,7 @@ def test_the_command_is_printed_where_a_folder_can_hold_the_mixture(
     norm: str, tiny_folder: Folder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, norm=norm, device="cpu")  # type: ignore[arg-type]
-    print_lines(encoder, layer=[1, 3], weights=[0.25, 0.75])
+    print_encoder_lines(layer_lines(encoder, layer=[1, 3], layer_weights=[0.25, 0.75]))
     printed = capsys.readouterr().out
     assert ("--layer 1,3 " in printed and "--weights 0.25,0.75 --out layer-1-3" in printed) is (norm == "none")
     assert ("cannot be exported" in printed) is (norm == "final")
