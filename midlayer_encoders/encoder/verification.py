@@ -1,4 +1,4 @@
-"""Looks at an encoder that was just made: are the states that it pools those of the layer."""
+"""Verify that a new encoder pools the states of the requested layer."""
 
 from __future__ import annotations
 
@@ -19,23 +19,34 @@ from midlayer_encoders.models.padding import mark_padding, suffers_from_padding
 from midlayer_encoders.reading.capture import first_tensor, seen_by_hooks
 from midlayer_encoders.reading.norm import final_norm
 
-__all__ = ["check_padding", "check_states", "close"]
+_VERIFIED_BLOCKS = 2  # of a stack of identical blocks: one and the next
+_POSITION_NAMES = ("layer_idx", "layer_id", "layer_number", "layer_index", "idx", "block_idx")  # of a block's position
+_CONVOLVED = {"deberta-v2"}  # its first layer ends after a convolution outside the blocks
+# Errors that models raise when they run with fewer blocks than they were written for.
+_RUN_ERRORS = (ArithmeticError, LookupError, AttributeError, ValueError, TypeError, UnboundLocalError, RuntimeError)
+_ORIGINAL_ATTENTION = 'Set "attention_type": "original_full" in its config.json.'
+_CURES = {
+    "big_bird": _ORIGINAL_ATTENTION,
+    "bigbird_pegasus": _ORIGINAL_ATTENTION,
+    "rwkv": 'Set "rescale_every": 0 in its config.json.',
+}
+_LAST_STATES = "Its last states are those of a plain SentenceTransformer."
 
 
 @torch.no_grad()
 def check_states(module: nn.Module, cut: Cut, alone: Mapping[str, Any], padded: Mapping[str, Any] | None) -> Anatomy:
-    """Return where the model keeps its parts, seen in a pass; raise unless the states to be pooled are the layer's.
+    """Complete the cut, and return the anatomy of the cut model; raise unless the pooled states are the layer's.
 
     Args:
-        module: reads the states; its model may hold a block more than it keeps, for layer 0.
-        cut: how the layer is had.
+        module: module that returns the states; its model may have one block more than the cut keeps, for layer 0.
+        cut: the cut of the model.
         alone: the features of one short input.
-        padded: those of the same input and a longer one in one batch; ``None`` where inputs are never padded.
+        padded: those of the same input and a longer one in one batch, or ``None`` if inputs are never padded.
     """
     model: Any = module.model
-    with _few_blocks(module, cut) as few:
-        final = _look(module, few, alone, padded, layer=cut.layer)
-    internals.drop_recording_hooks(model)  # installed by the first pass, on the blocks that there were then
+    with _truncated_stack(module, cut) as truncated:
+        final = _verify_layer(module, truncated, alone, padded, layer=cut.layer)
+    internals.drop_recording_hooks(model)  # the first pass installed them on the truncated stack
     anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=final)
     cut_model(model, replace(cut, anatomy=anatomy))
     if cut.unnormed:
@@ -43,311 +54,269 @@ def check_states(module: nn.Module, cut: Cut, alone: Mapping[str, Any], padded: 
     return anatomy if anatomy.shared else replace(anatomy, num_layers=cut.keep, num_blocks=cut.keep)
 
 
-_FEW = 2  # like blocks that are looked at: one, and the next
-
-
 @contextlib.contextmanager
-def _few_blocks(module: Any, cut: Cut) -> Iterator[Cut]:
-    """Have a stack of like blocks end after its first few while it is looked at, and yield the cut of that.
+def _truncated_stack(module: Any, cut: Cut) -> Iterator[Cut]:
+    """Truncate a stack of identical blocks while it is verified, and yield the cut of the truncated model.
 
-    A pass through all of them would take longer than loading a model does. Stacks of several kinds are looked at whole.
+    A pass through all of them would take longer than loading the model. Mixed stacks are verified whole.
     """
     model: Any = module.model
     blocks = model.get_submodule(cut.anatomy.blocks)
-    dropped = len(blocks) - _FEW
-    if cut.anatomy.shared or dropped <= 0 or len({_kind(block) for block in blocks}) > 1:
+    dropped = len(blocks) - _VERIFIED_BLOCKS
+    if cut.anatomy.shared or dropped <= 0 or len({_block_signature(block) for block in blocks}) > 1:
         yield cut
         return
-    kept, config, entries = dict(blocks._modules), dict(vars(model.config)), module.modality_config
+    all_blocks = dict(blocks._modules)
+    config = dict(vars(model.config))
+    entries = module.modality_config
     output = cut.output if isinstance(cut.output, str) else (cut.output[0], cut.output[1] - dropped)
     try:
-        change_depth(model.config, len(blocks), _FEW)
-        del blocks[_FEW:]
+        change_depth(model.config, len(blocks), _VERIFIED_BLOCKS)
+        del blocks[_VERIFIED_BLOCKS:]
         if not isinstance(output, str):
-            module.modality_config = {key: {**one, "method_output_name": list(output)} for key, one in entries.items()}
+            truncated = {"method_output_name": list(output)}
+            module.modality_config = {key: {**entry, **truncated} for key, entry in entries.items()}
         yield replace(cut, layer=cut.layer - dropped, keep=cut.keep - dropped, output=output)
     finally:
         blocks._modules.clear()
-        blocks._modules.update(kept)
+        blocks._modules.update(all_blocks)
         vars(model.config).clear()
         vars(model.config).update(config)
         module.modality_config = entries
 
 
-def _kind(block: nn.Module) -> tuple[Any, ...]:
-    """Return what two blocks of one kind have in common: their modules, shapes and settings, but for their places."""
-    found: list[Any] = []
+def _block_signature(block: nn.Module) -> tuple[Any, ...]:
+    """Return the modules, shapes and settings of a block, without its position."""
+    signature: list[Any] = []
     for path, module in block.named_modules():
-        found.append((path, type(module)))
+        signature.append((path, type(module)))
         for name, value in vars(module).items():
-            if isinstance(value, bool | int | float | str) and not name.startswith("_") and name not in _PLACES:
-                found.append((name, value))
-        found += [(name, value.shape) for name, value in module._parameters.items() if value is not None]
-    return tuple(found)
+            if isinstance(value, bool | int | float | str) and not name.startswith("_") and name not in _POSITION_NAMES:
+                signature.append((name, value))
+        signature += [(name, value.shape) for name, value in module._parameters.items() if value is not None]
+    return tuple(signature)
 
 
-_PLACES = ("layer_idx", "layer_id", "layer_number", "layer_index", "idx", "block_idx")  # where a block stands
-
-
-def _look(
+def _verify_layer(
     module: Any, cut: Cut, alone: Mapping[str, Any], padded: Mapping[str, Any] | None, *, layer: int
 ) -> tuple[str, ...]:
-    """Return what follows the last block; raise unless the states that are read are those of the layer."""
+    """Return the modules after the last block; raise unless the module returns the states of the layer."""
     model: Any = module.model
+    name = type(model).__name__
     with _unchanged(model):
-        seen = _reference(module, alone, cut)
-    if len({states.shape for states in (*seen.before, *seen.after)}) > 1:
-        raise CutError(
-            f"The blocks of {type(model).__name__} ({cut.anatomy.blocks!r}) hand on states of other shapes than they "
-            "receive: a model of several stages has no one stack of layers. Its last states are those of a plain "
-            "SentenceTransformer."
-        )
-    _check_between(seen, model)
-    anatomy = _anatomy_of(model, cut, seen)
-    expected = _expected(seen, cut, model, anatomy)
+        record = _record_reference(module, alone, cut)
+    _check_between_blocks(record, model, cut)
+    anatomy = _observed_anatomy(model, cut, record)
+    expected = _expected_states(record, cut, model, anatomy)
     if expected is not None and "input_ids" in alone and len(expected) == len(alone["input_ids"]):
-        expected = expected[:, : alone["input_ids"].shape[1]]  # some pad to whole windows inside
+        expected = expected[:, : alone["input_ids"].shape[1]]  # some models pad to whole windows internally
     cut_model(model, replace(cut, anatomy=anatomy))
     internals.drop_recording_hooks(model)
     batch = alone if padded is None or suffers_from_padding(model) else padded
     try:
         states = module(dict(batch))["token_embeddings"][:1]
-    except _REFUSALS as reason:
-        raise CutError(f"{type(model).__name__} does not run with {cut.keep} blocks: {reason}") from reason
+    except _RUN_ERRORS as reason:
+        raise CutError(f"{name} does not run with {cut.keep} blocks: {reason}") from reason
     complete = "input_ids" not in batch or states.shape[1] == batch["input_ids"].shape[1]
     if complete and expected is not None and close(expected, states[:, : expected.shape[1]]):
         return anatomy.final
-    by_itself = module(dict(alone))["token_embeddings"]
-    if complete and expected is None and close(by_itself, states[:, : by_itself.shape[1]]):
+    unpadded = module(dict(alone))["token_embeddings"]
+    if complete and expected is None and close(unpadded, states[:, : unpadded.shape[1]]):
         return anatomy.final
-    if expected is not None and expected.shape != by_itself.shape and sorted(expected.shape) == sorted(by_itself.shape):
+    if expected is not None and expected.shape != unpadded.shape and sorted(expected.shape) == sorted(unpadded.shape):
         raise CutError(
-            f"The blocks of {type(model).__name__} keep their states as {tuple(expected.shape)} where its output is "
-            f"{tuple(by_itself.shape)} (batch, tokens, width): layers with their axes in another order are not read."
+            f"The blocks of {name} return states of shape {tuple(expected.shape)} while its output has "
+            f"{tuple(unpadded.shape)} (batch, tokens, width): layers with another order of axes are not supported."
         )
-    if not complete or (expected is not None and not close(expected, by_itself)):
+    if not complete or (expected is not None and not close(expected, unpadded)):
         raise CutError(
-            f"{type(model).__name__} gives other states for layer {layer} with norm={cut.norm!r} than its "
-            "block does, so something stands between them that is not known here. "
-            f"norm={'none' if cut.norm == 'final' else 'final'!r} may have the layer; the last states are those of a "
-            "plain SentenceTransformer."
+            f"{name} gives other states for layer {layer} with norm={cut.norm!r} than its block does, so an unknown "
+            f"module changes them. Try norm={'none' if cut.norm == 'final' else 'final'!r}. {_LAST_STATES}"
         )
     mark_padding(model)
     return anatomy.final
 
 
-def _check_between(seen: _Pass, model: Any) -> None:
-    """Raise where a block receives other states than the one before it returned: is that a layer's state or not?"""
-    if model.config.model_type in _CONVOLVED or len(seen.after) != len(seen.before):
-        return
-    for layer, (made, given) in enumerate(zip(seen.after, seen.before[1:], strict=False), 1):
-        if not close(made, given):
-            raise CutError(
-                f"{type(model).__name__} changes its states between blocks {layer} and {layer + 1}, so what its layers "
-                "are is not clear, and a cut one would not have them. Its last states are those of a plain "
-                "SentenceTransformer."
-            )
-
-
 @torch.no_grad()
 def check_padding(module: nn.Module, alone: Mapping[str, Any], padded: Mapping[str, Any] | None) -> None:
-    """Note it where an input alone has other states than in a padded batch."""
+    """Record whether an input has other states in a padded batch than alone."""
     states = module(dict(alone))["token_embeddings"]
     if padded is not None and not close(states, module(dict(padded))["token_embeddings"][:1, : states.shape[1]]):
         mark_padding(module.model)  # type: ignore[arg-type]
 
 
-# What a model raises that is run with fewer blocks than it was written for.
-_REFUSALS = (ArithmeticError, LookupError, AttributeError, ValueError, TypeError, UnboundLocalError, RuntimeError)
+def close(expected: Tensor, states: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Return whether two tensors are equal up to rounding in a dtype, their own by default."""
+    if expected.shape != states.shape:
+        return False
+    tolerance = max(1e-3, 10 * torch.finfo(dtype or states.dtype).eps)
+    # `encode` reports states that are not finite.
+    largest = float(expected.nan_to_num(posinf=0, neginf=0).abs().max())
+    return torch.allclose(expected, states, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
 
 
-def _reference(module: nn.Module, features: Mapping[str, Any], cut: Cut) -> _Pass:
-    """Watch a pass through the blocks as they were read, before any is added, silenced or dropped.
+# --- one recorded pass -----------------------------------------------------------------------------------------------
 
-    For all that its config says the model is as deep as the whole one: a block that reads its depth there would show.
+
+@dataclass
+class _Record:
+    """The states of one pass: inputs and outputs of each block, and of the modules after the last block."""
+
+    inputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    later: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
+    model_output: Tensor | None = None
+
+
+def _record_reference(module: nn.Module, features: Mapping[str, Any], cut: Cut) -> _Record:
+    """Record a pass through the blocks as loaded, before one is added, silenced or dropped.
+
+    The config counts the blocks of the complete model, so that a block that reads its depth there shows.
     """
     model: Any = module.model
     try:
         with at_depth(model, cut):
-            return _watched_pass(model, features, cut.anatomy, module)
+            return _record_pass(module, features, cut.anatomy)
     except CutError:
         raise
-    except _REFUSALS:
+    except _RUN_ERRORS:
         try:
-            return _watched_pass(model, features, cut.anatomy, module)
-        except _REFUSALS as reason:
+            return _record_pass(module, features, cut.anatomy)
+        except _RUN_ERRORS as reason:
             raise CutError(
                 f"{type(model).__name__} does not run on what its processor makes of a short input: {reason}"
             ) from reason
 
 
-_CONVOLVED = {"deberta-v2"}  # its first layer ends after a convolution that stands outside the blocks
-_STEADY = {
-    "big_bird": 'Set "attention_type": "original_full" in its config.json.',
-    "bigbird_pegasus": 'Set "attention_type": "original_full" in its config.json.',
-    "rwkv": 'Set "rescale_every": 0 in its config.json.',
-}
+def _record_pass(module: nn.Module, features: Mapping[str, Any], anatomy: Anatomy) -> _Record:
+    model: Any = module.model
+    record = _Record()
 
+    def before_block(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        states = first_tensor(args)
+        record.inputs.append(states if states is not None else kwargs["hidden_states"])
 
-@dataclass
-class _Pass:
-    """What was seen in one pass: each call of a block, and of a module outside them after the last block."""
+    def after_block(_: nn.Module, __: Any, output: Any) -> None:
+        states = first_tensor(output)
+        if states is not None:
+            record.outputs.append(states)
 
-    before: list[Tensor] = field(default_factory=list)
-    after: list[Tensor] = field(default_factory=list)
-    later: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
-    output: Tensor | None = None
+    def after_part(path: str, _: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        before, after = first_tensor(args), first_tensor(output)
+        if record.outputs and before is not None and after is not None:
+            record.later.append((path, before, after))
 
+    forward = model.forward
 
-def _watched_pass(model: Any, features: Mapping[str, Any], anatomy: Anatomy, module: nn.Module) -> _Pass:
-    seen = _Pass()
+    @functools.wraps(forward)
+    def recorded_forward(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        has_states = hasattr(output, "last_hidden_state")
+        record.model_output = output.last_hidden_state if has_states else first_tensor(output)
+        return output
+
     with contextlib.ExitStack() as stack:
         for block in model.get_submodule(anatomy.blocks):
             if anatomy.past_hooks:
                 stack.enter_context(seen_by_hooks(block))
-            stack.enter_context(watched_block(block, seen.before, seen.after))
+            stack.callback(block.register_forward_pre_hook(before_block, with_kwargs=True).remove)
+            stack.callback(block.register_forward_hook(after_block).remove)
         for path, part in model.named_modules():
             if path and not path.startswith(f"{anatomy.blocks}.") and path != anatomy.blocks:
-                stack.enter_context(_watched_part(path, part, seen))
-        stack.enter_context(_watched_output(model, seen))
+                stack.callback(part.register_forward_hook(functools.partial(after_part, path)).remove)
+        stack.callback(delattr, model, "forward")  # sentence-transformers calls `forward`, which bypasses hooks
+        model.forward = recorded_forward
         try:
             module(dict(features))
         except IndexError:
-            if seen.output is None:  # else fewer hidden states than the finished cut will have
+            if record.model_output is None:  # else there are fewer hidden states than after the cut
                 raise
-    if not seen.after:
+    if not record.outputs:
         raise CutError(
-            f"{type(model).__name__} does not call its blocks ({anatomy.blocks!r}), or calls their `forward` past any "
-            "hook, so its layers cannot be seen."
+            f"{type(model).__name__} does not call its blocks ({anatomy.blocks!r}), or bypasses their hooks, so its "
+            "layers cannot be read."
         )
-    seen.before, seen.after = (list(map(anatomy.tokens, states)) for states in (seen.before, seen.after))
-    return seen
+    record.inputs = list(map(anatomy.tokens, record.inputs))
+    record.outputs = list(map(anatomy.tokens, record.outputs))
+    return record
 
 
-def _last(output: Any) -> Tensor | None:
-    return output.last_hidden_state if hasattr(output, "last_hidden_state") else first_tensor(output)
+def _check_between_blocks(record: _Record, model: Any, cut: Cut) -> None:
+    """Raise if blocks change the shape of the states, or receive other states than the previous block returned."""
+    name = type(model).__name__
+    if len({states.shape for states in (*record.inputs, *record.outputs)}) > 1:
+        raise CutError(
+            f"The blocks of {name} ({cut.anatomy.blocks!r}) change the shape of their states: a model of several "
+            f"stages has no single stack of layers. {_LAST_STATES}"
+        )
+    if model.config.model_type in _CONVOLVED or len(record.outputs) != len(record.inputs):
+        return
+    for layer, (before, after) in enumerate(zip(record.outputs, record.inputs[1:], strict=False), 1):
+        if not close(before, after):
+            raise CutError(
+                f"{name} changes its states between blocks {layer} and {layer + 1}, so its layers are ambiguous, and a "
+                f"cut model would not have them. {_LAST_STATES}"
+            )
 
 
-@contextlib.contextmanager
-def watched_block(block: nn.Module, before: list[Tensor], after: list[Tensor]) -> Iterator[None]:
-    """Collect the states before and after each pass through a block."""
-
-    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found = first_tensor(args)
-        before.append(found if found is not None else kwargs["hidden_states"])
-
-    def leave(_: nn.Module, __: Any, output: Any) -> None:
-        found = first_tensor(output)
-        if found is not None:
-            after.append(found)
-
-    handles = [block.register_forward_pre_hook(enter, with_kwargs=True), block.register_forward_hook(leave)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextlib.contextmanager
-def _watched_part(path: str, part: nn.Module, seen: _Pass) -> Iterator[None]:
-    def leave(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        given, made = first_tensor(args), first_tensor(output)
-        if seen.after and given is not None and made is not None:
-            seen.later.append((path, given, made))
-
-    handle = part.register_forward_hook(leave)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextlib.contextmanager
-def _watched_output(model: Any, seen: _Pass) -> Iterator[None]:
-    """Keep what the model returns; sentence-transformers calls its ``forward``, past any hook on the model."""
-    made = model.forward
-
-    @functools.wraps(made)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        output = made(*args, **kwargs)
-        seen.output = _last(output)
-        return output
-
-    model.forward = forward
-    try:
-        yield
-    finally:
-        del model.forward
-
-
-def _anatomy_of(model: Any, cut: Cut, seen: _Pass) -> Anatomy:
-    """Return the anatomy of the model as it is, with what follows the last block found by what it does."""
-    named = find_anatomy(model, blocks=cut.anatomy.blocks, final=cut.anatomy.final)
-    if not seen.after or seen.output is None:
-        return named
-    states, final = seen.after[-1], []
-    for path, given, made in seen.later:
-        if _same(states, seen.output):
+def _observed_anatomy(model: Any, cut: Cut, record: _Record) -> Anatomy:
+    """Return the anatomy of the model with the modules after the last block that its output passed through."""
+    anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=cut.anatomy.final)
+    if record.model_output is None:
+        return anatomy
+    states = record.outputs[-1]
+    final: list[str] = []
+    for path, before, after in record.later:
+        if _is_output(states, record.model_output):
             break
-        if given.shape == states.shape and torch.equal(given, states) and made.shape[:-1] == states.shape[:-1]:
-            states = made
+        if before.shape == states.shape and torch.equal(before, states) and after.shape[:-1] == states.shape[:-1]:
+            states = after
             final.append(path)
-    return replace(named, final=tuple(final)) if _same(states, seen.output) else named
+    return replace(anatomy, final=tuple(final)) if _is_output(states, record.model_output) else anatomy
 
 
-def _same(states: Tensor, output: Tensor) -> bool:
-    """Return whether states are the model's output; some pad to whole windows inside."""
+def _is_output(states: Tensor, output: Tensor) -> bool:
+    """Return whether states are the model's output; some models pad to whole windows internally."""
     states = states[:, : output.shape[1]]
     return states.shape == output.shape and torch.equal(states, output)
 
 
-def _expected(seen: _Pass, cut: Cut, model: Any, anatomy: Anatomy) -> Tensor | None:
-    """Return the layer's states as its block has them: what the next one receives, where there is one."""
-    if cut.layer < len(seen.before):
-        states = seen.before[cut.layer]
-    elif len(seen.after) >= cut.layer > 0:
-        states = seen.after[cut.layer - 1]
+def _expected_states(record: _Record, cut: Cut, model: Any, anatomy: Anatomy) -> Tensor | None:
+    """Return the layer's states from the recorded pass: the input of the next block, if there is one."""
+    if cut.layer < len(record.inputs):
+        states = record.inputs[cut.layer]
+    elif len(record.outputs) >= cut.layer > 0:
+        states = record.outputs[cut.layer - 1]
         config: Any = model.config
         if cut.layer == 1 and config.model_type in _CONVOLVED and getattr(config, "conv_kernel_size", None):
             return None
     else:
         raise CutError(
-            f"The blocks of {type(model).__name__} ({cut.anatomy.blocks!r}) are not called in a pass, or not each in "
-            "its turn, so its layers cannot be seen."
+            f"{type(model).__name__} does not call all of its blocks ({cut.anatomy.blocks!r}) in order, so its layers "
+            "cannot be read."
         )
     return final_norm(model, anatomy, cut.norm)(states)
 
 
-def close(expected: Tensor, states: Tensor, dtype: torch.dtype | None = None) -> bool:
-    """Return whether two tensors are the same but for rounding in a precision, their own by default."""
-    if expected.shape != states.shape:
-        return False
-    tolerance = max(1e-3, 10 * torch.finfo(dtype or states.dtype).eps)
-    # States that are not finite are named when something is embedded.
-    largest = float(expected.nan_to_num(posinf=0, neginf=0).abs().max())
-    return torch.allclose(expected, states, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
-
-
-def _fingerprint(model: nn.Module) -> dict[str, Any]:
-    """Return what a pass must leave as it is: plain settings of every module, and how often each weight was written."""
-    found: dict[str, Any] = {}
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            # A flag may say that a first pass was made: what it did, if anything, shows in the others.
-            if isinstance(value, int | float | str) and not isinstance(value, bool) and not name.startswith("_"):
-                found[f"{path}.{name}".lstrip(".")] = value
-    return found | {name: value._version for name, value in model.named_parameters()}
-
-
 @contextlib.contextmanager
 def _unchanged(model: Any) -> Iterator[None]:
-    """Raise where a pass changes the model itself."""
+    """Raise if a pass changes the model itself."""
     before = _fingerprint(model)
     yield
     after = _fingerprint(model)
     if changed := [name for name, value in after.items() if before.get(name, value) != value]:
         raise CutError(
             f"A forward pass changes {type(model).__name__} itself (`{changed[0]}`), so its vectors would depend on "
-            "what was embedded before. " + _STEADY.get(model.config.model_type, "It cannot be an encoder.")
+            f"earlier inputs. {_CURES.get(model.config.model_type, 'It cannot be an encoder.')}"
         )
+
+
+def _fingerprint(model: nn.Module) -> dict[str, Any]:
+    """Return the numbers and strings among the settings of each module, and the version of each weight."""
+    fingerprint: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            # Flags may record that a first pass ran.
+            if isinstance(value, int | float | str) and not isinstance(value, bool) and not name.startswith("_"):
+                fingerprint[f"{path}.{name}".lstrip(".")] = value
+    return fingerprint | {name: value._version for name, value in model.named_parameters()}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from midlayer_encoders.encoder.inputs import moved
+from midlayer_encoders.encoder.inputs import to_device
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.export._comparison import relative_error, sample_inputs
@@ -82,7 +82,7 @@ class _Graph(nn.Module):
 def write_graph(encoder: LayerEncoder, medium: str, path: Path) -> list[str]:
     """Write the graph of a medium and return the names of its inputs."""
     inputs = sample_inputs(encoder, medium)[:2]
-    features = moved(encoder.preprocess(inputs), encoder.device)
+    features = to_device(encoder.preprocess(inputs), encoder.device)
     features.pop("token_type_ids", None)  # all zeros for single texts, the model's own default
     names = [name for name, value in features.items() if isinstance(value, Tensor)]
     shapes = tuple({0: "batch", 1: "length"} if features[name].ndim == 2 else {0: "batch"} for name in names)

@@ -24,7 +24,7 @@ from midlayer_encoders.export._comparison import (
 from midlayer_encoders.export._gguf_weights import write_gguf
 from midlayer_encoders.export._llama import llama_vectors
 from midlayer_encoders.files import write_folder
-from midlayer_encoders.models.hub import place_of
+from midlayer_encoders.models.hub import model_location
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -89,7 +89,7 @@ def _source_file(encoder: LayerEncoder) -> Path | None:
     name = encoder.spec.gguf_file
     if name is None:
         return None
-    folder, _ = place_of(encoder.source)
+    folder, _ = model_location(encoder.source)
     if (Path(folder) / name).is_file():
         return Path(folder) / name
     from transformers.utils import cached_file

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from midlayer_encoders.encoder.older_versions import ASKED_FOR, make_readable_by_older, read_json, write_json
+from midlayer_encoders.encoder.older_versions import LOADER_FILES, make_readable_by_older
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.export._comparison import (
     Exported,
@@ -25,6 +25,7 @@ from midlayer_encoders.export._comparison import (
 )
 from midlayer_encoders.export._vllm import VLLM_SOURCE, read_as_vllm, vllm_vectors
 from midlayer_encoders.files import write_folder
+from midlayer_encoders.files.json_files import read_json, write_json
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -79,7 +80,7 @@ def export_served(encoder: LayerEncoder, folder: Path, target: Literal["vllm", "
         serve = serving_line(encoder, target, ".")
         write_card(staging, encoder, target, error=error, versions=packages, **card, serve=serve)
 
-    files = write_folder(folder, write, last=ASKED_FOR)
+    files = write_folder(folder, write, last=LOADER_FILES)
     if encoder.default_prompt:
         cure = f"prepend {encoder.default_prompt!r} to texts" if target == "vllm" else "pass --default-prompt-name"
         logger.warning("%s does not add the default prompt: %s.", _NAMES[target], cure)

@@ -162,11 +162,11 @@ def test_lines_that_recreate_an_encoder_name_the_recipe_or_its_fields(tied: str)
         ({"center": TEXTS}, "`center` must hold 16 texts or more, but got 6"),
         (
             {"template": {"query": "q {text}", "text": "{text}"}, "template_tokens": False},
-            "`template_tokens` must not be False where queries and documents begin in different ways",
+            "`template_tokens` must not be False if queries and documents have different prefixes",
         ),
         (
             {"template": {"query": "q {text}", "text": "{text}"}, "prompts": {"a": "b"}},
-            "`prompts` must be None where a template differs for queries and documents",
+            "`prompts` must be None if the template differs for queries and documents",
         ),
     ],
 )

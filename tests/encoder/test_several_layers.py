@@ -236,10 +236,10 @@ def test_its_layers_are_not_read_again(tiny_folder: Folder, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("family", "options", "match"),
     [
-        ("Llama", {}, "final norm is applied to the states of each layer.*norm='none' may be exported"),
-        ("Llama", {"norm": "none", "pooling": "max"}, "largest mean is not the mean of the largest"),
-        ("BERT", {"combine": "concat", "pooling": "cls"}, "takes the place of that pooling"),
-        ("OPT-350m", {"norm": "none"}, "of several widths"),
+        ("Llama", {}, "cannot apply the final norm to each layer .norm='none' may be exported"),
+        ("Llama", {"norm": "none", "pooling": "max"}, "averages the states before it pools them"),
+        ("BERT", {"combine": "concat", "pooling": "cls"}, "concatenates by that pooling"),
+        ("OPT-350m", {"norm": "none"}, "have several widths"),
     ],
 )
 def test_what_a_plain_folder_cannot_hold_is_refused(
