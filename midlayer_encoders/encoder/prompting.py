@@ -238,7 +238,7 @@ def modules_after_pooling(
         sample = embed(options.center) if options.center is not None else None
         projection = middle_directions(output_embeddings()) if options.embed_filter else None
         matrix, offset = vector_map(sample, width=width, whiten=options.whiten, projection=projection)
-        initial = {"init_weight": matrix.float(), "init_bias": offset.float()}
+        initial: dict[str, Any] = {"init_weight": matrix.float(), "init_bias": offset.float()}
         modules.append(Dense(width, width, activation_function=nn.Identity(), **initial))
     if options.normalize:
         modules.append(Normalize())

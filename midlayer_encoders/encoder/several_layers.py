@@ -298,5 +298,5 @@ def _weighted_mean(width: int, count: int, shares: dict[int, float]) -> nn.Modul
 
 def _identity(width: int, output: str) -> nn.Module:
     """Return a module that copies the vector to another feature."""
-    options = {"init_weight": torch.eye(width), "module_output_name": output}
+    options: dict[str, Any] = {"init_weight": torch.eye(width), "module_output_name": output}
     return Dense(width, width, bias=False, activation_function=nn.Identity(), **options)

@@ -54,7 +54,7 @@ def test_recipe_and_layer_are_chosen_together(tiny_folder: Folder, tmp_path: Pat
     np.testing.assert_array_equal(SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), by_hand.encode(TEXTS))
     assert LayerEncoder(tiny_folder("BERT"), "auto", recipe="auto", device="cpu").options.recipe is None
     for layer in (2, "last"):
-        with pytest.raises(OptionError, match="`layer` must be 'auto' with recipe='auto', which chooses both"):
+        with pytest.raises(OptionError, match="`layer` must be 'auto' with recipe='auto', which selects both"):
             LayerEncoder(folder, layer, recipe="auto", device="cpu")
 
 

@@ -230,7 +230,7 @@ def test_several_layers_are_asked_and_mapped_as_one(tied: str) -> None:
 
 def test_a_recipe_that_centers_wants_texts_and_one_with_a_layer_names_it(tied: str) -> None:
     for recipe in ("one-word+center", Recipe(name="r", template=ASK, center=True)):
-        with pytest.raises(OptionError, match="`center` must hold texts like yours with the recipe"):
+        with pytest.raises(OptionError, match="`center` must hold sample texts with the recipe"):
             LayerEncoder(tied, 2, device="cpu", recipe=recipe)
     encoder = LayerEncoder(tied, device="cpu", recipe=Recipe(name="r", template=ASK, pooling="last", layer=3))
     np.testing.assert_allclose(encoder.encode(TEXTS), last(TEXTS, ASK, 3), **EXACT)
