@@ -13,8 +13,13 @@ from types import ModuleType
 
 import mteb
 import pytest
+from mteb.abstasks import AbsTask
+from mteb.mocks.mock_tasks import MockRerankingTask, MockRetrievalTask
 
-from midlayer_encoders.tasks import TfidfEncoder, resolve_tasks, task_texts
+from midlayer_encoders.tasks import TfidfEncoder, task_texts
+from tests.others_warnings import MTEB
+
+pytestmark = MTEB
 
 Judgments = dict[str, dict[str, int]]
 Run = dict[str, dict[str, float]]
@@ -115,12 +120,10 @@ def test_random_runs_match_the_real_package() -> None:
 
 
 @pytest.mark.skipif(not REAL, reason="the real pytrec-eval-terrier is not installed")
-@pytest.mark.parametrize("kind", ["Retrieval", "Reranking"])
-def test_mteb_scores_are_the_same_with_both(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.tasks.rows import ROWS, write
-
-    (task,) = resolve_tasks(str(write(tmp_path / f"{kind}.jsonl", ROWS[kind])))
-    assert task.metadata.type == kind
+@pytest.mark.parametrize("task_class", [MockRetrievalTask, MockRerankingTask])
+def test_mteb_scores_are_the_same_with_both(task_class: type[AbsTask], monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_class()
+    task.load_data()
     encoder = TfidfEncoder(task_texts(task))
 
     def scores() -> str:
