@@ -95,7 +95,7 @@ def test_the_command_measures_a_folder_of_images_or_waveforms(
     assert "bad.png cannot be read" in str(CliRunner().invoke(app, command).exception)
     with caplog.at_level(logging.WARNING):
         assert CliRunner().invoke(app, [*command, "--skip-bad"]).exit_code == 0
-    assert re.search(r"Left out: .*bad\.png cannot be read", caplog.text)
+    assert re.search(r"Skipped: .*bad\.png cannot be read", caplog.text)
     assert CliRunner().invoke(app, ["metrics", tiny_folder("ViT"), *options]).exit_code == 2
 
 

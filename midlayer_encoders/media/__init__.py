@@ -1,4 +1,4 @@
-"""Images and audio as people have them, read into one form each: an RGB image, one channel of audio and its rate."""
+"""Reading of images as RGB, of audio as one channel with its rate, and of lists of texts."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ __all__ = [
     "read_image",
 ]
 
-if not TYPE_CHECKING:  # else every misspelled name would pass
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
     __getattr__ = deprecated_names(__name__, {"read_sound": "read_audio", "Sound": "Waveform"})

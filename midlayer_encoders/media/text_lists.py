@@ -1,4 +1,4 @@
-"""Texts from a file: a line each, or a field of JSONL; and the paper's way of preparing WikiText."""
+"""Lists of texts from text or JSONL files, and the paper's preparation of WikiText."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import exists, expand_home, read_json_lines, read_lines
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _HEADING = re.compile(r"^\s*=.*=\s*$")
 
 
 def read_texts(path: Path | str, *, field: str | None = None) -> list[str]:
-    """Return the texts of a file, those that are not blank: its lines, or one field of each line of JSON.
+    """Return the nonblank lines of a text file, or a field of each line of a JSONL file.
 
     Args:
-        path: a text file, or one of JSON objects, a line each.
-        field: the field to take; needed, and taken as the sign, for JSON.
+        path: a text or JSONL file.
+        field: the field with the text; required for JSONL.
     """
     path = expand_home(path)
     if not exists(path):
@@ -31,15 +31,15 @@ def read_texts(path: Path | str, *, field: str | None = None) -> list[str]:
             f"`field` must name the text in {path.name}. It has: {', '.join(first) or 'no JSON objects'}."
         )
     if field is None:
-        found = read_lines(path, OptionError)
+        texts = read_lines(path, OptionError)
     else:
-        found = [_field(path, number, row, field) for number, row in read_json_lines(path, OptionError)]
-    places = [place for place, text in enumerate(found) if text.strip()]
-    if not places:
+        texts = [_field(path, number, row, field) for number, row in read_json_lines(path, OptionError)]
+    positions = [position for position, text in enumerate(texts) if text.strip()]
+    if not positions:
         raise OptionError(f"`texts` must hold at least one text, but {path} has none.")
-    if blank := places[-1] + 1 - len(places):  # those at the end move no text
-        logger.warning("%s: %d blank lines were left out: row n is the n-th text, not the n-th line.", path, blank)
-    return [found[place] for place in places]
+    if blank := positions[-1] + 1 - len(positions):  # blank lines at the end shift no text
+        _log.warning("%s: %d blank lines were left out: row n is the n-th text, not the n-th line.", path, blank)
+    return [texts[position] for position in positions]
 
 
 def _field(path: Path, number: int, row: Mapping[str, object], field: str) -> str:
@@ -55,7 +55,7 @@ def _field(path: Path, number: int, row: Mapping[str, object], field: str) -> st
 
 
 def wikitext_paragraphs(lines: Sequence[str], count_tokens: Callable[[str], int], *, least: int = 30) -> list[str]:
-    """Return the paragraphs of WikiText, without headings (`` = Title = ``) and those of fewer than ``least`` tokens.
+    """Return WikiText paragraphs of at least ``least`` tokens, without headings (`` = Title = ``).
 
     Example:
         >>> wikitext_paragraphs([" = Title = ", "too short", "one two three four"], lambda t: len(t.split()), least=4)

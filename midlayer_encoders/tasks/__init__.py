@@ -1,6 +1,6 @@
-"""What encoders are scored on: the paper's 32 mteb tasks, any other of mteb's, your own files, and five built-in ones.
+"""Tasks to score encoders on: the paper's 32 mteb tasks, all other mteb tasks, your own files, and five built-in tasks.
 
-Importing this room is quick; mteb, which takes seconds, is imported by the functions that need it.
+Importing this package is fast: functions that need mteb import it, which takes seconds.
 """
 
 from midlayer_encoders._random import isolated_random

@@ -1,4 +1,4 @@
-"""Retrieval out of your own files: a folder in BEIR's layout, or rows of queries and their passages."""
+"""Retrieval tasks from your own files: a folder in BEIR's layout, or rows of queries and passages."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ _ID: Rule = (
     lambda value: is_text(value) or (isinstance(value, int) and not isinstance(value, bool)),
 )
 _TEXT: Rule = ("a string that is not empty", is_text)
-_MAYBE: Rule = (
+_OPTIONAL_TEXT: Rule = (
     "a string",
     lambda value: value is None or (isinstance(value, str) and lone_surrogate(value) is None),
 )
-_MOST_RELEVANT = 1_000_000  # trec_eval counts every grade up to the highest: of 1e9 it runs out of memory and returns 0
+_MOST_RELEVANT = 1_000_000  # trec_eval allocates memory for every grade and returns 0 for 1e9
 _RELEVANCE: Rule = (
     f"a whole number, 1 or more for what is relevant, {_MOST_RELEVANT} at most",
     lambda value: is_score(value) and value == int(value) and abs(value) <= _MOST_RELEVANT,  # type: ignore[call-overload, arg-type]
 )
 
 
-def beir_files(path: Path, *, asked: bool) -> dict[str, Path] | None:
-    """Return the files of a folder in BEIR's layout: ``corpus``, ``queries``, ``qrels``; ``None`` where it is another.
+def beir_files(path: Path, *, is_retrieval: bool) -> dict[str, Path] | None:
+    """Return the files ``corpus``, ``queries`` and ``qrels`` of a folder in BEIR's layout, else ``None``.
 
     Args:
-        path: of the folder.
-        asked: the folder is said to be a retrieval task; else two of the three show it, where there is no ``test.*``.
+        path: the folder.
+        is_retrieval: ``task.json`` declares a retrieval task. Otherwise two of the three files, without ``test.*``,
+            identify the layout.
     """
     top = _by_stem(path)
     qrels = path / "qrels"
-    found = [name for name in ("corpus", "queries") if name in top] + (["qrels"] if qrels.is_dir() else [])
-    if "test" in top or len(found) < (1 if asked else 2):
+    present = [name for name in ("corpus", "queries") if name in top] + (["qrels"] if qrels.is_dir() else [])
+    if "test" in top or len(present) < (1 if is_retrieval else 2):
         return None
     layout = "corpus.jsonl, queries.jsonl and qrels/test.tsv, as BEIR does"
     for name in ("corpus", "queries", "qrels"):
-        if name not in found:
+        if name not in present:
             lacking = "qrels/" if name == "qrels" else f"{name}.*"
             raise TaskFileError(
                 f"{path} must hold {layout}, to be a Retrieval, but has no {lacking}. Add it, or put the rows in a "
@@ -54,17 +55,23 @@ def beir_files(path: Path, *, asked: bool) -> dict[str, Path] | None:
         has = ", ".join(file.name for file in judged.values()) or "no such file"
         cure = "Rename the one to score on to test" if judged else "Add it"
         raise TaskFileError(f"{qrels} must hold test.tsv, which says what is relevant, but holds {has}. {cure}.")
-    return {"corpus": _alone(top["corpus"]), "queries": _alone(top["queries"]), "qrels": _alone(judged["test"])}
+    return {
+        "corpus": _only_file(top["corpus"]),
+        "queries": _only_file(top["queries"]),
+        "qrels": _only_file(judged["test"]),
+    }
 
 
 def _by_stem(folder: Path) -> dict[str, Path]:
     return {file.stem: file for file in sorted(folder.iterdir()) if file.suffix.lower() in SUFFIXES}
 
 
-def _alone(file: Path) -> Path:
-    """Return a file, or raise where its folder has another of the same name: either could be meant."""
+def _only_file(file: Path) -> Path:
+    """Return a file; raise an error if its folder has another file with the same stem."""
     same = [
-        one.name for one in sorted(file.parent.iterdir()) if one.stem == file.stem and one.suffix.lower() in SUFFIXES
+        path.name
+        for path in sorted(file.parent.iterdir())
+        if path.stem == file.stem and path.suffix.lower() in SUFFIXES
     ]
     if len(same) > 1:
         raise TaskFileError(
@@ -74,26 +81,26 @@ def _alone(file: Path) -> Path:
 
 
 def beir_tables(files: Mapping[str, Path]) -> Tables:
-    """Return what the files of :func:`beir_files` hold, with the queries that ``qrels`` judges alone.
+    """Return the tables of the files from :func:`beir_files`, without queries that ``qrels`` does not judge.
 
     Raises:
-        TaskFileError: naming the file, the lines and what they must be.
+        TaskFileError: for invalid lines.
     """
     corpus, queries, qrels = (read_table(files[name]) for name in ("corpus", "queries", "qrels"))
     documents = _ids(corpus, _column(corpus, _IDS))
-    titles = [title or "" for title in corpus.cells("title", _MAYBE)]
-    texts = [text or "" for text in corpus.cells(_column(corpus, ("text",)), _MAYBE)]
+    titles = [title or "" for title in corpus.cells("title", _OPTIONAL_TEXT)]
+    texts = [text or "" for text in corpus.cells(_column(corpus, ("text",)), _OPTIONAL_TEXT)]
     blank = [number for number, words in enumerate(zip(titles, texts, strict=True)) if not "".join(words).strip()]
     if blank:
         raise TaskFileError(corpus.complaint(blank, "`text` must be a string that is not empty, unless `title` is"))
     names = _ids(queries, _column(queries, _IDS))
-    asked = dict(zip(names, queries.cells(_column(queries, ("text",)), _TEXT), strict=True))
-    judged = _judged(qrels, queries=(queries.path, asked), corpus=(corpus.path, set(documents)))
+    query_texts = dict(zip(names, queries.cells(_column(queries, ("text",)), _TEXT), strict=True))
+    judged = _judged(qrels, queries=(queries.path, query_texts), corpus=(corpus.path, set(documents)))
     answered = set(judged["query-id"])
-    kept = [name for name in names if name in answered]
+    judged_names = [name for name in names if name in answered]
     return {
         "corpus": {"id": documents, "title": titles, "text": texts},
-        "queries": {"id": kept, "text": [asked[name] for name in kept]},
+        "queries": {"id": judged_names, "text": [query_texts[name] for name in judged_names]},
         "qrels": judged,
     }
 
@@ -101,26 +108,26 @@ def beir_tables(files: Mapping[str, Path]) -> Tables:
 def _judged(
     table: Table, *, queries: tuple[Path, Mapping[str, str]], corpus: tuple[Path, set[str]]
 ) -> dict[str, list[Any]]:
-    """Return who is relevant to what, every line of it about a query and a document that are there."""
+    """Return the relevance judgments; every line must name an existing query and document."""
     columns = [
         [str(value) for value in table.cells(_column(table, (name,)), _ID)] for name in ("query-id", "corpus-id")
     ]
     scores = [int(score) for score in table.cells(_column(table, ("score",)), _RELEVANCE)]
-    for name, values, (path, known) in zip(("query-id", "corpus-id"), columns, (queries, corpus), strict=True):
-        bad = [number for number, value in enumerate(values) if value not in known]
+    for name, values, (path, ids) in zip(("query-id", "corpus-id"), columns, (queries, corpus), strict=True):
+        bad = [number for number, value in enumerate(values) if value not in ids]
         if bad:
             raise TaskFileError(
                 table.complaint(bad, f"`{name}` must be an id of {path.name}, but there is no {values[bad[0]]!r}")
             )
-    said: dict[tuple[str, str], int] = {}
-    other = [
+    judgments: dict[tuple[str, str], int] = {}
+    conflicting = [
         number
         for number, (query, document, score) in enumerate(zip(*columns, scores, strict=True))
-        if said.setdefault((query, document), score) != score
+        if judgments.setdefault((query, document), score) != score
     ]
-    if other:
-        raise TaskFileError(table.complaint(other, "the same query and document have another score above"))
-    answered = {query for (query, _), score in said.items() if score > 0}
+    if conflicting:
+        raise TaskFileError(table.complaint(conflicting, "the same query and document have another score above"))
+    answered = {query for (query, _), score in judgments.items() if score > 0}
     without = [number for number, query in enumerate(columns[0]) if query not in answered]
     if without:
         raise TaskFileError(
@@ -130,47 +137,47 @@ def _judged(
             )
         )
     return {
-        "query-id": [query for query, _ in said],
-        "corpus-id": [document for _, document in said],
-        "score": list(said.values()),
+        "query-id": [query for query, _ in judgments],
+        "corpus-id": [document for _, document in judgments],
+        "score": list(judgments.values()),
     }
 
 
 def _column(table: Table, names: Sequence[str]) -> str:
-    """Return the first of some columns that a table has."""
-    found = next((name for name in names if name in table.columns), None)
-    if found is None:
+    """Return the first of several columns that a table has."""
+    column = next((name for name in names if name in table.columns), None)
+    if column is None:
         first = " Its first line must name the columns: query-id, corpus-id, score." if "-id" in names[0] else ""
         raise TaskFileError(
             f"{table.path} must have the column {' or '.join(names)}, but has {', '.join(table.columns)}.{first}"
         )
-    return found
+    return column
 
 
 def _ids(table: Table, name: str) -> list[str]:
-    """Return ids as strings, no two alike."""
+    """Return unique ids as strings."""
     values = [str(value) for value in table.cells(name, _ID)]
     first: dict[str, int] = {}
-    again = [number for number, value in enumerate(values) if first.setdefault(value, number) != number]
-    if again:
-        value = values[again[0]]
+    repeated = [number for number, value in enumerate(values) if first.setdefault(value, number) != number]
+    if repeated:
+        value = values[repeated[0]]
         place = f"{table.unit} {table.numbers[first[value]]}"
-        raise TaskFileError(table.complaint(again, f"`{name}` must not repeat, but {value!r} is in {place} too"))
+        raise TaskFileError(table.complaint(repeated, f"`{name}` must not repeat, but {value!r} is in {place} too"))
     return values
 
 
 def pair_tables(queries: Sequence[str], positives: Sequence[Sequence[str]]) -> Tables:
-    """Return queries and their passages as a retrieval task: the corpus is every distinct passage.
+    """Return queries and their passages as a retrieval task whose corpus is all distinct passages.
 
-    Rows of one query are one query with all of their passages, or what one row holds would be wrong in the other.
+    Rows with the same query become one query with all their passages.
     """
-    right: dict[str, set[str]] = {}
+    positives_by_query: dict[str, set[str]] = {}
     for query, texts in zip(queries, positives, strict=True):
-        right.setdefault(query, set()).update(texts)
-    # Equal similarities are ranked by id: numbers that do not know which passage is right.
-    ids = {text: f"d{number:09}" for number, text in enumerate(sorted(set().union(*right.values())))}
-    names = {query: f"q{number}" for number, query in enumerate(right)}
-    judged = [(names[query], ids[text]) for query, texts in right.items() for text in sorted(texts)]
+        positives_by_query.setdefault(query, set()).update(texts)
+    # mteb ranks equal similarities by id, which must not depend on which passage is relevant.
+    ids = {text: f"d{number:09}" for number, text in enumerate(sorted(set().union(*positives_by_query.values())))}
+    names = {query: f"q{number}" for number, query in enumerate(positives_by_query)}
+    judged = [(names[query], ids[text]) for query, texts in positives_by_query.items() for text in sorted(texts)]
     return {
         "corpus": {"id": list(ids.values()), "title": [""] * len(ids), "text": list(ids)},
         "queries": {"id": list(names.values()), "text": list(names)},
@@ -183,10 +190,10 @@ def pair_tables(queries: Sequence[str], positives: Sequence[Sequence[str]]) -> T
 
 
 def finds_itself(tables: Tables) -> bool:
-    """Return whether queries are documents themselves, under one id, so that finding themselves must not count.
+    """Return True if queries are documents with the same id, so that a search must not count the query itself.
 
-    Where an id is shared by a query and a document of another text, ids are numbers that mean nothing. Where a query's
-    own document is judged relevant, it is to be found.
+    If a query and a document with different texts share an id, the ids are arbitrary numbers. If a query's own document
+    is judged relevant, the search must find it.
     """
     corpus, queries = tables["corpus"], tables["queries"]
     if any(query == document and score > 0 for query, document, score in zip(*tables["qrels"].values(), strict=True)):

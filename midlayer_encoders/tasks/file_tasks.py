@@ -1,4 +1,4 @@
-"""A task out of your own files: read, told apart by their columns, and checked row by row."""
+"""Tasks from your own files: the columns determine the type, and every row is validated."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from midlayer_encoders.tasks.task_data import TASK_TYPES, TaskData, TaskType
 from midlayer_encoders.validation import check_choice
 
 _SPLIT_SEED = 42
-_LONGEST_LABEL = 120  # bytes: with its digest and a suffix it is the name of a file, which has 255
+_LONGEST_LABEL = 120  # bytes: with digest and suffix it is a file name, which has at most 255
 
-# The first type whose columns are all there is the type: this order is the documented rule.
+# The first type whose columns are all present applies; the documentation states this order.
 _TYPE_BY_COLUMNS: tuple[tuple[TaskType, tuple[str, ...]], ...] = (
     ("Reranking", ("query", "positive", "negative")),
     ("Reranking", ("anchor", "positive", "negative")),
@@ -50,7 +50,7 @@ _TYPE_BY_ALL_COLUMNS: dict[frozenset[str], TaskType] = {
     frozenset(("sentences",)): "Unlabeled",
 }
 _QUERY = ("query", "anchor")
-# mteb's name of each column of a type, and the names under which it may stand in a file.
+# By type, mteb's name of each column and the names accepted in a file.
 _COLUMNS: dict[TaskType, dict[str, tuple[str, ...]]] = {
     "Classification": {"text": ("text", "sentences"), "label": ("label", "labels")},
     "Clustering": {"sentences": ("sentences", "text"), "labels": ("labels", "label")},
@@ -67,18 +67,18 @@ _COLUMNS: dict[TaskType, dict[str, tuple[str, ...]]] = {
     "Unlabeled": {"text": ("text", "sentences")},
 }
 _TRAINED: tuple[TaskType, ...] = ("Classification", "MultilabelClassification")
-_NEIGHBORS = 5  # that mteb's classifier of several labels asks
+_NEIGHBORS = 5  # of mteb's multilabel classifier
 
 
 def files_data(path: Path) -> TaskData:
-    """Return the task that the file or folder ``path`` holds.
+    """Return the task in the file or folder ``path``.
 
     A folder holds ``test.*``, for a classification also ``train.*``, or ``corpus.*``, ``queries.*`` and
-    ``qrels/test.*``; and may hold a ``task.json`` with ``type`` and ``name``. A single file is all of the data; a
-    classification is then split in halves, seeded, with the labels spread evenly.
+    ``qrels/test.*``. It may also hold a ``task.json`` with ``type`` and ``name``. A single file contains all data; the
+    rows of a classification are then split into stratified halves with a fixed seed.
 
     Raises:
-        TaskFileError: naming the file and the rows that cannot be used, and what they must be.
+        TaskFileError: for invalid files or rows.
     """
     options = _options(path)
     read = _read_beir(path, options) or _read_rows(path, options)
@@ -96,7 +96,7 @@ def files_data(path: Path) -> TaskData:
 
 
 class _Read(NamedTuple):
-    """What was read, by the names of :class:`~midlayer_encoders.tasks.task_data.TaskData`, and the files."""
+    """Fields of :class:`~midlayer_encoders.tasks.task_data.TaskData` that the files determine."""
 
     type: TaskType
     splits: Mapping[str, Mapping[str, list[Any]]]
@@ -107,10 +107,10 @@ class _Read(NamedTuple):
 
 
 def _read_beir(path: Path, options: Mapping[str, str]) -> _Read | None:
-    """Return a folder in BEIR's layout, ``None`` for any other."""
+    """Return the task in a folder with BEIR's layout, or ``None`` for other folders."""
     if not path.is_dir() or options.get("type", "Retrieval") != "Retrieval":
         return None
-    files = beir_files(path, asked="type" in options)
+    files = beir_files(path, is_retrieval="type" in options)
     if files is None:
         return None
     tables = beir_tables(files)
@@ -123,7 +123,7 @@ def _read_beir(path: Path, options: Mapping[str, str]) -> _Read | None:
 
 
 def _read_rows(path: Path, options: Mapping[str, Any]) -> _Read:
-    """Return the rows of a file, or of a folder with ``test.*``."""
+    """Return the task in a file or in a folder with ``test.*``."""
     files = _split_files(path)
     test = read_table(files["test"])
     task_type, why = (options["type"], "task.json") if "type" in options else _type(test)
@@ -146,7 +146,7 @@ def _read_rows(path: Path, options: Mapping[str, Any]) -> _Read:
             f"{path} must have {_NEIGHBORS} rows with a label or more to train on, as many as are compared with each "
             f"text, but has {sum(map(bool, splits['train']['label']))}. Add rows."
         )
-    # mteb draws this many with replacement, ten times: as many as there are, no more than is quick to cluster.
+    # mteb draws this many rows with replacement, ten times; 2048 are still quick to cluster.
     count = len(test.rows)
     settings = {"max_documents_per_cluster": min(count, 2048)} if task_type == "Clustering" else {}
     return _Read(task_type, splits, why, list(files.values()), note, settings)
@@ -158,7 +158,7 @@ def _check_corpus(tables: Mapping[str, Mapping[str, list[Any]]], path: Path) -> 
 
 
 def _options(path: Path) -> dict[str, Any]:
-    """What the folder's ``task.json`` says."""
+    """Return the content of the folder's ``task.json``."""
     file = path / "task.json"
     if not path.is_dir() or not file.exists():
         return {}
@@ -173,7 +173,7 @@ def _options(path: Path) -> dict[str, Any]:
 
 
 def _split_files(path: Path) -> dict[str, Path]:
-    """The file of each split: ``test``, and ``train`` where there is one."""
+    """Return the file of each split: ``test`` and, if there is one, ``train``."""
     if not path.is_dir():
         check_regular_file(path, TaskFileError)
         return {"test": path}
@@ -195,7 +195,7 @@ def _split_files(path: Path) -> dict[str, Path]:
 
 
 def _type(table: Table) -> tuple[TaskType, str]:
-    """The first type whose columns are all there, and why."""
+    """Return the first type whose columns are all present, and the reason."""
     columns = set(table.columns)
     for task_type, needed in _TYPE_BY_COLUMNS:
         if columns.issuperset(needed):
@@ -219,16 +219,16 @@ def _type(table: Table) -> tuple[TaskType, str]:
 
 
 def _checked(table: Table, task_type: TaskType) -> dict[str, list[Any]]:
-    """The columns of ``task_type`` under mteb's names, every row of them usable."""
+    """Return the columns of ``task_type`` under mteb's names, after validating every row."""
     columns = {}
     for name, spellings in _COLUMNS[task_type].items():
-        found = next((spelling for spelling in spellings if spelling in table.columns), None)
-        if found is None:
+        column = next((spelling for spelling in spellings if spelling in table.columns), None)
+        if column is None:
             raise TaskFileError(
                 f"{table.path} must have the column {' or '.join(spellings)} to be a {task_type}, "
                 f"but has {', '.join(table.columns)}."
             )
-        values = table.cells(found, _RULES.get((task_type, name), _TEXT))
+        values = table.cells(column, _RULES.get((task_type, name), _TEXT))
         if (task_type, name) == ("Retrieval", "positive"):
             values = [[value] if isinstance(value, str) else value for value in values]
         columns[name] = [int(v) if isinstance(v, bool) else v for v in values]
@@ -237,7 +237,7 @@ def _checked(table: Table, task_type: TaskType) -> dict[str, list[Any]]:
 
 
 def _check_whole(table: Table, task_type: TaskType, *, columns: Mapping[str, list[Any]]) -> None:
-    """What no single row shows: classes, grades, and passages that are both right and wrong."""
+    """Validate what spans several rows: classes, grades, and passages that are both positive and negative."""
     if task_type == "Reranking":
         pairs = zip(columns["positive"], columns["negative"], strict=True)
         both = [number for number, (right, wrong) in enumerate(pairs) if set(right) & set(wrong)]
@@ -266,16 +266,16 @@ def _label_column(task_type: TaskType) -> str:
 
 
 def _several(value: Any) -> list[Any]:
-    """The labels of a row that has one, or several."""
+    """Return the labels of a row as a list."""
     return value if isinstance(value, list) else [value]
 
 
 def _halves(columns: Mapping[str, list[Any]], path: Path) -> dict[str, dict[str, list[Any]]]:
-    """A train and a test half with the same share of every label, or about the same of several, drawn by a seed."""
+    """Return a train half and a test half in which every label has about the same share."""
     from sklearn.model_selection import train_test_split
 
     counts = Counter(label for value in columns["label"] for label in _several(value))
-    # A row of several labels goes by the rarest of them, so that the two rows of a rare label do not go the same way.
+    # The rarest label of a row decides, so that the two rows of a rare label go to different halves.
     kinds = [
         min(_several(value), key=lambda label: (counts[label], str(label)), default=None) for value in columns["label"]
     ]
@@ -300,10 +300,12 @@ def _halves(columns: Mapping[str, list[Any]], path: Path) -> dict[str, dict[str,
 def _numbered(
     splits: Mapping[str, Mapping[str, list[Any]]], column: str, *, path: Path
 ) -> dict[str, dict[str, list[Any]]]:
-    """Labels as numbers, in the labels' order: mteb's scores of two classes need them."""
-    known = {split: {label for value in rows[column] for label in _several(value)} for split, rows in splits.items()}
-    labels = set().union(*known.values())
-    unseen = known["test"] - known.get("train", known["test"])
+    """Return the splits with labels as sorted numbers, which mteb's scores of two classes need."""
+    labels_by_split = {
+        split: {label for value in rows[column] for label in _several(value)} for split, rows in splits.items()
+    }
+    labels = set().union(*labels_by_split.values())
+    unseen = labels_by_split["test"] - labels_by_split.get("train", labels_by_split["test"])
     if unseen:
         raise TaskFileError(
             f"{path} must have every label of its test rows among its train rows, but these are only in test: "

@@ -1,6 +1,6 @@
-"""Local tasks: mteb's own evaluations over rows in memory.
+"""Local tasks: mteb's evaluations on rows in memory.
 
-Imports mteb, which takes seconds: import this module inside functions.
+This module imports mteb, which takes seconds: import it inside functions.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ _MAIN_SCORES: dict[TaskType, str] = {
 }
 
 
-_OF_CLASSES: tuple[TaskType, ...] = ("Classification", "Clustering", "MultilabelClassification")
+_CLASS_LABEL_TYPES: tuple[TaskType, ...] = ("Classification", "Clustering", "MultilabelClassification")
 
 
 def local_task(data: TaskData) -> AbsTask:
-    """Return a fresh mteb task over ``data``."""
-    return _SHAPES[data.type](data)
+    """Return a new mteb task over ``data``."""
+    return _TASK_CLASSES[data.type](data)
 
 
 class _LocalTask(AbsTask):
-    """A task whose rows are in memory; ``load_data`` needs no hub."""
+    """A task whose rows are in memory; ``load_data`` downloads nothing."""
 
     def __init__(self, data: TaskData) -> None:
         self.data = data
         self.metadata = TaskMetadata(
             name=data.name,
             description=data.description,
-            type=data.type,  # type: ignore[arg-type]  # of texts without labels no task is made
+            type=data.type,  # type: ignore[arg-type]  # there is no task of type "Unlabeled"
             dataset={"path": f"local/{data.label}", "revision": data.revision},
-            category="t2c" if data.type in _OF_CLASSES else "t2t",
+            category="t2c" if data.type in _CLASS_LABEL_TYPES else "t2t",
             eval_splits=["test"],
             eval_langs=["eng-Latn"],
             main_score=_MAIN_SCORES[data.type],
@@ -66,13 +66,13 @@ class _LocalTask(AbsTask):
         super().__init__()
 
     def load_data(self, num_proc: int | None = None, **kwargs: Any) -> None:  # noqa: ARG002
-        """Make the datasets that mteb reads."""
+        """Create the datasets that mteb reads."""
         if not self.data_loaded:
             self.dataset = self._datasets()
             self.data_loaded = True
 
     def unload_data(self) -> None:
-        """Drop the datasets and keep the metadata, which mteb's own version drops with them."""
+        """Drop the datasets but not the metadata, which mteb's version also drops."""
         self.dataset = None
         self.data_loaded = False
 
@@ -93,7 +93,7 @@ class _BitextMining(_LocalTask, AbsTaskBitextMining):
 
 
 class _Clustering(_LocalTask, AbsTaskClustering):
-    max_fraction_of_documents_to_embed = None  # mteb's default keeps 4 %
+    max_fraction_of_documents_to_embed = None  # mteb's default is 4 %
 
 
 class _PairClassification(_LocalTask, AbsTaskPairClassification):
@@ -119,16 +119,19 @@ class _Retrieval(_LocalTask, AbsTaskRetrieval):
         for query, document, score in zip(*tables["qrels"].values(), strict=True):
             relevant.setdefault(query, {})[document] = score
         queries, corpus = (Dataset.from_dict(dict(tables[name])) for name in ("queries", "corpus"))
-        found: RetrievalSplitData = {
-            "queries": queries, "corpus": corpus, "relevant_docs": relevant, "top_ranked": None
-        }  # fmt: skip
-        return {"default": {"test": found}}
+        split: RetrievalSplitData = {
+            "queries": queries,
+            "corpus": corpus,
+            "relevant_docs": relevant,
+            "top_ranked": None,
+        }
+        return {"default": {"test": split}}
 
 
 def _candidates(rows: Mapping[str, Sequence[Any]]) -> RetrievalSplitData:
-    """The rows as mteb's retrieval wants them: each distinct passage once, each query with its own candidates."""
+    """Return the rows in mteb's retrieval format: a corpus of distinct passages, and the candidates of each query."""
     passages = {text for column in ("positive", "negative") for texts in rows[column] for text in texts}
-    # Equal similarities are ranked by id or position: numbers that do not know which passage is right.
+    # mteb ranks equal similarities by id or position, which must not depend on which passage is relevant.
     ids = {text: f"d{number:09}" for number, text in enumerate(sorted(passages))}
     queries = [f"q{number}" for number in range(len(rows["query"]))]
     positives = [sorted({ids[text] for text in texts}) for texts in rows["positive"]]
@@ -136,12 +139,14 @@ def _candidates(rows: Mapping[str, Sequence[Any]]) -> RetrievalSplitData:
     return {
         "queries": Dataset.from_dict({"id": queries, "text": list(rows["query"])}),
         "corpus": Dataset.from_dict({"id": list(ids.values()), "title": [""] * len(ids), "text": list(ids)}),
-        "relevant_docs": {query: dict.fromkeys(found, 1) for query, found in zip(queries, positives, strict=True)},
+        "relevant_docs": {
+            query: dict.fromkeys(documents, 1) for query, documents in zip(queries, positives, strict=True)
+        },
         "top_ranked": {query: sorted(a + b) for query, a, b in zip(queries, positives, negatives, strict=True)},
     }
 
 
-_SHAPES: dict[TaskType, type[_LocalTask]] = {
+_TASK_CLASSES: dict[TaskType, type[_LocalTask]] = {
     "Classification": _Classification,
     "Clustering": _Clustering,
     "PairClassification": _PairClassification,

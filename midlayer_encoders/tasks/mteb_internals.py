@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 
 def task_names() -> set[str]:
-    """Return the name of every task of mteb, without making them all, as its public function would."""
+    """Return the names of all mteb tasks; mteb's public function would instantiate every task."""
     return {task.metadata.name for task in TASK_LIST}
 
 
 def content_columns(task: AbsTask) -> set[str]:
-    """Return the names of the columns that hold a task's inputs, which nothing public says."""
+    """Return the names of the columns that hold a task's inputs; mteb has no public function for this."""
     return set(task._get_content_columns())
 
 
 def prompt_name(prompts: dict[str, str], task: TaskMetadata, kind: PromptType | None) -> str | None:
-    """Return which prompt mteb's own wrapper of a SentenceTransformer takes, without making one.
+    """Return the prompt name that mteb's SentenceTransformer wrapper selects, without creating a wrapper.
 
-    Its method reads ``model_prompts`` and nothing else of itself.
+    The wrapper's method reads only its attribute ``model_prompts``.
     """
     return AbsEncoder.get_prompt_name(SimpleNamespace(model_prompts=prompts), task, kind)  # type: ignore[arg-type]
 
 
 class ListedLabels(AbsTaskClassification):
-    """A classification that decodes its labels in one go.
+    """A classification task that decodes all labels at once.
 
-    mteb reads a lazy column of labels row by row, for every experiment and for each of its metrics: half of its time.
-    Lists give the same draws and the same scores.
+    mteb reads a lazy column of labels row by row for every experiment and every metric, which takes half of its time.
+    Lists give the same draws and scores.
     """
 
     def _undersample_data(
@@ -56,7 +56,7 @@ class ListedLabels(AbsTaskClassification):
 
 
 class _Listed:
-    """A dataset as far as the drawing of training rows asks for one, with its labels in a list."""
+    """The part of a dataset that drawing training rows needs, with the labels in a list."""
 
     def __init__(self, dataset: Any, column: str) -> None:
         self.dataset = dataset
@@ -73,15 +73,15 @@ class _Listed:
 
 
 def with_listed_labels(task: AbsTask) -> AbsTask:
-    """Return a task of mteb's own that, if it is a classification, decodes its labels in one go; same scores.
+    """Make a classification task of mteb decode all labels at once, with the same scores, and return it.
 
-    One that draws or scores in a way of its own (several labels a text, for instance) is left as it is.
+    Tasks that override the drawing or the scoring, such as multilabel classifications, do not change.
     """
-    drawn_as_usual = isinstance(task, AbsTaskClassification) and all(
+    is_standard = isinstance(task, AbsTaskClassification) and all(
         getattr(type(task), name) is getattr(AbsTaskClassification, name)
         for name in ("_undersample_data", "_calculate_scores")
     )
-    if drawn_as_usual:  # which also says that it is not one of ours already
+    if is_standard:  # False if the class already is a `ListedLabels`
         task.__class__ = _listed(type(task))
     return task
 

@@ -1,4 +1,4 @@
-"""What a local task is made of: columns in mteb's names, and a digest that is part of the task's name."""
+"""The rows of a local task under mteb's column names, and the digest in the task's name."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ TASK_TYPES: tuple[TaskType, ...] = get_args(TaskType)
 
 @dataclass(frozen=True, kw_only=True)
 class TaskData:
-    """The rows of a task, validated, with what its metadata says.
+    """Validated rows of a task and its metadata.
 
     Attributes:
         label: name without the digest.
-        type: mteb's name of it, or ``"Unlabeled"``: texts that nothing can be scored on.
+        type: mteb's name of the type, or ``"Unlabeled"`` for texts that cannot be scored.
         splits: columns of ``test``, and of ``train`` for a classification, by mteb's names: ``text, label`` (lists of
-            labels for several of them); ``sentences, labels``; ``sentence1, sentence2, labels``;
+            labels for multilabel tasks); ``sentences, labels``; ``sentence1, sentence2, labels``;
             ``query, positive, negative``; ``sentence1, sentence2, score``; ``sentence1, sentence2``; ``text``. A
             Retrieval has ``corpus`` (``id, title, text``), ``queries`` (``id, text``) and ``qrels``
-            (``query-id, corpus-id, score``) in their place.
-        description: what the rows are, for the metadata and for captions.
-        origin: where the rows come from; the head of the dataset's revision.
-        why: what it was taken for this type by.
-        note: what was done to the rows that their owner should know.
-        settings: of mteb's evaluation (``n_experiments``, ``samples_per_label`` …) that differ from its defaults.
+            (``query-id, corpus-id, score``) instead.
+        description: description of the rows for the metadata and captions.
+        origin: origin of the rows; the first part of the dataset's revision.
+        why: the reason for this type, such as the names of the columns.
+        note: changes to the rows that their owner should know about.
+        settings: settings of mteb's evaluation (``n_experiments``, ``samples_per_label`` …) that differ from mteb's
+            defaults.
     """
 
     label: str
@@ -55,13 +56,13 @@ class TaskData:
 
     @cached_property
     def digest(self) -> str:
-        """Eight hexadecimal digits that differ whenever a row or a setting does."""
+        """Eight hexadecimal digits that change with every row and setting."""
         content = json.dumps([self.type, self.splits, dict(self.settings)], sort_keys=True)
         return hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
 
     @property
     def name(self) -> str:
-        """Name of the task: mteb's results are found by it alone, so that it must differ when the data do."""
+        """Name of the task, which must change with the data because mteb finds results by name only."""
         return f"{self.label}-{self.digest}"
 
     @property
@@ -71,7 +72,7 @@ class TaskData:
 
 
 def task_label(name: str) -> str:
-    """Return a task's name as figures show it: without the digest that a local task's name ends in.
+    """Return a task's name without the digest at the end of a local task's name.
 
     Example:
         >>> task_label("my_reviews-0a1b2c3d"), task_label("STS12")
