@@ -1,4 +1,4 @@
-"""What the paper's experiments are run on: models, texts, tables, and how much of them."""
+"""Models, texts, tables and options of the paper's experiments."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ TENTHS: tuple[Layer, ...] = (0, *(tenth / 10 for tenth in range(1, 11)))
 
 
 class MissingInputError(MidlayerError):
-    """An experiment that lacks something to run on; the message says what, and how to give it."""
+    """An experiment lacks an input; the message says which, and how to pass it."""
 
 
 @dataclass
 class Setting:
-    """What experiments are run on. One model is in memory at a time.
+    """Inputs and options of the experiments; one model is in memory at a time.
 
     Attributes:
         models: names or folders.
@@ -98,21 +98,21 @@ class Setting:
         return [*self.models, *self.options.adapters, *self.tasks.split(","), *reference, *checkpoints]
 
     def encoder(self, model: str) -> LayerEncoder:
-        """Return the encoder of a model, which stays loaded until another is asked for."""
+        """Return the encoder of a model, loaded until another one is requested."""
         key = (model, files_fingerprint(model))  # weights that changed on the disk are read again
         if key not in self._loaded:
             self._loaded.clear()
             self._loaded[key] = self.load(model)
         return self._loaded[key]
 
-    def wanted_models(self, least: int = 1) -> tuple[str, ...]:
-        """Return the models, or raise where there are too few."""
+    def required_models(self, least: int = 1) -> tuple[str, ...]:
+        """Return the models, or raise an error if there are too few."""
         if len(self.models) < least:
             words = "a model: pass --model" if least == 1 else f"{least} models: pass --model {least} times"
             raise MissingInputError(f"It needs {words}.")
         return self.models
 
-    def some_texts(self, times: int = 1) -> tuple[str, ...]:
+    def required_texts(self, times: int = 1) -> tuple[str, ...]:
         """Return ``limit`` texts, or so many times as many, or raise where there are none."""
         if not self.texts:
             raise MissingInputError("It needs texts: pass --texts FILE (the paper's are WikiText's paragraphs).")
@@ -151,7 +151,7 @@ class Setting:
         """Return the paper's metrics of every layer on the texts; kept in the folder."""
         path = self.out / "metrics" / f"{self.models.index(model)}-{self.digest}.parquet"
         options: dict[str, Any] = {"metrics": "paper", "views": 4, "seed": self.seed, "dataset": "texts"}
-        return kept_frame(path, lambda: measure_layers(self.encoder(model), self.some_texts(4), **options))
+        return kept_frame(path, lambda: measure_layers(self.encoder(model), self.required_texts(4), **options))
 
     def with_reference(self, models: Sequence[str]) -> list[pl.DataFrame]:
         """Return the frames of sweeps, and one of the paper's own scores and metrics of some models, or raise."""
@@ -171,8 +171,8 @@ class Setting:
         Its curvature is left out: it is NaN in most layers.
         """
         frame = self._of_reference(reference_metrics, models)
-        kept = frame.filter(pl.col("dataset") == "wikitext", pl.col("name") != "curvature")
-        return kept.with_columns(pl.col("name") + REFERENCE)
+        metrics = frame.filter(pl.col("dataset") == "wikitext", pl.col("name") != "curvature")
+        return metrics.with_columns(pl.col("name") + REFERENCE)
 
     def _of_reference(self, read: Callable[[Path], pl.DataFrame], models: Sequence[str]) -> pl.DataFrame:
         if self.reference is None:

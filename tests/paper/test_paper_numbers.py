@@ -76,7 +76,7 @@ def test_metrics_by_depth_are_of_four_times_as_many_texts(setting: Setting) -> N
 def test_solutions_are_read_to_twice_the_length(setting: Setting) -> None:
     found = ran("fig5", setting)
     by_hand = [
-        entropy_along(load(one), SOLUTIONS[:6], every=4, max_length=24, dataset="solutions") for one in setting.models
+        entropy_along(load(one), SOLUTIONS[:6], stride=4, max_length=24, dataset="solutions") for one in setting.models
     ]
     assert_frame_equal(found, pl.concat(by_hand), rel_tol=1e-4)
     assert found["position"].max() == 24, "twice 16, but the model's own 24 at the most"
