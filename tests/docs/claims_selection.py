@@ -70,8 +70,8 @@ CLAIMS = [
     # --- docs/selection.md -------------------------------------------------------------------------------------------
     Claim(
         SELECTION,
-        "that scores {} on average: {} more than the model as it comes, {} more than the plain text at 0.8 of the depth, "
-        "{} more than its best layer, and {} below the best of {} recipes at all {} layers",
+        "this scores {} on average: {} more than the last layer with plain text, {} more than plain text at a relative "
+        "depth of 0.8, {} more than the best layer with plain text, and {} below the best of {} recipes at all {} layers",
         lambda: [*_asked(), _below_the_best("smollm2", recipe("one-word"), 28), len(recipes("smollm2")), 31],
     ),
     Claim(
@@ -99,12 +99,13 @@ CLAIMS = [
     ),
     Claim(
         SELECTION,
-        "which are not in those tables, {} and {}; depth 0.8 alone would lose {} points on MiniLM",
+        "which are not in those tables, `auto` is {} and {} points below the best layer; depth 0.8 "
+        "alone would lose {} points on MiniLM",
         lambda: [regret("fixed-depth", SMOLLM2), regret("last", MINILM), regret("fixed-depth", MINILM)],
     ),
     Claim(
         SELECTION,
-        "[docs/training_first.md](training_first.md) {} to {}: {} of them are best at layer 0",
+        "[docs/training_first.md](training_first.md), it is {} to {} below: {} of them are best at layer 0",
         lambda: [
             min(
                 _of_trained := [
