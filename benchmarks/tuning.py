@@ -32,6 +32,7 @@ from scipy.stats import spearmanr
 
 from midlayer_encoders import LayerEncoder, tune
 from midlayer_encoders.scoring.classification import ClassifierData, Classifiers
+from midlayer_encoders.tuning import TuneSettings
 
 RESULTS = Path(__file__).parent / "results"
 TRAIN = {"Banking77Classification": "train.jsonl", "STSBenchmark": "validation.jsonl"}
@@ -125,8 +126,11 @@ def run(given: argparse.Namespace) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 made = tune(
                     given.model, layer, given.tasks / given.task / TRAIN[given.task], out=Path(folder) / "run", tasks=(),
-                    max_steps=given.steps, batch_size=given.batch, held_out=0, checkpoints=0, seed=seed, device=device,
-                    max_length=MAX_LENGTH, lora=given.lora or False, learning_rate=given.rate,
+                    settings=TuneSettings(
+                        max_steps=given.steps, batch_size=given.batch, held_out=0, checkpoints=0, seed=seed,
+                        lora=given.lora or False, learning_rate=given.rate,
+                    ),
+                    device=device, max_length=MAX_LENGTH,
                 )  # fmt: skip
                 seconds = made.trained.seconds
                 score = test.score(encoded(made.encoder, test.texts))

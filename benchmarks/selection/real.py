@@ -31,7 +31,7 @@ from midlayer_encoders.paper.reference import data_folder
 from midlayer_encoders.reading.batches import batches_of, count_tokens
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection import choose, curves
-from midlayer_encoders.selection.layer_scores import surely_better
+from midlayer_encoders.selection.layer_scores import is_significantly_better
 from midlayer_encoders.selection.ridge import ridge_correct
 from midlayer_encoders.selection.rules import DEPTH, best_layer
 
@@ -194,7 +194,7 @@ def labels(cache: Path, *, draws: int = 10) -> None:
                     except OptionError:  # nearly every class has one text
                         continue
                     few = best_layer(dict(enumerate(right.double().mean(dim=1).tolist())))
-                    auto = few if surely_better(right, few, without[model]) else without[model]
+                    auto = few if is_significantly_better(right, few, without[model]) else without[model]
                     for rule, layer in (("few-labels", few), ("auto", auto)):
                         costs = (*_costs(scores[task], layer), *_costs(scores["average"], layer))
                         rows.append((model, task, count, draw, rule, layer, *costs))

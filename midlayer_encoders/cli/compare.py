@@ -43,6 +43,7 @@ def compare(
 ) -> None:
     """Compare models with a base: metrics side by side, differences with intervals, CKA between their layers."""
     _arguments.silence_libraries()
+    from midlayer_encoders.comparing import IntervalSettings
     from midlayer_encoders.comparing import compare as compare_models
     from midlayer_encoders.comparing.text_metrics import comparable
 
@@ -56,7 +57,7 @@ def compare(
             layers=_arguments.parse_layers(layers),
             views=views,
             seed=seed,
-            resamples=resamples,
+            intervals=IntervalSettings(resamples=resamples),
             dataset=texts.stem,
             out=out,
             progress=progress,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -54,7 +54,7 @@ def demo_vision(
     from midlayer_encoders.cli._demo_digits import read_digits, train_digit_model
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.measuring import measure_layers
-    from midlayer_encoders.probing import probe
+    from midlayer_encoders.probing import ProbeSettings, probe
 
     train_set, test_set = read_digits()
     pretraining = train_set.only(_TRAIN_DIGITS)
@@ -75,7 +75,9 @@ def demo_vision(
     encoder = LayerEncoder(folder, -1, device="cpu")
     results = []
     for kind in ("attentive", "linear", "knn"):
-        settings: dict[str, Any] = {} if kind == "knn" else {"batch_size": 64}  # nearest neighbors are not trained
+        settings = (
+            ProbeSettings() if kind == "knn" else ProbeSettings(batch_size=64)
+        )  # nearest neighbors are not trained
         with show_progress(probe_command.STAGES) as progress:
             result = probe(
                 encoder,
@@ -86,7 +88,7 @@ def demo_vision(
                 kind=kind,
                 dataset="digits 5 to 9",
                 progress=progress,
-                **settings,
+                settings=settings,
             )
         results.append(result)
         probe_command.print_probe(result)

@@ -56,21 +56,23 @@ def probe(
     """Train a small classifier on every frozen layer and show which layer separates the classes best."""
     _arguments.silence_libraries()
     from midlayer_encoders import probing
-    from midlayer_encoders.probing.examples import Examples, check_path, read_examples
-    from midlayer_encoders.probing.heads import KINDS
-    from midlayer_encoders.probing.settings import WITHOUT_EFFECT, ProbeTraining
+    from midlayer_encoders.probing.classifiers import PROBE_KINDS
+    from midlayer_encoders.probing.examples import Examples, check_examples_path, read_examples
+    from midlayer_encoders.probing.fitting import UNUSED_SETTINGS
 
     out = out or _arguments.results_folder("probe", model)
     check_choice("--site", site, READ_SITES)
-    check_choice("kind", kind, KINDS)  # before the model is loaded
-    reason, names = WITHOUT_EFFECT[kind]
+    check_choice("kind", kind, PROBE_KINDS)  # before the model is loaded
+    reason, names = UNUSED_SETTINGS[kind]
     vector_options = _VECTOR_OPTIONS if kind == "attentive" else ()
     _arguments.refuse_flags(context, f"with `--kind {kind}`, which {reason}", *names, *vector_options)
     check_number("--keep-gb", keep_gb)
-    ProbeTraining(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, seed=seed)
+    settings = probing.ProbeSettings(
+        epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, keep_gb=keep_gb, mixture=mixture, seed=seed
+    )
     for path in (data, test):
         if path is not None:
-            check_path(path)
+            check_examples_path(path)
     encoder = _arguments.load_model(model, options)
     bad = "skip" if skip_bad else "refuse"
     train_set = read_examples(data, encoder.media, bad=bad)
@@ -85,12 +87,7 @@ def probe(
             kind=kind,  # type: ignore[arg-type]
             layers=_arguments.parse_layers(layers),
             site=site,  # type: ignore[arg-type]
-            mixture=mixture,
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            keep_gb=keep_gb,
-            seed=seed,
+            settings=settings,
             dataset=data.stem,
             progress=progress,
         )

@@ -63,6 +63,20 @@ def tune(
     _arguments.silence_libraries()
     from midlayer_encoders import tuning
 
+    settings = tuning.TuneSettings(
+        lora=lora or False,
+        epochs=epochs,
+        max_steps=max_steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        held_out=held_out,
+        patience=patience,
+        checkpoints=checkpoints,
+        mini_batch=mini_batch,
+        matryoshka=_parse_sizes(matryoshka),
+        adaptive=adaptive,
+        seed=seed,
+    )
     with show_progress(_TITLES) as progress:
         result = tuning.tune(
             model,
@@ -70,18 +84,7 @@ def tune(
             pairs,
             out=out,
             tasks=() if tasks == "none" else tasks.split(","),
-            lora=lora or False,
-            epochs=epochs,
-            max_steps=max_steps,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            held_out=held_out,
-            patience=patience,
-            checkpoints=checkpoints,
-            mini_batch=mini_batch,
-            matryoshka=_parse_sizes(matryoshka),
-            adaptive=adaptive,
-            seed=seed,
+            settings=settings,
             progress=progress,
             **options.changed(),
         )

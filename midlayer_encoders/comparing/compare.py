@@ -1,28 +1,30 @@
-"""What fine-tuning does to a model's layers: metrics side by side, differences with intervals, CKA between layers."""
+"""Compare the layers of models: metrics side by side, differences with intervals, CKA between layers."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 import polars as pl
 
+from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import Layer, Progress
 from midlayer_encoders.comparing.differences import (
-    Reading,
-    ReadModel,
+    ComparisonInputs,
+    IntervalSettings,
+    MeasuredModel,
     difference_frame,
+    measure_model,
     metric_rows,
     pair_notes,
-    read_model,
+    random_halves,
     similarity_frame,
 )
-from midlayer_encoders.comparing.halves import check_confidence, random_halves
 from midlayer_encoders.comparing.text_metrics import comparable
-from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
+from midlayer_encoders.encoder.options import EncoderKeywords, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import exists, expand_home
@@ -42,9 +44,8 @@ from midlayer_encoders.views.text_views import augment
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["CompareResult", "compare"]
-
-_LEAST, _MOST = 10, 2000  # texts: halves of five; vectors of all layers and views in memory
+_MIN_TEXTS = 10  # half of the texts must still be informative
+_MAX_TEXTS = 2000  # the vectors of all layers and views are in memory
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,12 @@ class CompareResult(Result):
 
     Attributes:
         frame: tidy, the metrics of every model.
-        folder: where everything was written; ``None`` where nothing was.
+        folder: output folder; ``None`` if nothing was written.
         differences: ``base, model, base_layer, layer, depth, dataset, name, difference, low, high``: the other model
             minus the base, and the ends of its interval over texts.
         similarity: ``base, model, base_layer, layer, cka``: unbiased linear CKA of every layer with every other.
-        how: how it was measured.
-        notes: what a reader should know, such as different tokenizers.
+        how: settings of the comparison.
+        notes: caveats, such as different tokenizers.
     """
 
     differences: pl.DataFrame
@@ -69,7 +70,7 @@ class CompareResult(Result):
     made_by: ClassVar[str] = "compare"
 
     def words(self) -> list[str]:
-        """Return the finding of each model in a sentence or two."""
+        """Return a one- or two-sentence summary for each model."""
         return comparisons_words(self.differences, self.similarity)
 
     def plots(self) -> dict[str, Figure]:
@@ -87,7 +88,7 @@ class CompareResult(Result):
     def tables(self) -> dict[str, pl.DataFrame]:
         """Return the three frames by file name, each as parquet and CSV."""
         frames = {"frame": self.frame, "differences": self.differences, "cka": self.similarity}
-        return {f"{name}.{kind}": frame for name, frame in frames.items() for kind in ("parquet", "csv")}
+        return {f"{name}.{suffix}": frame for name, frame in frames.items() for suffix in ("parquet", "csv")}
 
 
 def compare(
@@ -98,102 +99,115 @@ def compare(
     layers: Sequence[Layer] | str = "all",
     views: int = 16,
     seed: int = 0,
-    resamples: int = 50,
-    confidence: float = 0.95,
+    intervals: IntervalSettings | None = None,
     dataset: str = "texts",
     out: Path | str | None = None,
     progress: Progress | None = None,
     **options: Unpack[EncoderKeywords],
 ) -> CompareResult:
-    """Return how other models differ from a base model, layer by layer, as the paper's Figure 13 shows it.
+    """Return how other models differ from a base model, layer by layer, as in the paper's Figure 13.
 
-    Every model sees the same texts and the same views of them, through its own tokenizer; named models are in memory
-    one at a time. The intervals are over texts: all models are measured again on the same random halves of them, see
-    :func:`~midlayer_encoders.comparing.halves.half_width`. Models of different depth are compared at the
-    depths that both have (layer 6 of 12 with layer 12 of 24), models of different width as they are.
+    Every model reads the same texts and the same views of them, through its own tokenizer; models given by name are in
+    memory one at a time. The intervals are over texts: all models are measured again on the same random halves of them,
+    see :func:`~midlayer_encoders.comparing.differences.half_width`. Models of different depth are compared at the
+    depths that both have (layer 6 of 12 with layer 12 of 24).
 
     Args:
-        base: folder or name on the hub, ``name@revision`` for one of its revisions, or a whole ``LayerEncoder``.
-        tuned: one or more others.
-        texts: what to pass through the models, 10 to 2000; a few hundred are good.
+        base: folder, name on the hub, ``name@revision``, or a ``LayerEncoder`` of the whole model.
+        tuned: one or more models to compare with it.
+        texts: 10 to 2000 texts; a few hundred are good.
         metrics: ``"paper"``, ``"all"`` that can be compared, one name or several.
-        layers: ``"all"`` or some.
+        layers: ``"all"`` or a list.
         views: number of views of each text for LiDAR.
-        seed: of the views and of the halves.
-        resamples: number of random halves.
-        confidence: of the intervals.
-        dataset: what the frame calls the texts.
+        seed: for views and halves.
+        intervals: number of random halves, and confidence.
+        dataset: name of the texts in the frame.
         out: folder for frames, figures and page; ``None`` writes nothing.
         progress: called after each batch and each half; the stages name the model.
-        options: as in :class:`~midlayer_encoders.EncoderOptions`, of the models that are named; ``norm`` is ``"none"``
-            here, as in the paper, and holds for encoders that are given too. Other options must be those encoders' own.
+        options: as in :class:`~midlayer_encoders.EncoderOptions`, for models given by name; ``norm`` is ``"none"`` by
+            default, as in the paper, and applies to encoders too. Other options must match those of the encoders.
 
     Raises:
         OptionError: no other model, the same model twice, too few texts or too many.
     """
-    given = make_options(options, norm="none")
-    confidence = check_confidence(confidence)
+    old_keywords = {"resamples": "intervals.resamples", "confidence": "intervals.confidence"}
+    replaced = take_deprecated(cast(dict[str, Any], options), old_keywords)
+    intervals = replace(intervals or IntervalSettings(), **replaced.get("intervals", {}))
+    encoder_options = make_options(options, norm="none")
     names = comparable(metrics)
-    _check_models(base, *tuned, revision=given.revision)
-    for model in (base, *tuned):
+    models = (base, *tuned)
+    _check_models(models, encoder_options.revision)
+    for model in models:
         if isinstance(model, LayerEncoder):
             model.check_own({name: value for name, value in options.items() if name != "norm"})
-    texts, seed = _checked_texts(texts), check_seed(seed)
+    texts = _checked_texts(texts)
+    seed = check_seed(seed)
     check_text("dataset", dataset)
     check_path("out", out)
     check_progress(progress)
-    passes = num_passes(names, views=views)
-    reading = Reading(
-        texts, augment(texts, views=passes - 1, seed=seed) if passes > 1 else [], names, layers, given.norm,
-        given.pooling, random_halves(len(texts), resamples, seed=seed), progress,
-    )  # fmt: skip
-    first, *others = _read_all((base, *tuned), reading, given)
-    folder = Path(out) if out is not None else None
+    num_views = num_passes(names, views=views) - 1
+    text_views = augment(texts, views=num_views, seed=seed) if num_views else []
+    halves = random_halves(len(texts), intervals.resamples, seed=seed)
+    inputs = ComparisonInputs(texts, text_views, names, layers, encoder_options, halves, progress)
+    measured = _measure_all(models, inputs)
+    first, *others = measured
     result = CompareResult(
-        pl.concat([metric_rows(read, dataset) for read in (first, *others)]),
-        folder,
-        pl.concat([difference_frame(first, other, reading, confidence, dataset) for other in others]),
+        pl.concat([metric_rows(model, dataset) for model in measured]),
+        Path(out) if out is not None else None,
+        pl.concat([difference_frame(first, other, intervals.confidence, dataset) for other in others]),
         pl.concat([similarity_frame(first, other) for other in others]),
-        _how(reading, (first, *others), seed=seed, confidence=confidence, dataset=dataset),
+        {
+            "texts": f"{len(texts)} ({dataset})",
+            "views": f"{len(inputs.views)}, seed {seed}",
+            "intervals": f"{100 * intervals.confidence:g} %, over texts: all models measured on the same "
+            f"{intervals.resamples} random halves of {len(texts) // 2} texts, drawn without replacement, seed {seed}; "
+            "token metrics average the values of the texts, the others are recomputed from the texts' vectors",
+            "CKA": "linear, unbiased, of one vector per text",
+            "norm": encoder_options.norm,
+            "pooling": ", ".join(dict.fromkeys(model.spec.pooling for model in measured)),
+            **versions(),
+        },
         [note for other in others for note in pair_notes(first, other)],
     )
-    if folder is not None:
+    if result.folder is not None:
         result.save()
     return result
 
 
-def _read_all(models: Sequence[str | LayerEncoder], reading: Reading, options: EncoderOptions) -> list[ReadModel]:
-    """Return what is kept of each model; those that are named are loaded, with ``options``, one at a time."""
-    reads: list[ReadModel] = []
+def _measure_all(models: Sequence[str | LayerEncoder], inputs: ComparisonInputs) -> list[MeasuredModel]:
+    """Measure each model; models given by name are loaded one at a time."""
+    measured: list[MeasuredModel] = []
     for model in models:
         if isinstance(model, LayerEncoder):
-            reads.append(read_model(model, reading, reads))
+            measured.append(measure_model(model, inputs, measured))
         else:
             name, revision = _name_and_revision(model)
-            gc.collect()  # an encoder and its card hold each other, so the one before is still there
-            own = {**options.changed(), "revision": revision}
-            reads.append(read_model(LayerEncoder(name, -1, **own), reading, reads))  # a name would keep it in memory
-    return reads
+            gc.collect()  # an encoder and its model card refer to each other, so the previous one is still in memory
+            keywords = {**inputs.options.changed(), "revision": revision}
+            # A variable would keep the encoder in memory while the next one loads.
+            measured.append(measure_model(LayerEncoder(name, -1, **keywords), inputs, measured))
+    return measured
 
 
-def _check_models(*models: str | LayerEncoder, revision: str | None) -> None:
+def _check_models(models: Sequence[str | LayerEncoder], revision: str | None) -> None:
     if revision is not None:
         raise OptionError(
-            f"`revision` must be left out, since each model has its own, but got {revision!r}. Write `name@revision`."
+            f"`revision` must be left out, because each model has its own, but got {revision!r}. Write `name@revision`."
         )
     if len(models) < 2:
         raise OptionError("`tuned` must be one or more models to compare with `base`, but got none.")
-    seen: set[object] = set()
+    keys: set[object] = set()
     for model in models:
         if not isinstance(model, str | LayerEncoder):
             raise OptionError(
                 f"`base` and `tuned` must be names, folders or LayerEncoders, but got {short_repr(model)}."
             )
-        one = str(expand_home(model).resolve()) if isinstance(model, str) and _is_folder(model) else model
-        key = one if isinstance(one, str) else id(one)
-        if key in seen:
-            raise OptionError(f"`tuned` must differ from `base` and from each other, but {one!s} is there twice.")
-        seen.add(key)
+        key: object = id(model)
+        if isinstance(model, str):
+            key = str(expand_home(model).resolve()) if _is_folder(model) else model
+        if key in keys:
+            raise OptionError(f"`tuned` must differ from `base` and from each other, but {model!s} is there twice.")
+        keys.add(key)
 
 
 def _is_folder(model: str) -> bool:
@@ -201,13 +215,13 @@ def _is_folder(model: str) -> bool:
 
 
 def _checked_texts(texts: Sequence[str]) -> list[str]:
-    found = check_texts("texts", texts, minimum=0)
-    if not _LEAST <= len(found) <= _MOST:
+    checked = check_texts("texts", texts, minimum=0)
+    if not _MIN_TEXTS <= len(checked) <= _MAX_TEXTS:
         raise OptionError(
-            f"`texts` must be a list of {_LEAST} to {_MOST} texts, as half of them must still say something and the "
-            f"vectors of all layers are kept in memory, but got {len(found)}."
+            f"`texts` must be a list of {_MIN_TEXTS} to {_MAX_TEXTS} texts, because half of them must be informative "
+            f"and the vectors of all layers are in memory, but got {len(checked)}."
         )
-    return found
+    return checked
 
 
 def _name_and_revision(model: str) -> tuple[str, str | None]:
@@ -221,18 +235,3 @@ def _name_and_revision(model: str) -> tuple[str, str | None]:
         return model, None
     name, _, revision = model.rpartition("@")
     return name, revision
-
-
-def _how(reading: Reading, reads: Sequence[ReadModel], *, seed: int, confidence: float, dataset: str) -> dict[str, str]:
-    halves = reading.halves
-    return {
-        "texts": f"{len(reading.texts)} ({dataset})",
-        "views": f"{len(reading.views)}, seed {seed}",
-        "intervals": f"{100 * confidence:g} %, over texts: all models measured on the same {len(halves)} random halves "
-        f"of {halves.shape[1]} texts, drawn without replacement, seed {seed}; for metrics of tokens each text's own "
-        "number, for the others the metric anew from the texts' vectors",
-        "CKA": "linear, unbiased, of one vector per text",
-        "norm": reading.norm,
-        "pooling": ", ".join(dict.fromkeys(read.spec.pooling for read in reads)),
-        **versions(),
-    }

@@ -1,175 +1,228 @@
-"""Models read one after the other, and what sets them apart: differences with intervals, CKA, and their notes."""
+"""Measure models on the same texts, and compare them: differences with intervals, and CKA."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, sqrt
 from pathlib import Path
+from statistics import NormalDist
 
 import polars as pl
 import torch
 from torch import Tensor
 
-from midlayer_encoders._types import EncoderSpec, Layer, Norm, Pooling, Progress, Stage
-from midlayer_encoders.comparing.halves import half_width
-from midlayer_encoders.comparing.text_metrics import Kept, keep
+from midlayer_encoders._types import EncoderSpec, Layer, Progress, Stage
+from midlayer_encoders.comparing.text_metrics import TextMeasurements, measure_texts
+from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.metrics.cka import cka_matrix
 from midlayer_encoders.report.comparison_page import DIFFERENCES, SIMILARITY
+from midlayer_encoders.validation import check_count, check_number
 
-__all__ = [
-    "ReadModel",
-    "Reading",
-    "difference_frame",
-    "metric_rows",
-    "pair_notes",
-    "read_model",
-    "similarity_frame",
-]
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalSettings:
+    """Settings of the intervals of :func:`~midlayer_encoders.compare`.
+
+    Attributes:
+        resamples: number of random halves of the texts, at least 2.
+        confidence: of the intervals, in ``(0, 1)``.
+    """
+
+    resamples: int = 50
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "resamples", check_count("resamples", self.resamples, minimum=2))
+        confidence = check_number("confidence", self.confidence, maximum=1.0)
+        if not 0 < confidence < 1:
+            raise OptionError(f"`confidence` must be in (0, 1), as 0.95, but got {self.confidence}.")
+        object.__setattr__(self, "confidence", confidence)
+
+
+def random_halves(count: int, resamples: int, *, seed: int = 0) -> Tensor:
+    """Return positions of random halves of ``count`` texts, without replacement, shape ``(R, count // 2)``.
+
+    A bootstrap with replacement would repeat texts, and a repeated text is its own nearest neighbor and a false
+    negative: it moves InfoNCE by 12 and DiME by 29 of their standard errors, effective rank by 3
+    (benchmarks/results/halves.md).
+
+    Example:
+        >>> random_halves(6, 2).shape, len(set(random_halves(6, 2)[0].tolist()))
+        (torch.Size([2, 3]), 3)
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randperm(count, generator=generator)[: count // 2] for _ in range(resamples)])
+
+
+def half_width(values: Tensor, count: int, *, confidence: float = 0.95) -> Tensor:
+    r"""Return half the width of the interval of a statistic, from its values on random halves of the texts.
+
+    .. math::
+        z \sqrt{\frac{m}{n - m}} \operatorname{sd}_r \theta_r, \qquad m = \lfloor n / 2 \rfloor
+
+    This is the standard error by half-sampling (McCarthy, 1969; Shao & Wu, 1989): a half differs from the whole as much
+    as the whole differs from the population. For a mean it equals the usual standard error.
+
+    Args:
+        values: on R halves, shape ``(R, *)``.
+        count: number n of texts.
+        confidence: of the interval, in ``(0, 1)``; z is its normal quantile.
+
+    Returns:
+        Shape ``(*)``.
+
+    Example:
+        >>> half_width(torch.tensor([1.0, 2.0, 3.0]), 10)
+        tensor(1.9600)
+    """
+    half = count // 2
+    scale = NormalDist().inv_cdf((1 + confidence) / 2) * sqrt(half / (count - half))
+    return values.std(dim=0) * scale
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How every model is read."""
+class ComparisonInputs:
+    """The inputs and options with which every model is measured."""
 
     texts: Sequence[str]
     views: Sequence[Sequence[str]]
     metrics: tuple[str, ...]
     layers: Sequence[Layer] | str
-    norm: Norm
-    pooling: Pooling | None
+    options: EncoderOptions
     halves: Tensor
     progress: Progress | None
 
 
 @dataclass(frozen=True)
-class ReadModel:
-    """What is left of a model once its views are let go."""
+class MeasuredModel:
+    """A model's metrics over all texts (``values``) and over their halves (``half_values``)."""
 
     label: str
     spec: EncoderSpec
-    vocabulary: int
-    kept: Kept
+    vocabulary_hash: int
+    measurements: TextMeasurements
     values: dict[str, Tensor]
-    spreads: dict[str, Tensor]
+    half_values: dict[str, Tensor]
 
 
-def read_model(encoder: LayerEncoder, reading: Reading, before: Sequence[ReadModel]) -> ReadModel:
-    """Return a model's metrics over all texts and over their halves, and its vectors."""
+def measure_model(encoder: LayerEncoder, inputs: ComparisonInputs, previous: Sequence[MeasuredModel]) -> MeasuredModel:
+    """Return the metrics of a model over all texts and over their halves, and its vectors."""
     spec = encoder.spec
-    agreed("pooling", reading.pooling, encoder.pooling)
-    for other in before:
-        if replace(spec, model="", revision=None) == replace(other.spec, model="", revision=None):
+    agreed("pooling", inputs.options.pooling, encoder.pooling)
+    for model in previous:
+        if replace(spec, model="", revision=None) == replace(model.spec, model="", revision=None):
             raise OptionError(
-                f"`tuned` must differ from `base` and from each other, but {spec.model} has the very weights and "
-                f"settings of {other.label}."
+                f"`tuned` must differ from `base` and from each other, but {spec.model} has the same weights and "
+                f"settings as {model.label}."
             )
-    label = _label(encoder, [other.label for other in before])
-    kept = keep(
-        encoder, reading.texts, views=reading.views, metrics=reading.metrics, layers=reading.layers,
-        norm=reading.norm,
-        done=Stage(reading.progress, f"texts of {label}", len(reading.texts) * (1 + len(reading.views))).step,
-    )  # fmt: skip
-    values = {name: kept.value(name) for name in reading.metrics}
-    stage = Stage(reading.progress, f"halves of {label}", len(reading.halves) * len(reading.metrics))
-    spreads = {name: _on_halves(kept, name, reading.halves, stage) for name in reading.metrics}
-    slim = replace(kept, numbers={}, views=kept.views[:, :0].clone())  # a view of them would keep them all
-    return ReadModel(label, spec, _vocabulary(encoder), slim, values, spreads)
+    label = _unique_label(encoder, [model.label for model in previous])
+    stage = Stage(inputs.progress, f"texts of {label}", len(inputs.texts) * (1 + len(inputs.views)))
+    measurements = measure_texts(
+        encoder,
+        inputs.texts,
+        views=inputs.views,
+        metrics=inputs.metrics,
+        layers=inputs.layers,
+        norm=inputs.options.norm,
+        done=stage.step,
+    )
+    values = {name: measurements.value(name) for name in inputs.metrics}
+    stage = Stage(inputs.progress, f"halves of {label}", len(inputs.halves) * len(inputs.metrics))
+    half_values = {name: _values_on_halves(measurements, name, inputs.halves, stage) for name in inputs.metrics}
+    # A slice without clone would keep the memory of all views.
+    measurements = replace(measurements, text_values={}, views=measurements.views[:, :0].clone())
+    vocabulary_hash = hash(frozenset(encoder.tokenizer.get_vocab().items()))
+    return MeasuredModel(label, spec, vocabulary_hash, measurements, values, half_values)
 
 
-def _on_halves(kept: Kept, metric: str, halves: Tensor, stage: Stage) -> Tensor:
+def _values_on_halves(measurements: TextMeasurements, metric: str, halves: Tensor, stage: Stage) -> Tensor:
     """Return a metric of every layer on every half, shape ``(R, L)``."""
-    found = []
+    values = []
     for half in halves:
-        found.append(kept.value(metric, half))
+        values.append(measurements.value(metric, half))
         stage.step()
-    return torch.stack(found)
+    return torch.stack(values)
 
 
-def _vocabulary(encoder: LayerEncoder) -> int:
-    """Return what differs where two tokenizers do."""
-    return hash(frozenset(encoder.tokenizer.get_vocab().items()))
-
-
-def _label(encoder: LayerEncoder, taken: Sequence[str]) -> str:
-    """Return what a model is called: its name, with its revision, or with its folder's folder, where needed."""
+def _unique_label(encoder: LayerEncoder, labels: Sequence[str]) -> str:
+    """Return a label that is not in ``labels``: the model's name, with its revision or parent folder if needed."""
     spec = encoder.spec
     name = f"{spec.model}@{spec.revision}" if spec.revision else spec.model
-    if name in taken and Path(encoder.source).expanduser().is_dir():
+    if name in labels and Path(encoder.source).expanduser().is_dir():
         name = f"local/{Path(encoder.source).expanduser().resolve().parent.name}/{name.removeprefix('local/')}"
     number = 2
-    unique = name
-    while unique in taken:
-        unique, number = f"{name} ({number})", number + 1
-    return unique
+    label = name
+    while label in labels:
+        label = f"{name} ({number})"
+        number += 1
+    return label
 
 
-def metric_rows(read: ReadModel, dataset: str) -> pl.DataFrame:
+def metric_rows(model: MeasuredModel, dataset: str) -> pl.DataFrame:
     """Return the tidy frame of a model's metrics."""
-    spec = read.spec
-    model = spec.model if spec.revision else read.label  # the revision has a column of its own
-    of = NamedSubject(model, spec.revision, read.kept.num_layers)
-    return tidy_frame(
-        row
-        for name, values in read.values.items()
-        for row in tidy_rows(
-            dict(zip(read.kept.layers, values.tolist(), strict=True)), of, kind="metric", dataset=dataset, name=name
-        )
-    )
-
-
-def _pairs(first: Kept, second: Kept) -> list[tuple[int, int]]:
-    """Return the layers of two models that are equally deep: all of them where the models are."""
-    steps = gcd(first.num_layers, second.num_layers)
-    every = [(k * first.num_layers // steps, k * second.num_layers // steps) for k in range(steps + 1)]
-    return [(mine, theirs) for mine, theirs in every if mine in first.layers and theirs in second.layers]
-
-
-def difference_frame(
-    base: ReadModel, other: ReadModel, reading: Reading, confidence: float, dataset: str
-) -> pl.DataFrame:
-    """Return a model minus the base at equally deep layers, each with its interval."""
+    spec = model.spec
+    name = spec.model if spec.revision else model.label  # the frame has a column for the revision
+    subject = NamedSubject(name, spec.revision, model.measurements.num_layers)
     rows = []
-    for name in reading.metrics:
-        for mine, theirs in _pairs(base.kept, other.kept):
-            at, to = base.kept.layers.index(mine), other.kept.layers.index(theirs)
-            change = float(other.values[name][to] - base.values[name][at])
-            spread = other.spreads[name][:, to] - base.spreads[name][:, at]
-            wide = float(half_width(spread, len(reading.texts), confidence=confidence))
-            depth = mine / base.kept.num_layers
-            rows.append(
-                (base.label, other.label, mine, theirs, depth, dataset, name, change, change - wide, change + wide)
-            )
+    for metric, values in model.values.items():
+        by_layer = dict(zip(model.measurements.layers, values.tolist(), strict=True))
+        rows += tidy_rows(by_layer, subject, kind="metric", dataset=dataset, name=metric)
+    return tidy_frame(rows)
+
+
+def _paired_layers(base: TextMeasurements, other: TextMeasurements) -> list[tuple[int, int]]:
+    """Return the measured layers of two models at the relative depths that both have."""
+    steps = gcd(base.num_layers, other.num_layers)
+    pairs = [(step * base.num_layers // steps, step * other.num_layers // steps) for step in range(steps + 1)]
+    return [(base_layer, layer) for base_layer, layer in pairs if base_layer in base.layers and layer in other.layers]
+
+
+def difference_frame(base: MeasuredModel, other: MeasuredModel, confidence: float, dataset: str) -> pl.DataFrame:
+    """Return the other model's metrics minus the base's at equal relative depths, each with its interval."""
+    count = base.measurements.vectors.shape[1]
+    rows = []
+    for name, base_values in base.values.items():
+        for base_layer, layer in _paired_layers(base.measurements, other.measurements):
+            base_row = base.measurements.layers.index(base_layer)
+            row = other.measurements.layers.index(layer)
+            change = float(other.values[name][row] - base_values[base_row])
+            half_changes = other.half_values[name][:, row] - base.half_values[name][:, base_row]
+            margin = float(half_width(half_changes, count, confidence=confidence))
+            depth = base_layer / base.measurements.num_layers
+            values = (change, change - margin, change + margin)
+            rows.append((base.label, other.label, base_layer, layer, depth, dataset, name, *values))
     return pl.DataFrame(rows, schema=DIFFERENCES, orient="row")
 
 
-def similarity_frame(base: ReadModel, other: ReadModel) -> pl.DataFrame:
-    """Return the unbiased linear CKA of every layer of the base with every layer of a model."""
-    alike = cka_matrix(base.kept.vectors, other.kept.vectors, unbiased=True).tolist()
+def similarity_frame(base: MeasuredModel, other: MeasuredModel) -> pl.DataFrame:
+    """Return the unbiased linear CKA of every layer of the base with every layer of another model."""
+    similarity = cka_matrix(base.measurements.vectors, other.measurements.vectors, unbiased=True).tolist()
     rows = [
-        (base.label, other.label, mine, theirs, value)
-        for mine, row in zip(base.kept.layers, alike, strict=True)
-        for theirs, value in zip(other.kept.layers, row, strict=True)
+        (base.label, other.label, base_layer, layer, value)
+        for base_layer, values in zip(base.measurements.layers, similarity, strict=True)
+        for layer, value in zip(other.measurements.layers, values, strict=True)
     ]
     return pl.DataFrame(rows, schema=SIMILARITY, orient="row")
 
 
-def pair_notes(base: ReadModel, other: ReadModel) -> list[str]:
-    """Return what a reader should know of two models that are compared."""
+def pair_notes(base: MeasuredModel, other: MeasuredModel) -> list[str]:
+    """Return caveats about comparing two models."""
+    base_depth = base.measurements.num_layers
+    depth = other.measurements.num_layers
     notes = []
-    if base.kept.num_layers != other.kept.num_layers:
-        shared = len(_pairs(base.kept, other.kept))
+    if base_depth != depth:
+        shared = len(_paired_layers(base.measurements, other.measurements))
         notes.append(
-            f"{other.label} has {other.kept.num_layers} blocks and {base.label} {base.kept.num_layers}: differences "
-            f"are taken at the {shared} depths that both have, curves are over relative depth."
+            f"{other.label} has {depth} blocks and {base.label} {base_depth}: differences are taken at the {shared} "
+            "depths that both have, curves are over relative depth."
         )
-    if base.vocabulary != other.vocabulary:
+    if base.vocabulary_hash != other.vocabulary_hash:
         notes.append(
-            f"{other.label} and {base.label} split texts into different tokens, so metrics of tokens differ for that "
-            "reason too."
+            f"{other.label} and {base.label} have different tokenizers, so token metrics differ for that reason too."
         )
     return notes

@@ -1,4 +1,4 @@
-"""Metrics by layer while a model learns: one checkpoint after the other, each kept as soon as it is measured."""
+"""Measure every layer at every checkpoint of a model's training, and store each checkpoint at once."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ from midlayer_encoders.views.text_views import augment
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ProgressionResult", "progression"]
-
 
 @dataclass(frozen=True)
 class ProgressionResult(Result):
@@ -43,9 +41,9 @@ class ProgressionResult(Result):
 
     Attributes:
         frame: tidy; ``revision`` is ``"step512"``.
-        folder: where everything was written; ``None`` where nothing was.
-        how: how it was measured.
-        failures: revisions that could not be measured, and why.
+        folder: output folder; ``None`` if nothing was written.
+        how: settings of the measurement.
+        failures: revisions that could not be measured, and the error of each.
     """
 
     how: Mapping[str, str]
@@ -58,11 +56,11 @@ class ProgressionResult(Result):
         return layer_changes(self.frame)
 
     def settled(self, *, within: float = 0.1) -> pl.DataFrame:
-        """Return the step from which on each layer stays near its final value; see :func:`settled`."""
+        """Return the step after which each layer stays near its final value; see :func:`settled`."""
         return settled(self.frame, within=within)
 
     def words(self) -> list[str]:
-        """Return what the history says of early, middle and late layers, in a sentence or two."""
+        """Return a summary of early, middle and late layers in one or two sentences."""
         return steps_words(self.frame)
 
     def plots(self) -> dict[str, Figure]:
@@ -84,8 +82,8 @@ class ProgressionResult(Result):
 
 
 @dataclass(frozen=True)
-class _Settings:
-    """Everything that a checkpoint's numbers depend on, besides the checkpoint."""
+class _StepIdentity:
+    """The settings that a step's file name is hashed from; renaming a field would orphan the files of 0.2."""
 
     model: str
     metrics: str | tuple[str, ...]
@@ -93,11 +91,11 @@ class _Settings:
     views: int
     seed: int
     dataset: str
-    texts: str
+    texts: str  # digest
     options: dict[str, Any]
 
     def key(self, checkpoint: Checkpoint) -> str:
-        """Return twelve hexadecimal digits that differ whenever a setting, or the checkpoint's files, do."""
+        """Return twelve hexadecimal digits that depend on every setting and on the checkpoint's files."""
         parts = json.dumps([asdict(self), checkpoint.fingerprint], sort_keys=True)
         return hashlib.blake2b(parts.encode(), digest_size=6).hexdigest()
 
@@ -116,79 +114,97 @@ def progression(
     progress: Progress | None = None,
     **options: Unpack[EncoderKeywords],
 ) -> ProgressionResult:
-    """Return the metrics of every layer at every step of a model's training, as the paper's Figures 4 and 11 show them.
+    """Return the metrics of every layer at every step of a model's training, as in the paper's Figures 4 and 11.
 
-    One model is in memory at a time. All steps see the same texts and the same views of them. With ``out``, each step's
-    frame is written as soon as it is measured, so a run that was killed goes on where it stopped; another model,
-    option, text or changed checkpoint is measured anew. A revision that fails is named in ``failures``, the others go
-    on.
+    One model is in memory at a time. All steps read the same texts and the same views of them. With ``out``, each
+    step's frame is written as soon as it is measured, so an interrupted run resumes; another model, option, text or
+    changed checkpoint is measured anew. A revision that fails is listed in ``failures``, and the run continues.
 
     Args:
         model: name on the hub, or a folder with sub-folders such as ``checkpoint-500`` or ``step500``.
         revisions: on the hub, such as ``["step1", "step512"]``; in a folder, names or steps of sub-folders, ``None``
             for all; or paths of folders.
-        texts: what to pass through the model.
+        texts: two or more texts.
         metrics: ``"paper"``, ``"all"``, one name or several.
-        layers: ``"all"`` or some.
+        layers: ``"all"`` or a list.
         views: number of views of each text for LiDAR.
-        seed: of the views.
-        dataset: what the frame calls the texts.
-        out: folder for steps as they are measured, frame, figures and page; ``None`` writes nothing.
+        seed: for the views.
+        dataset: name of the texts in the frame.
+        out: folder for the frame of each step, the whole frame, figures and page; ``None`` writes nothing.
         progress: called after each batch, with the revision as the stage and the texts of all revisions as steps.
-        options: as in :class:`~midlayer_encoders.EncoderOptions`; ``norm`` is ``"none"`` here, as in the paper.
+        options: as in :class:`~midlayer_encoders.EncoderOptions`; ``norm`` is ``"none"`` by default, as in the paper.
 
     Raises:
-        OptionError: fewer than two texts or revisions, a revision twice or not there, different numbers of blocks.
-        MidlayerError: when every revision failed.
+        OptionError: fewer than two texts or revisions, a duplicate or missing revision, different numbers of blocks.
+        MidlayerError: every revision failed.
     """
-    given = make_options(options, norm="none")
-    if given.revision is not None:
-        raise OptionError(f"`revision` must be left out, since `revisions` names them, but got {given.revision!r}.")
-    texts, seed = check_texts("texts", texts, minimum=2), check_seed(seed)
+    encoder_options = make_options(options, norm="none")
+    if encoder_options.revision is not None:
+        raise OptionError(
+            f"`revision` must be left out, because `revisions` names them, but got {encoder_options.revision!r}."
+        )
+    texts = check_texts("texts", texts, minimum=2)
+    seed = check_seed(seed)
     check_text("dataset", dataset)
     check_path("out", out)
     check_progress(progress)
-    passes = num_passes(metrics, views=views)  # a wrong name is refused before anything is read
-    checkpoints = find_checkpoints(model, revisions, trust_remote_code=given.trust_remote_code)
-    settings = _Settings(
-        model=base_name(model), metrics=metrics if isinstance(metrics, str) else tuple(metrics),
-        layers=layers if isinstance(layers, str) else tuple(layers), views=views, seed=seed, dataset=dataset,
-        texts=_digest(texts), options=given.recreating(),
-    )  # fmt: skip
-    made = augment(texts, views=passes - 1, seed=seed) if passes > 1 else []
+    num_views = num_passes(metrics, views=views) - 1  # rejects an unknown metric before anything is loaded
+    checkpoints = find_checkpoints(model, revisions, trust_remote_code=encoder_options.trust_remote_code)
+    identity = _StepIdentity(
+        model=base_name(model),
+        metrics=metrics if isinstance(metrics, str) else tuple(metrics),
+        layers=layers if isinstance(layers, str) else tuple(layers),
+        views=views,
+        seed=seed,
+        dataset=dataset,
+        texts=hashlib.blake2b(json.dumps(texts).encode(), digest_size=6).hexdigest(),
+        options=encoder_options.recreating(),
+    )
+    text_views = augment(texts, views=num_views, seed=seed) if num_views else []
     folder = Path(out) if out is not None else None
     if folder is not None:
         check_links(folder, [folder / "steps"])
-    run = _Run(settings, texts, made, folder, given, progress)
+    measurer = _CheckpointMeasurer(identity, texts, text_views, folder, encoder_options)
+    how = {
+        "texts": f"{len(texts)} ({dataset}, digest {identity.texts})",
+        "views": f"seed {seed}",
+        "norm": "final",
+        "pooling": "mean",
+        **{name.replace("_", " "): str(value) for name, value in identity.options.items()},
+        **versions(),
+    }
     with nullcontext() if folder is None else folder_lock(folder):
-        frames, failures = run.frames(checkpoints)
-        result = ProgressionResult(pl.concat(frames), folder, _how(settings, len(texts)), failures)
+        frames, failures = measurer.measure_all(checkpoints, progress)
+        result = ProgressionResult(pl.concat(frames), folder, how, failures)
         if folder is not None:
             result.save()
     return result
 
 
 @dataclass(frozen=True)
-class _Run:
-    """One checkpoint after the other."""
+class _CheckpointMeasurer:
+    """Measures one checkpoint after the other."""
 
-    settings: _Settings
+    identity: _StepIdentity
     texts: Sequence[str]
     views: Sequence[Sequence[str]]
     folder: Path | None
     options: EncoderOptions
-    progress: Progress | None
 
-    def frames(self, checkpoints: Sequence[Checkpoint]) -> tuple[list[pl.DataFrame], dict[str, str]]:
-        """Return the frame of each checkpoint, and why others have none; raise where none has."""
+    def measure_all(
+        self, checkpoints: Sequence[Checkpoint], progress: Progress | None
+    ) -> tuple[list[pl.DataFrame], dict[str, str]]:
+        """Return the frames of the checkpoints, and the errors of those that failed; raise if all did."""
         frames: list[pl.DataFrame] = []
         failures: dict[str, str] = {}
-        passed = (1 + len(self.views)) * len(self.texts)
-        for place, checkpoint in enumerate(checkpoints):
-            stage = Stage(self.progress, checkpoint.name, passed * len(checkpoints), passed * place)
+        count = (1 + len(self.views)) * len(self.texts)
+        for position, checkpoint in enumerate(checkpoints):
+            stage = Stage(progress, checkpoint.name, count * len(checkpoints), count * position)
             try:
-                frames.append(self._frame(checkpoint, stage))
-            except (OptionError, TooFewTextsError, DiskFullError):  # the same at every step
+                frames.append(self._stored_frame(checkpoint, stage))
+                if (rest := count * (position + 1) - stage.done) > 0:  # the frame was read from its file
+                    stage.step(rest)
+            except (OptionError, TooFewTextsError, DiskFullError):  # every step would fail alike
                 raise
             except Exception as error:
                 failures[checkpoint.name] = error_summary(error)
@@ -196,38 +212,24 @@ class _Run:
             raise MidlayerError("No revision could be measured. " + "; ".join(f"{k}: {v}" for k, v in failures.items()))
         return frames, failures
 
-    def _frame(self, checkpoint: Checkpoint, stage: Stage) -> pl.DataFrame:
-        """Return a checkpoint's frame: the one that was kept, or a new one that is kept at once."""
+    def _stored_frame(self, checkpoint: Checkpoint, stage: Stage) -> pl.DataFrame:
+        """Return a checkpoint's stored frame, or measure and store it."""
         if self.folder is None:
-            return self._measured(checkpoint, stage)
-        path = self.folder / "steps" / f"step{checkpoint.step}.{self.settings.key(checkpoint)}.parquet"
-        end = stage.done + (1 + len(self.views)) * len(self.texts)
-        frame = kept_frame(path, lambda: self._measured(checkpoint, stage))
-        if stage.done < end:  # it was kept
-            stage.step(end - stage.done)
-        return frame
+            return self._measure(checkpoint, stage)
+        path = self.folder / "steps" / f"step{checkpoint.step}.{self.identity.key(checkpoint)}.parquet"
+        return kept_frame(path, lambda: self._measure(checkpoint, stage))
 
-    def _measured(self, checkpoint: Checkpoint, stage: Stage) -> pl.DataFrame:
-        how, before = self.settings, stage.done
-        gc.collect()  # an encoder and its card hold each other, so the one before is still there
+    def _measure(self, checkpoint: Checkpoint, stage: Stage) -> pl.DataFrame:
+        start = stage.done
+        gc.collect()  # an encoder and its model card refer to each other, so the previous one is still in memory
         encoder = LayerEncoder(checkpoint.source, -1, **{**self.options.changed(), "revision": checkpoint.revision})
         frame = measure(
-            encoder, self.texts, metrics=how.metrics, layers=how.layers, views=self.views or how.views,
-            dataset=how.dataset, progress=lambda _, done, __: stage.step(before + done - stage.done),
-        )  # fmt: skip
-        return frame.with_columns(model=pl.lit(how.model), revision=pl.lit(f"step{checkpoint.step}"))
-
-
-def _digest(texts: Sequence[str]) -> str:
-    return hashlib.blake2b(json.dumps(list(texts)).encode(), digest_size=6).hexdigest()
-
-
-def _how(settings: _Settings, count: int) -> dict[str, str]:
-    return {
-        "texts": f"{count} ({settings.dataset}, digest {settings.texts})",
-        "views": f"seed {settings.seed}",
-        "norm": "final",
-        "pooling": "mean",
-        **{name.replace("_", " "): str(value) for name, value in settings.options.items()},
-        **versions(),
-    }
+            encoder,
+            self.texts,
+            metrics=self.identity.metrics,
+            layers=self.identity.layers,
+            views=self.views or self.identity.views,
+            dataset=self.identity.dataset,
+            progress=lambda _, done, __: stage.step(start + done - stage.done),
+        )
+        return frame.with_columns(model=pl.lit(self.identity.model), revision=pl.lit(f"step{checkpoint.step}"))

@@ -175,10 +175,12 @@ def training_words(frame: pl.DataFrame) -> list[str]:
 
 def tuned_beside_base(setting: Setting) -> pl.DataFrame:
     """Return the metrics of the first model and of the others, on the same texts."""
-    from midlayer_encoders.comparing import compare
+    from midlayer_encoders.comparing import IntervalSettings, compare
 
     base, *tuned = (setting.load(model) for model in setting.required_models(2))
-    return compare(base, *tuned, texts=setting.required_texts(4), views=4, seed=setting.seed, resamples=20).frame
+    intervals = IntervalSettings(resamples=20)
+    texts = setting.required_texts(4)
+    return compare(base, *tuned, texts=texts, views=4, seed=setting.seed, intervals=intervals).frame
 
 
 def tuned_words(frame: pl.DataFrame) -> list[str]:

@@ -1,224 +1,205 @@
-"""The Lightning module that trains the probes of all layers together, each as if it were alone."""
+"""Train the probes of all layers together, each exactly as if it were trained alone."""
 
 from __future__ import annotations
 
-import logging
 import math
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Progress
 from midlayer_encoders.errors import NotFiniteError
-from midlayer_encoders.probing.settings import ProbeTraining
+from midlayer_encoders.probing.splits import Split
 from midlayer_encoders.probing.tokens import TokenSource
+from midlayer_encoders.validation import check_count, check_flag, check_number, check_seed
 
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
-else:
-    try:
-        from lightning.pytorch import LightningModule, Trainer
-    except ImportError:  # the same under its other name
-        from pytorch_lightning import LightningModule, Trainer
+UNUSED_SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "attentive": ("pools the tokens by itself", ("neighbors",)),
+    "linear": ("reads one vector of each example", ("heads", "neighbors", "keep_gb")),
+    "knn": (
+        "trains nothing",
+        ("heads", "keep_gb", "epochs", "patience", "batch_size", "learning_rate", "weight_decay"),
+    ),
+}
+"""For each kind of probe, the :class:`ProbeSettings` without effect and the reason."""
 
-__all__ = ["LayerProbes", "TokenBatches", "predict", "train_probes"]
 
-
-@dataclass(frozen=True)
-class TokenBatches:
-    """Batches of tokens, mask and labels, for a trainer: shuffled anew in each epoch where a seed is given.
+@dataclass(frozen=True, kw_only=True)
+class ProbeSettings:
+    """Settings of :func:`~midlayer_encoders.probe`.
 
     Attributes:
-        source: gives the tokens.
-        labels: classes from ``0`` of all examples, shape ``(N,)``.
-        index: which examples, shape ``(M,)``.
-        batch_size: examples in a batch; the last may be short.
-        generator: shuffles; ``None`` keeps the order.
+        epochs: maximum number of epochs.
+        patience: a layer is finished after this many epochs without a better accuracy or loss on the validation
+            examples; training ends when all layers are.
+        batch_size: examples per step.
+        learning_rate: of AdamW at the first step; it decays to zero along a cosine.
+        weight_decay: of AdamW.
+        heads: attention heads of ``"attentive"``; ``None`` for one per 64 dimensions.
+        neighbors: of ``"knn"``.
+        keep_gb: memory for cached tokens, in half precision; if they need more, every epoch runs the model again.
+        mixture: also learn a weighted mean of layers from the training examples, by their pooled vectors, and score it
+            against the best single layer, both with a ridge classifier; see ``ProbeResult.mixture``.
+        seed: for split, weights and order.
     """
 
-    source: TokenSource
-    labels: Tensor
-    index: Tensor
-    batch_size: int
-    generator: torch.Generator | None = None
+    epochs: int = 30
+    patience: int = 5
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.1
+    heads: int | None = None
+    neighbors: int = 20
+    keep_gb: float = 4.0
+    mixture: bool = False
+    seed: int = 0
 
-    def __len__(self) -> int:
-        return math.ceil(len(self.index) / self.batch_size)
+    def __post_init__(self) -> None:
+        units = {"epochs": "epochs", "patience": "epochs", "batch_size": "examples", "neighbors": "neighbors"}
+        checked: dict[str, object] = {
+            **{name: check_count(name, getattr(self, name), unit) for name, unit in units.items()},
+            "learning_rate": check_number("learning_rate", self.learning_rate),
+            "weight_decay": check_number("weight_decay", self.weight_decay),
+            "heads": None if self.heads is None else check_count("heads", self.heads),
+            "keep_gb": check_number("keep_gb", self.keep_gb),
+            "mixture": check_flag("mixture", self.mixture),
+            "seed": check_seed(self.seed),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        order = self.index
-        if self.generator is not None:
-            order = order[torch.randperm(len(order), generator=self.generator)]
-        for index in torch.split(order, self.batch_size):
-            states, mask = self.source.batch(index)
-            yield states, mask, self.labels[index].to(mask.device, non_blocking=True)
 
-
-class LayerProbes(LightningModule):
-    """Trains the probes of many layers from the same tokens; each layer keeps its own best epoch.
-
-    The loss is the sum of the layers' losses, so no layer's gradient depends on another layer, and AdamW treats every
-    weight by itself: a layer's probe becomes what it would have become alone.
+class FittedProbes:
+    """Probes of every layer, and the best epoch of each.
 
     Args:
-        head: the probes, :class:`~midlayer_encoders.probing.heads.AttentiveProbes` or ``LinearProbes``.
-        training: how.
-        progress: called after each epoch, with the stage ``"training"``.
+        head: the probes, :class:`~midlayer_encoders.probing.AttentiveProbes` or ``LinearProbes``.
+        patience: a layer is finished after this many epochs without a better accuracy or loss.
 
     Attributes:
-        best_accuracy: on the validation examples, of each layer's best epoch, shape ``(L,)``.
-        best_epoch: which epoch that was, from ``1``, shape ``(L,)``.
+        best_accuracy: validation accuracy of each layer at its best epoch, shape ``(L,)``.
+        best_epoch: best epoch of each layer, from ``1``, shape ``(L,)``.
     """
 
-    def __init__(
-        self,
-        head: nn.Module,
-        training: ProbeTraining | None = None,
-        *,
-        progress: Progress | None = None,
-    ) -> None:
-        super().__init__()
+    def __init__(self, head: nn.Module, patience: int) -> None:
         self.head = head
-        self.given = training or ProbeTraining()  # Lightning has a `training` of its own
-        self._progress = progress
-        layers = next(head.parameters()).shape[0]
-        self.best_accuracy = torch.full((layers,), -1.0)
-        self.best_loss = torch.full((layers,), math.inf)
-        self.best_epoch = torch.zeros(layers, dtype=torch.int64)
-        self._lowest = torch.full((layers,), math.inf)
-        self._moved = torch.zeros(layers, dtype=torch.int64)
-        self._best: dict[str, Tensor] = {}
-        self._seen: list[Tensor] = []
+        self._patience = patience
+        num_layers = next(head.parameters()).shape[0]
+        self.best_accuracy = torch.full((num_layers,), -1.0)
+        self.best_epoch = torch.zeros(num_layers, dtype=torch.int64)
+        self._best_loss = torch.full((num_layers,), math.inf)
+        self._lowest_loss = torch.full((num_layers,), math.inf)
+        self._last_improvement = torch.zeros(num_layers, dtype=torch.int64)
+        self._best_weights = {name: weights.clone() for name, weights in head.state_dict().items()}
 
-    def training_step(self, batch: tuple[Tensor, Tensor, Tensor], _: int) -> Tensor:
-        """Return the sum of the layers' losses."""
-        states, mask, labels = batch
-        return _losses(self.head(states, mask), labels).mean(dim=1).sum()
+    def update(self, epoch: int, accuracy: Tensor, loss: Tensor) -> bool:
+        """Store the weights of the layers that improved; return True if every layer is finished.
 
-    def validation_step(self, batch: tuple[Tensor, Tensor, Tensor], _: int) -> None:
-        """Note which layers are right, and their losses."""
-        states, mask, labels = batch
-        logits = self.head(states, mask)
-        right = (logits.argmax(dim=-1) == labels).double()
-        self._seen.append(torch.stack([right, _losses(logits, labels).double()]))
-
-    def on_validation_epoch_end(self) -> None:
-        """Keep the weights of the layers that are better than ever; end when no layer has been for long."""
-        accuracy, loss = torch.cat(self._seen, dim=2).mean(dim=2).cpu()
-        self._seen.clear()
-        if not bool(loss.isfinite().all()):
-            raise NotFiniteError(
-                f"The probe of layer number {int((~loss.isfinite()).nonzero()[0])} of those asked for has the loss "
-                f"{float(loss[~loss.isfinite()][0])}. Try a smaller `learning_rate`, or check the model's states."
-            )
-        epoch = self.current_epoch + 1
-        waiting = epoch - self._moved <= self.given.patience
-        equal = accuracy == self.best_accuracy
-        better = waiting & ((accuracy > self.best_accuracy) | (equal & (loss < self.best_loss)))
-        # A small data set has few steps an epoch: its loss may fall for long before its accuracy rises.
-        moved = waiting & ((accuracy > self.best_accuracy) | (loss < self._lowest))
-        self._moved = torch.where(moved, epoch, self._moved)
-        self._lowest = torch.where(moved, torch.minimum(loss, self._lowest), self._lowest)
-        self._keep(better)
+        Args:
+            epoch: from ``1``.
+            accuracy: on the validation examples, shape ``(L,)``.
+            loss: on the validation examples, shape ``(L,)``.
+        """
+        active = epoch - self._last_improvement <= self._patience
+        higher = accuracy > self.best_accuracy
+        better = active & (higher | ((accuracy == self.best_accuracy) & (loss < self._best_loss)))
+        # A small data set has few steps per epoch: its loss may fall long before its accuracy rises.
+        improved = active & (higher | (loss < self._lowest_loss))
+        self._last_improvement = torch.where(improved, epoch, self._last_improvement)
+        self._lowest_loss = torch.where(improved, torch.minimum(loss, self._lowest_loss), self._lowest_loss)
+        for name, weights in self.head.state_dict().items():
+            is_better = better.to(weights.device)
+            self._best_weights[name][is_better] = weights[is_better]
         self.best_accuracy = torch.where(better, accuracy, self.best_accuracy)
-        self.best_loss = torch.where(better, loss, self.best_loss)
+        self._best_loss = torch.where(better, loss, self._best_loss)
         self.best_epoch = torch.where(better, epoch, self.best_epoch)
-        if self._progress is not None:
-            self._progress("training", epoch, int(self.trainer.max_epochs or 0))
-        if not bool((epoch - self._moved < self.given.patience).any()):
-            self.trainer.should_stop = True
+        return not bool((epoch - self._last_improvement < self._patience).any())
 
-    def on_fit_end(self) -> None:
+    def restore_best(self) -> None:
         """Give each layer the weights of its best epoch."""
-        self.head.load_state_dict(self._best)
-
-    def configure_optimizers(self) -> Any:
-        """Return AdamW, whose rate falls along a cosine over all steps."""
-        given = self.given
-        optimizer = torch.optim.AdamW(
-            self.head.parameters(), lr=given.learning_rate, weight_decay=given.weight_decay, betas=(0.9, 0.95)
-        )
-        steps = int(self.trainer.estimated_stepping_batches)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def _keep(self, better: Tensor) -> None:
-        for name, now in self.head.state_dict().items():
-            if name not in self._best:
-                self._best[name] = now.clone()
-            which = better.to(now.device)
-            self._best[name][which] = now[which]
+        self.head.load_state_dict(self._best_weights)
+        self.head.eval()
 
 
 def train_probes(
     head: nn.Module,
     source: TokenSource,
     labels: Tensor,
+    split: Split,
     *,
-    train: Tensor,
-    validation: Tensor,
-    training: ProbeTraining | None = None,
+    settings: ProbeSettings | None = None,
     progress: Progress | None = None,
-) -> LayerProbes:
-    """Return the trained probes, each layer at its best epoch on the validation examples.
+) -> FittedProbes:
+    """Train the probes of all layers in place and return them, each with the weights of its best epoch.
+
+    The loss is the sum of the layers' losses, so no layer's gradient depends on another layer, and AdamW updates every
+    weight independently: each probe becomes what it would have become alone.
 
     Args:
-        head: probes of as many layers as ``source`` has; trained in place, on the device it lies on.
-        source: gives the tokens of every layer.
+        head: probes of as many layers as ``source`` has; trained on its device.
+        source: tokens of every layer.
         labels: classes from ``0`` of all examples, shape ``(N,)``.
-        train: which examples to train on.
-        validation: which examples to choose the epoch by.
-        training: how.
+        split: which examples train and choose the epoch.
+        settings: of the training.
         progress: called after each epoch, with the stage ``"training"``.
     """
-    given = training or ProbeTraining()
-    probes = LayerProbes(head, given, progress=progress)
-    device = next(head.parameters()).device
-    generator = torch.Generator().manual_seed(given.seed)
-    with _quiet():
-        trainer = Trainer(
-            accelerator=device.type, devices=[device.index or 0] if device.type == "cuda" else 1,
-            logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-            max_epochs=given.epochs, num_sanity_val_steps=0,
-        )  # fmt: skip
-        trainer.fit(
-            probes,
-            TokenBatches(source, labels, train, given.batch_size, generator),
-            TokenBatches(source, labels, validation, given.batch_size),
+    settings = settings or ProbeSettings()
+    generator = torch.Generator().manual_seed(settings.seed)
+    optimizer = torch.optim.AdamW(
+        head.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, betas=(0.9, 0.95)
+    )
+    steps = settings.epochs * math.ceil(len(split.train) / settings.batch_size)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
+    fitted = FittedProbes(head, settings.patience)
+    for epoch in range(1, settings.epochs + 1):
+        head.train()
+        order = split.train[torch.randperm(len(split.train), generator=generator)]
+        for index in torch.split(order, settings.batch_size):
+            optimizer.zero_grad()
+            _, losses = _evaluate(head, source, labels, index)
+            losses.mean(dim=1).sum().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+        finished = fitted.update(epoch, *_validate(head, source, labels, split.validation, settings.batch_size))
+        if progress is not None:
+            progress("training", epoch, settings.epochs)
+        if finished:
+            break
+    fitted.restore_best()
+    return fitted
+
+
+@torch.no_grad()
+def _validate(head: nn.Module, source: TokenSource, labels: Tensor, index: Tensor, batch_size: int) -> Tensor:
+    """Return accuracy and loss of each layer, shape ``(2, L)``, on the CPU."""
+    head.eval()
+    parts = []
+    for part in torch.split(index, batch_size):
+        is_correct, losses = _evaluate(head, source, labels, part)
+        parts.append(torch.stack([is_correct.double(), losses.double()]))
+    accuracy, loss = torch.cat(parts, dim=2).mean(dim=2).cpu()
+    if not bool(loss.isfinite().all()):
+        raise NotFiniteError(
+            f"The probe of layer number {int((~loss.isfinite()).nonzero()[0])} of the requested layers has the loss "
+            f"{float(loss[~loss.isfinite()][0])}. Try a smaller `learning_rate`, or check the model's states."
         )
-    probes.head.to(device).eval()
-    return probes
+    return torch.stack([accuracy, loss])
+
+
+def _evaluate(head: nn.Module, source: TokenSource, labels: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Return whether each layer is correct about each example, and its loss, both of shape ``(L, B)``."""
+    states, mask = source.batch(index)
+    device = next(head.parameters()).device
+    logits = head(states.to(device), mask.to(device))
+    targets = labels[index].to(device)
+    losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets.repeat(len(logits)), reduction="none")
+    return logits.argmax(dim=-1) == targets, losses.view(logits.shape[:2])
 
 
 @torch.no_grad()
 def predict(head: nn.Module, source: TokenSource, index: Tensor, *, batch_size: int = 256) -> Tensor:
-    """Return the class that each layer's probe names for the examples at ``index``, shape ``(L, M)``, on the CPU."""
+    """Return the class that each layer's probe predicts for the examples at ``index``, shape ``(L, M)``, on the CPU."""
     head.eval()
-    return torch.cat([head(*source.batch(some)).argmax(dim=-1).cpu() for some in torch.split(index, batch_size)], dim=1)
-
-
-def _losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the loss of each layer and example, shape ``(L, B)``, of logits ``(L, B, C)``."""
-    losses = nn.functional.cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none")
-    return losses.view(logits.shape[:2])
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the trainer's notices about devices and tips off the screen."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)  # lightning's use of torch
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    parts = [head(*source.batch(part)).argmax(dim=-1).cpu() for part in torch.split(index, batch_size)]
+    return torch.cat(parts, dim=1)

@@ -1,4 +1,4 @@
-"""What probing found: accuracy by layer with intervals, as a frame, a table and a figure."""
+"""The result of probing: accuracy by layer with intervals, as a frame, a table, a figure and a page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.frame import tidy_frame, tidy_rows
-from midlayer_encoders.probing.heads import Kind
+from midlayer_encoders.probing.classifiers import ProbeKind
 from midlayer_encoders.probing.splits import wilson
 from midlayer_encoders.report import report_html
 from midlayer_encoders.report.layer_charts import plot_probes
@@ -23,29 +23,27 @@ from midlayer_encoders.selection.ridge import resampled_means
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ProbeResult"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeResult(Result):
-    """How well a probe on each layer names the class of examples that it was not trained on.
+    """Accuracy of a probe on each layer for examples that it was not trained on.
 
     Attributes:
-        frame: tidy, a score of each layer, whose dataset says which probe gave it.
-        folder: where :meth:`save` writes; ``None`` where it must be given.
-        model: its name.
+        frame: tidy, one score per layer; its dataset names the probe.
+        folder: default folder of :meth:`save`.
+        model: name of the model.
         revision: of the model.
-        num_layers: its number of blocks.
-        layers: which layers were probed.
+        num_layers: number of blocks of the model.
+        layers: the probed layers.
         kind: of the probe.
-        dataset: what the examples are called.
+        dataset: name of the examples.
         classes: names of the classes.
         right: whether each layer is right about each test example, shape ``(L, M)``.
         validation: accuracy of each layer on the examples that chose the epoch, shape ``(L,)``.
-        epochs: of each layer's best epoch, ``0`` where nothing is trained, shape ``(L,)``.
-        chance: accuracy of always naming the commonest class of the test examples.
+        epochs: best epoch of each layer, ``0`` if nothing is trained, shape ``(L,)``.
+        chance: accuracy of always predicting the most common class of the test examples.
         num_train: number of training examples.
-        mixture: a mean of layers learned from labels, and its score; ``None`` unless it was asked for.
+        mixture: a weighted mean of layers learned from labels, and its score; ``None`` unless requested.
     """
 
     frame: pl.DataFrame = field(init=False, repr=False)
@@ -54,7 +52,7 @@ class ProbeResult(Result):
     revision: str
     num_layers: int
     layers: Sequence[int]
-    kind: Kind
+    kind: ProbeKind
     dataset: str
     classes: Sequence[str]
     right: Tensor
@@ -79,22 +77,22 @@ class ProbeResult(Result):
 
     @property
     def best_layer(self) -> int:
-        """The layer with the highest accuracy on the validation examples; of equal ones the lowest."""
+        """The layer with the highest accuracy on the validation examples; the lowest of equal ones."""
         return self.layers[int(self.validation.argmax())]
 
     def gain(self, *, seed: int = 0) -> tuple[float, float, float]:
-        """Return by how much the best layer is above the last on the test examples, and its 95 % interval.
+        """Return the gain of the best layer over the last on the test examples, and its 95 % interval.
 
-        The layer was chosen on other examples, so choosing does not flatter it. The interval resamples the test
-        examples, the same for both layers.
+        The layer was chosen on other examples, so the gain is unbiased. The interval resamples the test examples, the
+        same for both layers.
         """
-        best, last = self.layers.index(self.best_layer), len(self.layers) - 1
-        draws = resampled_means(self.right[[best, last]], seed=seed)
+        best = self.layers.index(self.best_layer)
+        draws = resampled_means(self.right[[best, -1]], seed=seed)
         low, high = torch.quantile(draws[:, 0] - draws[:, 1], torch.tensor([0.025, 0.975], dtype=torch.float64))
-        return float(self.accuracy[best] - self.accuracy[last]), float(low), float(high)
+        return float(self.accuracy[best] - self.accuracy[-1]), float(low), float(high)
 
     def verdict(self) -> str:
-        """Return in a sentence which layer validation chooses, and what it gains over the last on the test examples."""
+        """Return a sentence that names the layer chosen by validation and its gain over the last layer."""
         gain, low, high = (100 * value for value in self.gain())
         return (
             f"By validation, layer {self.best_layer} of {self.num_layers} is the choice for the {self.kind} probe: "
@@ -103,14 +101,14 @@ class ProbeResult(Result):
         )
 
     def sentences(self) -> list[str]:
-        """Return the verdict, and what a mixture of layers gains where one was learned."""
+        """Return the verdict, and the verdict on the mixture if one was learned."""
         return [self.verdict(), *([self.mixture.verdict()] if self.mixture is not None else [])]
 
     @property
     def table(self) -> pl.DataFrame:
         """Accuracy of each layer with its interval (Wilson, 95 %), the validation accuracy and the best epoch."""
         count = self.right.shape[1]
-        bounds = [wilson(int(right), count) for right in self.right.sum(dim=1).tolist()]
+        bounds = [wilson(int(num_right), count) for num_right in self.right.sum(dim=1).tolist()]
         return pl.DataFrame(
             {
                 "layer": list(self.layers),
@@ -123,15 +121,15 @@ class ProbeResult(Result):
         )
 
     def tables(self) -> dict[str, pl.DataFrame]:
-        """Return frame and table by file name, and the mixture's weights where there is one."""
-        made = {"probe.parquet": self.frame, "probe.csv": self.table}
+        """Return frame and table by file name, and the mixture's weights if there is one."""
+        tables = {"probe.parquet": self.frame, "probe.csv": self.table}
         if self.mixture is not None:
             weights = {"layer": list(self.mixture.layers), "weight": list(self.mixture.weights)}
-            made["mixture.csv"] = pl.DataFrame(weights)
-        return made
+            tables["mixture.csv"] = pl.DataFrame(weights)
+        return tables
 
     def plot(self) -> Figure:
-        """Return the figure of accuracy by layer with its interval, and the level of guessing."""
+        """Return the figure of accuracy by layer with intervals, and the chance level."""
         label = f"{self.model}, {self.kind} probe"
         return plot_probes({label: self.table}, num_layers=self.num_layers, chance=self.chance, title=self.dataset)
 
@@ -141,11 +139,13 @@ class ProbeResult(Result):
 
     def html(self) -> str:
         """Return the self-contained page."""
-        how = {
-            "Probe": f"{self.kind}, all layers trained together on the same batches, each at its best epoch",
-            "Examples": f"{self.num_train} to train, {self.right.shape[1]} to test, {len(self.classes)} classes",
-        }
         return report_html(
-            self.frame, title=f"Probes of every layer: {self.dataset}", how=how, notes=self.sentences(),
+            self.frame,
+            title=f"Probes of every layer: {self.dataset}",
+            how={
+                "Probe": f"{self.kind}, all layers trained together on the same batches, each at its best epoch",
+                "Examples": f"{self.num_train} to train, {self.right.shape[1]} to test, {len(self.classes)} classes",
+            },
+            notes=self.sentences(),
             baselines={"Guessing": {self.frame["dataset"][0]: self.chance}},
-        )  # fmt: skip
+        )

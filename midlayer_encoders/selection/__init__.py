@@ -1,4 +1,4 @@
-"""Which layer: rules that choose one, with or without labels, and say why."""
+"""Choose a layer by a rule, with or without labels, and explain the choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which recipe, and how deep, without labels: one table by the kind of a model."""
+"""Default recipe and depth for each kind of model, without labels."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.recipes import PLAIN, Recipe
 from midlayer_encoders.selection.rules import DEPTH
 
-__all__ = ["DEFAULTS", "EVIDENCE", "MODEL_KINDS", "ModelKind", "default_depth", "default_recipe", "model_kind"]
-
 ModelKind: TypeAlias = Literal["tuned", "causal", "bidirectional", "media"]
-"""Tuned so that its last layer compares texts; else by what a token sees; or a model of images or audio."""
+"""An embedding model, a causal or bidirectional text model, or a model of images or audio."""
 
 MODEL_KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
 
@@ -23,39 +21,38 @@ DEFAULTS: Mapping[ModelKind, Mapping[str, float]] = {
     "bidirectional": {PLAIN: DEPTH},
     "media": {PLAIN: DEPTH},
 }
-"""Recipes in the order of preference, and the depth of each, for every kind; benchmarks/selection/README.md."""
+"""Recipes in order of preference and their depths, for every kind; see benchmarks/selection/README.md."""
 
-EVIDENCE: Mapping[ModelKind, str] = {
-    "tuned": "of a model whose last layer seems made for comparing texts",
-    "causal": "of a causal model that was not tuned for embeddings",
-    "bidirectional": "of a model whose tokens see each other",
-    "media": "of a model of images or audio",
+KIND_NAMES: Mapping[ModelKind, str] = {
+    "tuned": "an embedding model",
+    "causal": "a causal language model that was not tuned for embeddings",
+    "bidirectional": "a bidirectional model",
+    "media": "a model of images or audio",
 }
-"""Whose default it is, in words."""
 
-_ASKED = "one-word"  # whose depth other templates that end in a question are given
-_PROBE = "A few words to see."
+_TEMPLATE_RECIPE = "one-word"  # its depth applies to other templates with last-token pooling
+_SAMPLE_TEXT = "A few words to see."
 
 
 def model_kind(source: LayerSource, *, tuned: bool) -> ModelKind:
-    """Return the kind of a model; whether a token sees those after it is tried, not looked up.
+    """Return the kind of a model; causal attention is detected by running the model.
 
     Args:
         source: the encoder of the whole model.
-        tuned: whether half match says that its last layer was made for comparing texts.
+        tuned: whether half match indicates an embedding model.
     """
     if "text" not in source.media:
         return "media"
     if tuned:
         return "tuned"
-    ahead = looks_ahead(source.transformer, source.anatomy, source.model_inputs([_PROBE]))
-    return "bidirectional" if ahead else "causal"
+    is_bidirectional = looks_ahead(source.transformer, source.anatomy, source.model_inputs([_SAMPLE_TEXT]))
+    return "bidirectional" if is_bidirectional else "causal"
 
 
 def default_recipe(recipes: Sequence[Recipe], kind: ModelKind) -> Recipe:
-    """Return the recipe that a model of this kind is asked by without labels, of those at hand; else the first.
+    """Return the preferred recipe for a kind of model, or the first if none is in the table.
 
-    What is done to vectors counts only where nothing else tells recipes apart: the first of equal ones is taken.
+    Recipes that differ only in what they do to vectors are equal, and the first of them is returned.
 
     Example:
         >>> from midlayer_encoders.recipes import recipes_of
@@ -66,23 +63,23 @@ def default_recipe(recipes: Sequence[Recipe], kind: ModelKind) -> Recipe:
     """
     order = list(DEFAULTS[kind])
 
-    def place(recipe: Recipe) -> int:
+    def rank(recipe: Recipe) -> int:
         name = recipe.before_vectors().name
         return order.index(name) if name in order else len(order)
 
-    return min(recipes, key=place)
+    return min(recipes, key=rank)
 
 
 def default_depth(recipe: Recipe, kind: ModelKind) -> float:
-    """Return how deep a recipe is read without labels.
+    """Return the default depth of a recipe.
 
     Example:
         >>> from midlayer_encoders.recipes import RECIPES
         >>> default_depth(RECIPES["plain"], "causal"), default_depth(RECIPES["one-word"], "tuned")
         (0.8, 1.0)
     """
-    known = DEFAULTS[kind]
+    depths = DEFAULTS[kind]
     name = recipe.before_vectors().name
-    if name in known:
-        return known[name]
-    return known.get(_ASKED if recipe.template is not None and recipe.pooling == "last" else PLAIN, known[PLAIN])
+    if name not in depths and recipe.template is not None and recipe.pooling == "last":
+        name = _TEMPLATE_RECIPE
+    return depths.get(name, depths[PLAIN])

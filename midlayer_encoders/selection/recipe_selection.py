@@ -1,8 +1,9 @@
-"""Which recipe and which of its layers: those of the model's kind, unless labels make others surely better."""
+"""Choose a recipe and its layer: the default for the kind of model, unless labels favor another significantly."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import polars as pl
@@ -15,132 +16,148 @@ from midlayer_encoders.frame import curves, tidy_frame
 from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.recipes import PLAIN, RECIPES, SMALLEST_SAMPLE, Recipe
 from midlayer_encoders.recipes.vectors import middle_directions, vector_map
-from midlayer_encoders.selection.default_recipes import EVIDENCE, default_depth, default_recipe, model_kind
+from midlayer_encoders.selection.default_recipes import KIND_NAMES, default_depth, default_recipe, model_kind
 from midlayer_encoders.selection.layer_scores import (
-    Given,
-    answered,
-    how_often_right,
+    SelectionInputs,
+    label_accuracy,
     label_vectors,
-    measured,
-    surely_better,
+    measure_metrics,
+    select_from_scores,
 )
-from midlayer_encoders.selection.ridge import resampled_means
-from midlayer_encoders.selection.rules import CannotChooseError, made_for_texts
-from midlayer_encoders.selection.selection_result import LabelEvidence, RecipeSelection, Selection, answer, with_recipes
-
-__all__ = ["RecipeSource", "select_in_frame", "select_recipe"]
+from midlayer_encoders.selection.ridge import gain_interval
+from midlayer_encoders.selection.rules import CannotChooseError, is_embedding_model
+from midlayer_encoders.selection.selection_result import (
+    LabelEvidence,
+    RecipeSelection,
+    Selection,
+    combine_recipes,
+    make_selection,
+)
 
 
 class RecipeSource(LayerSource, Protocol):
-    """An encoder that can be asked in other ways."""
+    """An encoder that can apply other recipes."""
 
     def with_recipe(self, recipe: Recipe | str) -> LayerSource:
-        """Return the encoder that shares its model, and asks it by a recipe."""
+        """Return an encoder that shares the model and applies a recipe."""
 
     def output_embeddings(self) -> Tensor:
-        """Return the embeddings by which the model chooses its next token, shape ``(T, D)``."""
+        """Return the output embeddings of the language model, shape ``(T, D)``."""
 
 
 def select_in_frame(frame: pl.DataFrame, rule: str) -> Selection:
-    """Return the selection from a tidy frame; of several recipes in it, that with the best score."""
+    """Return the selection from a tidy frame; with several recipes, of the one with the best score."""
     names = frame["recipe"].unique(maintain_order=True).to_list() if "recipe" in frame.columns else []
     if len(names) < 2:
-        return answer(curves(frame), frame, rule=rule)
-    found = {name: curves(frame.filter(recipe=name)) for name in names}
-    parts = {name: answer(one, frame.filter(recipe=name).drop("recipe"), rule=rule) for name, one in found.items()}
-    scores = {name: one.score[parts[name].layer] for name, one in found.items() if parts[name].layer in one.score}
-    if lacking := [name for name in names if name not in scores]:
-        raise CannotChooseError(
-            f"`frame` must hold scores of every recipe to choose between them, but {lacking[0]!r} has none at layer "
-            f"{parts[lacking[0]].layer}. Filter it first, or sweep with `tasks`."
-        )
+        return make_selection(curves(frame), frame, rule=rule)
+    parts = {}
+    scores = {}
+    for name in names:
+        rows = frame.filter(recipe=name)
+        recipe_curves = curves(rows)
+        parts[name] = make_selection(recipe_curves, rows.drop("recipe"), rule=rule)
+        if parts[name].layer not in recipe_curves.score:
+            raise CannotChooseError(
+                f"`frame` must hold scores of every recipe to choose between them, but {name!r} has none at layer "
+                f"{parts[name].layer}. Filter it first, or sweep with `tasks`."
+            )
+        scores[name] = recipe_curves.score[parts[name].layer]
     best = max(scores, key=scores.__getitem__)
-    words = f"the highest score of {len(names)} recipes, {100 * scores[best]:.1f}; {parts[best].reason}"
-    return with_recipes(parts, best, words)
+    reason = f"the highest score of {len(names)} recipes, {100 * scores[best]:.1f}; {parts[best].reason}"
+    return combine_recipes(parts, best, reason)
 
 
-def select_recipe(source: RecipeSource, given: Given, recipes: Sequence[Recipe]) -> RecipeSelection:
-    """Return the recipe and the layer to take, beside what was chosen for every other recipe.
+def select_recipe(source: RecipeSource, inputs: SelectionInputs, recipes: Sequence[Recipe]) -> RecipeSelection:
+    """Return the chosen recipe and layer, with the selection of every other recipe.
 
     Args:
         source: the encoder of a whole model, without a template.
-        given: texts and labels.
-        recipes: to choose between.
+        inputs: texts and labels.
+        recipes: the candidates.
     """
-    plain, count = RECIPES[PLAIN], len(given.texts or ())
-    if count < SMALLEST_SAMPLE and (centered := [one.name for one in recipes if one.center]):
+    count = len(inputs.texts or ())
+    if count < SMALLEST_SAMPLE and (centered := [recipe.name for recipe in recipes if recipe.center]):
         raise OptionError(
             f"`texts` must be at least {SMALLEST_SAMPLE}, a few hundred better, for {centered[0]!r}, which centers on "
             f"them, but got {count}. Give more, or leave that recipe out."
         )
-    asked = {one.name: source if one == plain else source.with_recipe(one) for one in recipes}
-    metrics, lacking = measured(source, given)
-    kind = model_kind(source, tuned=not metrics.is_empty() and made_for_texts(curves(metrics)))
-    stage = Stage(given.progress, "labels", len(given.labeled) * len(recipes))
+    plain = RECIPES[PLAIN]
+    sources = {recipe.name: source if recipe == plain else source.with_recipe(recipe) for recipe in recipes}
+    plain_metrics, unmeasured = measure_metrics(source, inputs)
+    kind = model_kind(source, tuned=not plain_metrics.is_empty() and is_embedding_model(curves(plain_metrics)))
+    stage = Stage(inputs.progress, "labels", len(inputs.labeled) * len(recipes))
     parts: dict[str, Selection] = {}
-    right: dict[str, Tensor] = {}
+    accuracies: dict[str, Tensor] = {}
     for recipe in recipes:
-        name, depth = recipe.name, default_depth(recipe, kind)
-        if given.classes is not None:
-            vectors = label_vectors(asked[name], given, stage.step)
-            right[name] = how_often_right(_changed(vectors, recipe, source), given)
-        own, why = (metrics, lacking) if recipe == plain else (tidy_frame(()), "is measured on the plain text alone")
-        without = round(depth * source.num_layers), f"{depth} of {source.num_layers} blocks, the default depth"
-        parts[name] = answered(asked[name], given, own, right.get(name), lacking=why, without=without)
-    chosen, reason = default_recipe(recipes, kind), f"the default {EVIDENCE[kind]}"
-    if right:
-        chosen, reason = _weighed(recipes, parts, right, chosen, reason, seed=given.seed)
-    return with_recipes(
-        parts, chosen.name, f"{reason}; {parts[chosen.name].reason}", asked=chosen,
-        labels=_evidence(parts, right, chosen.name, seed=given.seed) if right else None,
-        center=tuple(given.some) if chosen.center and given.texts else None,
-    )  # fmt: skip
+        name = recipe.name
+        if inputs.classes is not None:
+            vectors = label_vectors(sources[name], inputs, stage.step)
+            accuracies[name] = label_accuracy(_transform_vectors(vectors, recipe, source), inputs)
+        metrics, reason = plain_metrics, unmeasured
+        if recipe != plain:
+            metrics, reason = tidy_frame(()), "is measured on the plain text alone"
+        depth = default_depth(recipe, kind)
+        default = round(depth * source.num_layers), f"{depth} of {source.num_layers} blocks, the default depth"
+        parts[name] = select_from_scores(
+            sources[name], inputs, metrics, accuracies.get(name), unmeasured=reason, default=default
+        )
+    chosen = default_recipe(recipes, kind)
+    reason = f"the default for {KIND_NAMES[kind]}"
+    labels = None
+    if accuracies:
+        chosen, reason = _weigh_labels(recipes, parts, accuracies, chosen, reason, seed=inputs.seed)
+        labels = _label_evidence(parts, accuracies, chosen.name, seed=inputs.seed)
+    center = tuple(inputs.sample) if chosen.center and inputs.texts else None
+    reason = f"{reason}; {parts[chosen.name].reason}"
+    return combine_recipes(parts, chosen.name, reason, labels=labels, recipe=chosen, center=center)
 
 
-def _changed(vectors: Tensor, recipe: Recipe, source: RecipeSource) -> Tensor:
-    """Return vectors ``(L, N, D)`` with what a recipe does to them, fitted for each layer on these texts."""
+def _transform_vectors(vectors: Tensor, recipe: Recipe, source: RecipeSource) -> Tensor:
+    """Return vectors ``(L, N, D)`` transformed by a recipe, fitted for each layer on these texts."""
     if recipe.center or recipe.embed_filter:
         if source.truncate_dim is not None:
             raise OptionError(f"`truncate_dim` must be None with {recipe.name!r}, which maps whole vectors.")
         projection = middle_directions(source.output_embeddings()) if recipe.embed_filter else None
-        width, changed = vectors.shape[-1], []
+        transformed = []
         for rows in vectors.double().cpu():
             sample = rows if recipe.center else None
-            matrix, offset = vector_map(sample, width=width, whiten=recipe.whiten, projection=projection)
-            changed.append(rows @ matrix.mT + offset)
-        vectors = torch.stack(changed)
+            matrix, offset = vector_map(sample, width=rows.shape[-1], whiten=recipe.whiten, projection=projection)
+            transformed.append(rows @ matrix.mT + offset)
+        vectors = torch.stack(transformed)
     return torch.nn.functional.normalize(vectors, dim=-1) if recipe.normalize else vectors
 
 
-def _weighed(
+def _weigh_labels(
     recipes: Sequence[Recipe],
     parts: Mapping[str, Selection],
-    right: Mapping[str, Tensor],
-    first: Recipe,
-    words: str,
+    accuracies: Mapping[str, Tensor],
+    default: Recipe,
+    reason: str,
     *,
     seed: int,
 ) -> tuple[Recipe, str]:
-    """Return what labels make of the default recipe: another where it is surely better, each at its own layer."""
-    rows = {name: right[name][part.layer] for name, part in parts.items()}
-    best = max(recipes, key=lambda one: (float(rows[one.name].mean()), one == first))
-    if best == first:
-        return first, f"{words}, with the highest accuracy on the labels too"
-    if surely_better(torch.stack([rows[best.name], rows[first.name]]), 0, 1, seed=seed):
-        points = 100 * float(rows[best.name].mean())
-        return best, f"its accuracy on the labels is highest, {points:.1f}, surely more than that of {first.name}"
-    return first, f"{words}; {best.name} has more on the labels, but {len(rows[best.name])} do not make that sure"
+    """Return another recipe than the default if it is significantly better on the labels, each at its layer."""
+    accuracy = {name: accuracies[name][part.layer] for name, part in parts.items()}
+    best = max(recipes, key=lambda recipe: (float(accuracy[recipe.name].mean()), recipe == default))
+    if best == default:
+        return default, f"{reason}, with the highest accuracy on the labels too"
+    if gain_interval(accuracy[best.name], accuracy[default.name], seed=seed)[0] > 0:
+        points = 100 * float(accuracy[best.name].mean())
+        return (best, f"its accuracy on the labels, {points:.1f}, is significantly more than that of {default.name}")
+    count = len(accuracy[best.name])
+    return default, f"{reason}; {best.name} is more accurate on the labels, but {count} labels are not enough"
 
 
-def _evidence(
-    parts: Mapping[str, Selection], right: Mapping[str, Tensor], recipe: str, *, seed: int
+def _label_evidence(
+    parts: Mapping[str, Selection], accuracies: Mapping[str, Tensor], recipe: str, *, seed: int
 ) -> LabelEvidence | None:
-    """Return what draws of as many texts say about the choice, against the plain text at the last layer."""
-    seen = parts[recipe].labels
-    if seen is None or PLAIN not in right or recipe == PLAIN:
-        return seen
-    means = resampled_means(torch.stack([right[recipe][parts[recipe].layer], right[PLAIN][-1]]), seed=seed)
-    gains = 100 * (means[:, 0] - means[:, 1])
-    low, high = torch.quantile(gains, torch.tensor([0.025, 0.975], dtype=gains.dtype)).tolist()
-    gain = 100 * float(right[recipe][parts[recipe].layer].mean() - right[PLAIN][-1].mean())
-    return LabelEvidence(seen.count, seen.layers, gain, low, high, "the plain text at the last layer")
+    """Return the evidence for a recipe against the plain text at the last layer, if that is among the recipes."""
+    evidence = parts[recipe].labels
+    if evidence is None or PLAIN not in accuracies or recipe == PLAIN:
+        return evidence
+    accuracy = accuracies[recipe][parts[recipe].layer]
+    baseline = accuracies[PLAIN][-1]
+    low, high = gain_interval(accuracy, baseline, seed=seed)
+    gain = float(accuracy.mean() - baseline.mean())
+    against = "the plain text at the last layer"
+    return replace(evidence, gain=100 * gain, low=100 * low, high=100 * high, against=against)

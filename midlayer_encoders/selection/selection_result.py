@@ -1,4 +1,4 @@
-"""What a selection says: the layer, why, what every other rule would have chosen, and how sure that makes it."""
+"""The result of a selection: the layer, the reason, the choices of the other rules, and the confidence."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["LabelEvidence", "RecipeSelection", "Selection", "answer", "with_recipes"]
-
 _NEAR = 0.1  # of the depth: layers within it are about as good (benchmarks/selection/README.md)
 
 
 @dataclass(frozen=True)
 class LabelEvidence:
-    """How far a handful of labels carries, from resampled texts.
+    """How much a few labels support a choice, by resampling the texts.
 
     Attributes:
         count: number of labeled texts.
-        layers: lowest and highest layer of the 95 % of resamples in the middle.
-        gain: points of accuracy of the chosen layer over the last, or over what ``against`` names.
-        low: lower end of its 95 % interval; the layer was chosen on these texts, which flatters it.
+        layers: lowest and highest layer of the central 95 % of resamples.
+        gain: points of accuracy of the chosen layer over the last, or over ``against``.
+        low: lower end of its 95 % interval; optimistic, because the layer was chosen on these texts.
         high: upper end.
-        against: what the gain is over, in words.
+        against: the baseline of the gain.
     """
 
     count: int
@@ -41,22 +39,27 @@ class LabelEvidence:
     high: float
     against: str = "the last layer"
 
+    def comparison(self) -> str:
+        """Return the clause that compares the choice with the baseline."""
+        verdict = "significantly better" if self.low > 0 else "not significantly better"
+        return f"{verdict} than {self.against} ({self.gain:+.1f} points, {self.low:+.1f} to {self.high:+.1f})"
+
 
 @dataclass(frozen=True)
 class Selection:
-    """A layer, and what speaks for it.
+    """A layer, and the evidence for it.
 
     Attributes:
-        model: the model's name.
+        model: name of the model.
         revision: of the model.
         layer: the chosen layer, ``0`` to ``num_layers``.
         num_layers: number of blocks of the model.
-        rule: the rule that was asked for.
-        reason: why this layer, in words.
-        choices: what every rule says, or why it cannot.
+        rule: the rule that chose the layer.
+        reason: why this layer.
+        choices: the choice of every rule, or why it cannot choose.
         frame: the tidy frame that the rules read.
-        labels: what labels tell about the choice; ``None`` without labels.
-        mixture: several layers and weights learned from labels; ``None`` unless it was asked for.
+        labels: the evidence of labels; ``None`` without labels.
+        mixture: several layers and weights learned from labels; ``None`` unless requested.
     """
 
     model: str
@@ -72,52 +75,51 @@ class Selection:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """What ``LayerEncoder(model, **keywords)`` takes: the layer, or a mixture that is surely better than any."""
+        """Keywords for ``LayerEncoder(model, **keywords)``: the layer, or a mixture if it is significantly better."""
         if self.mixture is not None and self.mixture.better:
             return {"layer": list(self.mixture.layers), "layer_weights": list(self.mixture.weights)}
         return {"layer": self.layer}
 
     @property
+    def _layers_by_rule(self) -> dict[str, int]:
+        return {choice.rule: choice.layer for choice in self.choices if choice.layer is not None}
+
+    @property
     def spread(self) -> tuple[int, int]:
-        """The lowest and the highest layer that any rule chooses; ``last``, which always chooses the last, aside."""
-        layers = [choice.layer for choice in self.choices if choice.layer is not None and choice.rule != "last"]
-        return min([*layers, self.layer]), max([*layers, self.layer])
+        """The lowest and the highest layer that any rule chooses, except ``last``."""
+        layers = [self.layer, *(layer for rule, layer in self._layers_by_rule.items() if rule != "last")]
+        return min(layers), max(layers)
 
     @property
     def agreement(self) -> tuple[int, int]:
-        """How many of the other rules that answer choose a layer within a tenth of the depth, and of how many."""
-        others = [
-            choice.layer
-            for choice in self.choices
-            if choice.layer is not None and choice.rule not in (self.rule, "auto")
-        ]
-        near = [layer for layer in others if abs(layer - self.layer) <= _NEAR * self.num_layers]
-        return len(near), len(others)
+        """How many of the other rules choose a layer within a tenth of the depth, and the number of other rules."""
+        others = [layer for rule, layer in self._layers_by_rule.items() if rule not in (self.rule, "auto")]
+        return sum(abs(layer - self.layer) <= _NEAR * self.num_layers for layer in others), len(others)
 
     @property
     def confidence(self) -> str:
-        """How sure the choice is, in a sentence."""
-        near, others = self.agreement
-        low, high = self.spread
+        """A sentence on how reliable the choice is."""
         if self.labels is not None and self.rule in ("auto", "few-labels"):
-            seen = self.labels
+            is_last = self.layer == self.num_layers
+            first, last = self.labels.layers
             return (
-                f"On {seen.count} labeled texts it {_against_last(self, seen)}; "
-                f"other draws of as many texts choose layers {seen.layers[0]} to {seen.layers[1]}."
+                f"On {self.labels.count} labeled texts it is "
+                f"{'the last layer itself' if is_last else self.labels.comparison()}; "
+                f"other samples of as many texts choose layers {first} to {last}."
             )
         if self.frame.is_empty():
-            return (
-                "No text was looked at, or too few: this was best for other models, and nothing was seen of this one."
-            )
+            return "Too few texts were given to measure this model: the choice was best for other models."
+        low, high = self.spread
         if high - low <= 2 * _NEAR * self.num_layers:
-            return f"The rules agree: all that answer choose layers {low} to {high}."
+            return f"The rules agree: all that apply choose layers {low} to {high}."
+        near, others = self.agreement
         return (
-            f"The rules disagree, from layer {low} to layer {high}: {near} of {others} others lie within a tenth of "
-            "the depth. A few labels would settle it."
+            f"The rules disagree, from layer {low} to layer {high}: {near} of {others} other rules are within a tenth "
+            "of the depth. A few labels would decide."
         )
 
     def to_frame(self) -> pl.DataFrame:
-        """Return a row for each rule: its layer, the depth, whether it was the rule asked for, and its reason."""
+        """Return a row for each rule: its layer, the depth, whether it is the chosen rule, and its reason."""
         rows = [
             {
                 "model": self.model,
@@ -134,37 +136,39 @@ class Selection:
         return pl.DataFrame(rows, schema_overrides={**strings, "layer": pl.Int64(), "depth": pl.Float64()})
 
     def plot(self) -> Figure:
-        """Return a figure of what the rules read, by layer, with the chosen layer and every other choice marked."""
+        """Return a figure of the curves that the rules read, with the chosen layer and every other choice marked."""
         from midlayer_encoders.report.layer_charts import plot_selection
 
-        marks = {choice.rule: choice.layer for choice in self.choices if choice.layer is not None}
-        return plot_selection(self.frame, layer=self.layer, rule=self.rule, choices=marks, num_layers=self.num_layers)
+        choices = self._layers_by_rule
+        return plot_selection(self.frame, layer=self.layer, rule=self.rule, choices=choices, num_layers=self.num_layers)
 
     def __str__(self) -> str:
-        lines = [
-            f"Layer {self.layer} of {self.num_layers} of {self.model}, by {self.rule}: {self.reason}.",
-            self.confidence,
-        ]
-        width = max(len(choice.rule) for choice in self.choices)
-        for choice in self.choices:
-            layer = "–" if choice.layer is None else str(choice.layer)
-            mark = "*" if choice.rule == self.rule else " "
-            lines.append(f"{mark} {choice.rule:<{width}}  {layer:>3}  {choice.reason}")
-        lines += [self.mixture.verdict()] if self.mixture is not None else []
-        return "\n".join(lines)
+        title = f"Layer {self.layer} of {self.num_layers} of {self.model}, by {self.rule}: {self.reason}."
+        rows = [(choice.rule, choice.layer, choice.reason) for choice in self.choices]
+        lines = [title, self.confidence, *_table_lines(rows, self.rule)]
+        return "\n".join([*lines, *([self.mixture.verdict()] if self.mixture is not None else [])])
+
+
+def _table_lines(rows: list[tuple[str, int | None, str]], chosen: str) -> list[str]:
+    """Return a line for each row of name, layer and reason, the chosen one marked with an asterisk."""
+    width = max(len(name) for name, _, _ in rows)
+    return [
+        f"{'*' if name == chosen else ' '} {name:<{width}}  {'–' if layer is None else layer:>3}  {reason}"
+        for name, layer, reason in rows
+    ]
 
 
 @dataclass(frozen=True)
 class RecipeSelection(Selection):
-    """A recipe and a layer, and what speaks for them; what it says of one recipe is about the chosen one.
+    """A recipe and a layer, and the evidence for them; the other attributes describe the chosen recipe.
 
     Attributes:
-        frame: as of a :class:`Selection`, with the column ``recipe``.
-        labels: against the plain text at the last layer, where that was among the recipes.
-        recipe: name of the chosen one.
+        frame: as in :class:`Selection`, with the column ``recipe``.
+        labels: against the plain text at the last layer, if that was among the recipes.
+        recipe: name of the chosen recipe.
         parts: the selection of each recipe, by its name.
-        asked: the recipe itself, where a name alone does not make it.
-        center: the texts that it centers on; ``None`` where it does not.
+        asked: the recipe itself, if its name does not identify it.
+        center: the texts that the recipe centers on, if it does.
     """
 
     recipe: str = field(kw_only=True)
@@ -174,26 +178,22 @@ class RecipeSelection(Selection):
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """What ``LayerEncoder(model, **keywords)`` takes: the layer, the recipe, and the texts that it centers on."""
+        """Keywords for ``LayerEncoder(model, **keywords)``: the layer, the recipe, and the texts that it centers on."""
         recipe = {} if self.recipe == PLAIN else {"recipe": self.asked or self.recipe}
         center = {} if self.center is None else {"center": list(self.center)}
         return {"layer": self.layer, **recipe, **center}
 
     @property
     def confidence(self) -> str:
-        """How sure the choice is, in a sentence."""
-        if self.labels is None and self.frame.filter(kind="score").is_empty():
-            return "No label was looked at: this was best for another model of its kind. A few labels would settle it."
-        if self.labels is None:
-            return self.parts[self.recipe].confidence
-        seen, sure = self.labels, "surely better" if self.labels.low > 0 else "not surely better"
-        return (
-            f"On {seen.count} labeled texts it is {sure} than {seen.against} "
-            f"({seen.gain:+.1f} points, {seen.low:+.1f} to {seen.high:+.1f})."
-        )
+        """A sentence on how reliable the choice is."""
+        if self.labels is not None:
+            return f"On {self.labels.count} labeled texts it is {self.labels.comparison()}."
+        if self.frame.filter(kind="score").is_empty():
+            return "Without labels, this is the default for a model of its kind. A few labels would decide."
+        return self.parts[self.recipe].confidence
 
     def to_frame(self) -> pl.DataFrame:
-        """Return a row for each recipe: its layer, the depth, the score, whether it was chosen, and why."""
+        """Return a row for each recipe: its layer, the depth, the score, whether it was chosen, and the reason."""
         scores = self.frame.filter(kind="score")
         rows = [
             {
@@ -215,104 +215,95 @@ class RecipeSelection(Selection):
         return self.parts[self.recipe].plot()
 
     def __str__(self) -> str:
-        lines = [
-            f"The recipe {self.recipe} at layer {self.layer} of {self.num_layers} of {self.model}: {self.reason}.",
-            self.confidence,
-        ]
-        width = max(map(len, self.parts))
-        for name, part in self.parts.items():
-            mark = "*" if name == self.recipe else " "
-            lines.append(f"{mark} {name:<{width}}  {part.layer:>3}  {part.reason}")
-        return "\n".join(lines)
+        title = f"The recipe {self.recipe} at layer {self.layer} of {self.num_layers} of {self.model}: {self.reason}."
+        rows: list[tuple[str, int | None, str]] = [(name, part.layer, part.reason) for name, part in self.parts.items()]
+        return "\n".join([title, self.confidence, *_table_lines(rows, self.recipe)])
 
 
-def with_recipes(
+def combine_recipes(
     parts: Mapping[str, Selection],
-    recipe: str,
+    name: str,
     reason: str,
     *,
     labels: LabelEvidence | None = None,
-    asked: Recipe | None = None,
+    recipe: Recipe | None = None,
     center: tuple[str, ...] | None = None,
 ) -> RecipeSelection:
-    """Return the selection of one recipe beside what was chosen for all others.
+    """Return the selection of one recipe with those of all others.
 
     Args:
         parts: the selection of each recipe, by its name.
-        recipe: name of the chosen one.
-        reason: why.
-        labels: what labels tell, where there are any.
-        asked: the recipe itself, where it is known.
-        center: texts that it centers on, where it does.
+        name: of the chosen recipe.
+        reason: for the choice.
+        labels: the evidence of labels, if there are any.
+        recipe: the chosen recipe, if it is available.
+        center: texts that it centers on.
     """
-    chosen = parts[recipe]
+    chosen = parts[name]
     frames = [part.frame.with_columns(pl.lit(name).alias("recipe")) for name, part in parts.items()]
-    kept = {name: getattr(chosen, name) for name in ("model", "revision", "layer", "num_layers", "rule", "choices")}
-    made = None if asked is None or has_name(asked) else asked
+    shared = {name: getattr(chosen, name) for name in ("model", "revision", "layer", "num_layers", "rule", "choices")}
     return RecipeSelection(
-        **kept, reason=reason, frame=pl.concat(frames), labels=labels, recipe=recipe, parts=parts, asked=made,
+        **shared,
+        reason=reason,
+        frame=pl.concat(frames),
+        labels=labels,
+        recipe=name,
+        parts=parts,
+        asked=None if recipe is None or has_name(recipe) else recipe,
         center=center,
-    )  # fmt: skip
+    )
 
 
-def answer(
-    found: Curves,
+def make_selection(
+    curves: Curves,
     frame: pl.DataFrame,
     *,
     rule: str = "auto",
     labels: LabelEvidence | None = None,
-    lacking: str = "",
+    unmeasured: str = "",
     auto: tuple[int, str] | None = None,
     mixture: Mixture | None = None,
 ) -> Selection:
-    """Return the selection of one rule beside what all others say.
+    """Return the selection of one rule, with the choices of all others.
 
     Args:
-        found: the curves of ``frame``.
+        curves: of ``frame``.
         frame: the tidy frame itself.
-        rule: whose layer is taken.
-        labels: what labels tell, where there are any.
-        lacking: why nothing was measured, where nothing was; said by the rules that need it.
-        auto: what ``auto`` chose and why, where it weighed more than the curves show.
-        mixture: what was learned from labels, where it was asked for.
+        rule: that chooses the layer.
+        labels: the evidence of labels, if there are any.
+        unmeasured: why nothing was measured, for the reasons of the rules that need metrics.
+        auto: layer and reason of ``auto``, if it is based on more than the curves.
+        mixture: learned from labels, if requested.
 
     Raises:
-        CannotChooseError: when the rule asked for has not what it needs.
+        CannotChooseError: if the rule lacks its input.
     """
-    choices = [
-        Choice("auto", *auto) if auto is not None and name == "auto" else _said(found, name, lacking)
-        for name in dict.fromkeys([*RULES, rule])
-    ]
-    chosen = next(choice for choice in choices if choice.rule == rule)
+    choices = {name: _choice(curves, name, unmeasured) for name in dict.fromkeys([*RULES, rule])}
+    if auto is not None:
+        choices["auto"] = Choice("auto", *auto)
+    chosen = choices[rule]
     if chosen.layer is None:
-        raise CannotChooseError(f"`rule` {rule!r} cannot choose a layer of {found.model}: it {chosen.reason}.")
+        raise CannotChooseError(f"`rule` {rule!r} cannot choose a layer of {curves.model}: it {chosen.reason}.")
     return Selection(
-        model=found.model,
-        revision=found.revision,
+        model=curves.model,
+        revision=curves.revision,
         layer=chosen.layer,
-        num_layers=found.num_layers,
+        num_layers=curves.num_layers,
         rule=rule,
         reason=chosen.reason,
-        choices=tuple(choices),
+        choices=tuple(choices.values()),
         frame=frame,
         labels=labels,
         mixture=mixture,
     )
 
 
-def _against_last(made: Selection, seen: LabelEvidence) -> str:
-    if made.layer == made.num_layers:
-        return "is the last layer itself"
-    sure = "is surely better" if seen.low > 0 else "is not surely better"
-    return f"{sure} than the last layer ({seen.gain:+.1f} points, {seen.low:+.1f} to {seen.high:+.1f})"
-
-
-def _said(found: Curves, rule: str, lacking: str) -> Choice:
+def _choice(curves: Curves, rule: str, unmeasured: str) -> Choice:
     try:
-        layer, reason = choose(found, rule)
+        layer, reason = choose(curves, rule)
     except CannotChooseError as error:
-        unmeasured = lacking and not set(metrics_of(rule)) <= set(found.metrics)
-        return Choice(rule, None, lacking if unmeasured else str(error))
-    if lacking:
-        reason = reason.replace("half match was not measured", f"half match {lacking}")
+        lacks_metrics = unmeasured and not set(metrics_of(rule)) <= set(curves.metrics)
+        return Choice(rule, None, unmeasured if lacks_metrics else str(error))
+    if unmeasured:
+        reason = reason.replace("half match was not measured", f"half match {unmeasured}")
     return Choice(rule, layer, reason)

@@ -11,11 +11,11 @@ import polars as pl
 import pytest
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.comparing import CompareResult, ProgressionResult, compare, progression
+from midlayer_encoders.comparing import CompareResult, ProgressionResult, progression
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.paper.setting import TENTHS, Setting
-from midlayer_encoders.probing import probe
 from tests.cli.calls import check_every_option, run, tables
+from tests.grouped import compare, probe
 from tests.report.made_frames import scores_frame
 from tests.tiny_folders import TEXTS, save_tiny
 

@@ -15,8 +15,8 @@ from midlayer_encoders.cli._demo_digits import Digits, read_digits, train_digit_
 from midlayer_encoders.errors import ModelNotFoundError
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.models.hub import built_in_model, model_location
-from midlayer_encoders.probing import probe
 from tests.cli.calls import run
+from tests.grouped import probe
 from tests.tiny_folders import save_tiny
 
 
@@ -97,7 +97,7 @@ def test_the_vision_demo_probes_the_digits_that_its_model_has_not_seen(
     page = (tmp_path / "report.html").read_text()
     for kind in ("attentive", "linear", "knn"):
         found = probe(
-            encoder, new.images, new.labels, test_inputs=asked.images, test_labels=asked.labels, kind=kind,  # type: ignore[arg-type]
+            encoder, new.images, new.labels, test_inputs=asked.images, test_labels=asked.labels, kind=kind,
             dataset="digits 5 to 9", **({} if kind == "knn" else {"batch_size": 64}),
         )  # fmt: skip
         mine = frame.filter(pl.col("dataset") == found.frame["dataset"][0], pl.col("kind") == "score")

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
-from midlayer_encoders.comparing import CompareResult, compare
-from midlayer_encoders.comparing.halves import half_width, random_halves
+from midlayer_encoders.comparing import CompareResult
+from midlayer_encoders.comparing.differences import half_width, random_halves
 from midlayer_encoders.comparing.text_metrics import COMPARABLE, comparable
 from midlayer_encoders.encoder.choosing import measure
 from midlayer_encoders.errors import OptionError
@@ -25,6 +25,7 @@ from midlayer_encoders.metrics import TooFewTextsError, cka
 from midlayer_encoders.metrics.cka import cka_matrix
 from midlayer_encoders.report.comparison_page import DIFFERENCES, SIMILARITY, plot_differences, plot_similarity
 from tests.families import DEPTH, VOCAB, tiny
+from tests.grouped import compare
 from tests.tiny_folders import save_tiny, tokenizer
 
 pytestmark = pytest.mark.usefixtures("quick_collector")
@@ -162,7 +163,7 @@ def test_models_of_other_depth_width_and_tokens_are_compared_where_both_are_as_d
     assert pairs == [(0, 0), (2, 3), (4, 6)]
     assert result.differences["depth"].unique().sort().to_list() == [0.0, 0.5, 1.0]
     assert "differences are taken at the 3 depths that both have" in result.notes[0]
-    assert "different tokens" in result.notes[1]
+    assert "different tokenizers" in result.notes[1]
     assert len(result.similarity) == 5 * 7
     page = result.to_html(tmp_path / "page.html").read_text()
     assert "relative depth in percent" in page
@@ -219,7 +220,7 @@ def test_a_model_is_not_compared_with_itself(base: str, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="is there twice"):
         compare(base, f"{base}/", **OPTIONS)  # type: ignore[arg-type]
     shutil.copytree(base, tmp_path / "copy")
-    with pytest.raises(OptionError, match="local/copy has the very weights and settings of local/base"):
+    with pytest.raises(OptionError, match="local/copy has the same weights and settings as local/base"):
         compare(base, str(tmp_path / "copy"), metrics="first_token_share", **OPTIONS)  # type: ignore[arg-type]
 
 

@@ -12,7 +12,7 @@ from scipy.stats import kendalltau, spearmanr
 from midlayer_encoders.comparing.correlation import (
     CORRELATION_SCHEMA,
     STATISTICS,
-    _blocks,
+    _block_draws,
     correlate,
     distance_correlation,
 )
@@ -114,14 +114,14 @@ def test_intervals_hold_the_value_and_follow_the_seed() -> None:
 
 
 def test_blocks_are_runs_of_neighbours() -> None:
-    drawn = _blocks(10, 4, 50, seed=0)
+    drawn = _block_draws(10, 4, 50, seed=0)
     assert drawn.shape == (50, 10)
     assert drawn.min() >= 0
     assert drawn.max() <= 9
     steps = np.diff(drawn, axis=1)
     assert (steps[:, [0, 1, 2, 4, 5, 6, 8]] == 1).all(), "4, 4 and 2 layers that follow each other"
     assert len(np.unique(drawn[:, 0])) > 3
-    assert (_blocks(3, 9, 2, seed=0) == [0, 1, 2]).all(), "a block is no longer than the curve"
+    assert (_block_draws(3, 9, 2, seed=0) == [0, 1, 2]).all(), "a block is no longer than the curve"
 
 
 def test_what_has_no_correlation_says_why() -> None:

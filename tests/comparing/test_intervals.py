@@ -17,13 +17,13 @@ from polars.testing import assert_frame_equal
 from scipy.stats import kendalltau, spearmanr
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.comparing import compare
 from midlayer_encoders.comparing.correlation import correlate
-from midlayer_encoders.comparing.halves import random_halves
+from midlayer_encoders.comparing.differences import random_halves
 from midlayer_encoders.encoder.choosing import measure
 from midlayer_encoders.metrics import cka
 from midlayer_encoders.views.text_views import augment
 from tests.families import DEPTH, VOCAB
+from tests.grouped import compare
 from tests.selection.frames import frame
 from tests.tiny_folders import save_tiny, tokenizer
 

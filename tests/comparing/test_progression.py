@@ -151,7 +151,7 @@ def test_wrong_revisions_are_refused_before_anything_is_read(run: Path, tmp_path
     refused("'step1' and 'step1' are both of step 1", revisions=["step1", "1"])
     refused("'step3' is none of them. There are: step1, checkpoint-2, checkpoint-16", revisions=["step1", "step3"])
     refused("must name a training step.*'main'", revisions=["step1", "main"])
-    refused("That is one model", model=run / "step1")
+    refused("This is a single model", model=run / "step1")
     refused("It is empty", model=tmp_path)
     (tmp_path / "epoch=1-step=500.ckpt").touch()
     refused(r"It holds epoch=1-step=500.ckpt. Lightning's .ckpt .*save_pretrained", model=tmp_path)

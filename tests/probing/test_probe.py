@@ -13,13 +13,12 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import NotFiniteError, OptionError
 from midlayer_encoders.probing import (
     AttentiveProbes,
-    KeptTokens,
+    CachedTokens,
     LinearProbes,
     ProbeResult,
-    ProbeTraining,
+    ProbeSettings,
     Split,
     nearest_classes,
-    probe,
     probe_tokens,
     split_examples,
     wilson,
@@ -27,6 +26,7 @@ from midlayer_encoders.probing import (
 from midlayer_encoders.probing.examples import read_examples
 from midlayer_encoders.probing.fitting import train_probes
 from tests.families import DEPTH
+from tests.grouped import probe
 
 Folder = Callable[[str], str]
 LAYERS, COUNT, TOKENS, WIDTH, CLASSES = 3, 200, 5, 16, 4
@@ -45,8 +45,8 @@ def synthetic(*, signal: float) -> tuple[Tensor, Tensor]:
     return states, labels
 
 
-def whole(states: Tensor) -> KeptTokens:
-    return KeptTokens(states, torch.ones(states.shape[1:3], dtype=torch.bool))
+def whole(states: Tensor) -> CachedTokens:
+    return CachedTokens(states, torch.ones(states.shape[1:3], dtype=torch.bool))
 
 
 class Published(nn.Module):
@@ -104,9 +104,9 @@ def test_trained_together_is_trained_alone(kind: Any) -> None:
     states[0] = torch.randn(
         states[0].shape, generator=seeded(12)
     )  # noise: alone it stops before an epoch that is better
-    train, validation = torch.arange(140), torch.arange(140, COUNT)
-    training = ProbeTraining(epochs=10, patience=2, batch_size=32, learning_rate=1e-2, seed=1)
-    options: dict[str, Any] = {"train": train, "validation": validation, "training": training}
+    split = Split(torch.arange(140), torch.arange(140, COUNT), torch.arange(0))
+    settings = ProbeSettings(epochs=10, patience=2, batch_size=32, learning_rate=1e-2, seed=1)
+    options: dict[str, Any] = {"split": split, "settings": settings}
     together = train_probes(kind(LAYERS, WIDTH, CLASSES), whole(states), labels, **options)
     assert together.best_epoch[0] < together.best_epoch[1:].min()
     for layer in range(LAYERS):
@@ -123,7 +123,7 @@ def test_separable_tokens_reach_the_oracle_and_noise_stays_at_chance(kind: Any, 
     split = split_examples(labels)
     source = whole(states if kind == "attentive" else states.mean(dim=2, keepdim=True))
     right, validation, epochs = probe_tokens(
-        source, labels, split, kind=kind, training=ProbeTraining(batch_size=32, learning_rate=1e-2)
+        source, labels, split, kind=kind, settings=ProbeSettings(batch_size=32, learning_rate=1e-2)
     )
     told = right.double().mean(dim=1)
     assert told[[0, 2]].min() >= least, told
@@ -148,7 +148,7 @@ def test_attention_finds_what_the_mean_hides() -> None:
             labels,
             split,
             kind=kind,
-            training=ProbeTraining(epochs=25, batch_size=32, learning_rate=5e-2, patience=25),
+            settings=ProbeSettings(epochs=25, batch_size=32, learning_rate=5e-2, patience=25),
         )[0]  # type: ignore[arg-type]
         for kind in ("attentive", "linear")
     }
@@ -200,7 +200,7 @@ def test_a_state_too_large_is_named() -> None:
     states, labels = synthetic(signal=1.0)
     states[1] = torch.inf
     with pytest.raises(NotFiniteError, match="layer number 1 "):
-        probe_tokens(whole(states), labels, split_examples(labels), training=ProbeTraining(epochs=1))
+        probe_tokens(whole(states), labels, split_examples(labels), settings=ProbeSettings(epochs=1))
 
 
 def images(folder: Path, *, count: int = 12) -> Path:
@@ -302,7 +302,7 @@ def test_wrong_input(vit: LayerEncoder, coloured: Path, tmp_path: Path) -> None:
 
 
 def test_wrong_folders_and_files(coloured: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="nothing at"):
+    with pytest.raises(OptionError, match="does not exist"):
         read_examples(tmp_path / "nowhere", ["image"])
     (tmp_path / "one" / "only").mkdir(parents=True)
     with pytest.raises(OptionError, match=r"at least two, but .* has 1 \(only\)"):
@@ -350,7 +350,7 @@ def test_the_command(tiny_folder: Folder, coloured: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("extra", "text"),
-    [(["--kind", "lineer"], "Did you mean 'linear'"), (["--data", "nowhere"], "nothing at 'nowhere'")],
+    [(["--kind", "lineer"], "Did you mean 'linear'"), (["--data", "nowhere"], "'nowhere' does not exist")],
 )
 def test_wrong_words_are_said_before_the_model_is_loaded(extra: list[str], text: str, tmp_path: Path) -> None:
     from typer.testing import CliRunner
@@ -365,5 +365,5 @@ def test_wrong_words_are_said_before_the_model_is_loaded(extra: list[str], text:
 
 def test_knn_needs_one_token_each() -> None:
     states, labels = synthetic(signal=1.0)
-    with pytest.raises(OptionError, match="one token an example"):
+    with pytest.raises(OptionError, match="one token per example"):
         probe_tokens(whole(states), labels, Split(torch.arange(9), torch.arange(9), torch.arange(9)), kind="knn")

@@ -12,22 +12,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import midlayer_encoders
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.measuring import layer_reader
 from midlayer_encoders.probing import (
     AttentiveProbes,
-    KeptTokens,
+    CachedTokens,
     LinearProbes,
     LiveTokens,
     ProbeResult,
-    ProbeTraining,
+    ProbeSettings,
     Split,
-    probe,
     probe_tokens,
     split_examples,
 )
 from midlayer_encoders.probing.examples import read_examples
 from tests.families import DEPTH
+from tests.grouped import probe
 
 Folder = Callable[[str], str]
 
@@ -93,9 +94,9 @@ def test_each_layer_ends_where_a_loop_of_its_own_ends(kind: Any, patience: int) 
     split = split_examples(labels, seed=4)
     options: dict[str, Any] = {"epochs": 9, "patience": patience, "batch_size": 16, "learning_rate": 3e-2}
     options |= {"weight_decay": 0.3, "seed": 6}
-    source = KeptTokens(states, torch.ones(110, 4, dtype=torch.bool))
-    training = ProbeTraining(**options)
-    right, validation, epochs = probe_tokens(source, labels, split, kind=kind, heads=2, training=training)
+    source = CachedTokens(states, torch.ones(110, 4, dtype=torch.bool))
+    settings = ProbeSettings(**options, heads=2)
+    right, validation, epochs = probe_tokens(source, labels, split, kind=kind, settings=settings)
     for layer in range(3):
         head = LinearProbes(1, 8, 3, seed=6) if kind == "linear" else AttentiveProbes(1, 8, 3, heads=2, seed=6)
         expected = trained_by_hand(head, states[layer : layer + 1], labels, split, **options)
@@ -265,6 +266,6 @@ def test_the_old_spelling_of_neighbors_still_works_and_is_deprecated(tiny_folder
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     labels = [LABELS[k % 3] for k in range(20)]
     new = probe(encoder, TEXTS[:20], labels, kind="knn", layers=[1], neighbors=1)
-    with pytest.warns(DeprecationWarning, match="`neighbours` is spelled `neighbors` now"):
-        old = probe(encoder, TEXTS[:20], labels, kind="knn", layers=[1], neighbours=1)
+    with pytest.warns(DeprecationWarning, match=r"`neighbours` is now `settings\.neighbors`"):
+        old = midlayer_encoders.probe(encoder, TEXTS[:20], labels, kind="knn", layers=[1], neighbours=1)
     assert old.frame.equals(new.frame)

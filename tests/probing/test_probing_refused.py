@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from midlayer_encoders import LayerEncoder, probe
+from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.probing.examples import read_examples
 from tests.cli.calls import run
+from tests.grouped import probe
 
 TEXTS = [f"text {number} about {word}" for number in range(6) for word in ("cats", "trains")]
 LABELS = ["animal", "thing"] * 6

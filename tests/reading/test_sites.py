@@ -19,12 +19,12 @@ from midlayer_encoders.cli import app
 from midlayer_encoders.encoder.options import NO_SITE
 from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.models.anatomy import find_anatomy
-from midlayer_encoders.probing import probe
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.sweeping import SweepResult, SweepSettings
 from tests.families import FAMILIES, inputs, tiny
+from tests.grouped import probe
 from tests.others_warnings import MTEB
 from tests.tiny_folders import TEXTS
 
@@ -127,7 +127,7 @@ def test_probe_reads_the_site(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     for kind in ("knn", "attentive"):
         epochs = {} if kind == "knn" else {"epochs": 1}
-        found = probe(encoder, texts, labels, kind=kind, site="mlp", **epochs)  # type: ignore[arg-type]
+        found = probe(encoder, texts, labels, kind=kind, site="mlp", **epochs)
         assert list(found.layers) == [1, 2, 3, 4]
         assert found.frame["revision"].unique().to_list() == ["default:mlp"]
     with pytest.raises(LayerIndexError, match=r"`layers` must be 1 or higher with site='mlp'"):

@@ -13,7 +13,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder.choosing import select_layer
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.selection import RULES, CannotChooseError, Selection, select, selection_passes
-from midlayer_encoders.selection.layer_scores import LABELS, surely_better
+from midlayer_encoders.selection.layer_scores import LABELS, is_significantly_better
 from tests.selection.frames import VALLEY, frame
 
 WORDS = ("cats and dogs", "stock markets", "rain in Spain", "card pins", "old books")
@@ -87,9 +87,9 @@ def test_labels_of_some_texts_are_enough(whole: LayerEncoder) -> None:
 
 def test_auto_follows_labels_only_where_they_are_sure() -> None:
     better = torch.tensor([[1.0] * 30 + [0.0] * 10, [1.0] * 10 + [0.0] * 30])
-    assert surely_better(better, 0, 1)
-    assert not surely_better(better, 1, 0)
-    assert not surely_better(better[:, 8:12], 0, 1), "four texts make nothing sure"
+    assert is_significantly_better(better, 0, 1)
+    assert not is_significantly_better(better, 1, 0)
+    assert not is_significantly_better(better[:, 8:12], 0, 1), "four texts make nothing sure"
 
 
 def test_labels_that_tell_no_layer_from_another_leave_the_choice_as_it_was(whole: LayerEncoder) -> None:
@@ -97,7 +97,7 @@ def test_labels_that_tell_no_layer_from_another_leave_the_choice_as_it_was(whole
     found = select(whole, easy, [text[0] for text in easy])
     assert set(found.frame.filter(kind="score")["value"]) == {1.0}
     assert found.layer == select(whole, easy).layer
-    assert found.reason.endswith("the labels tell no layer from another")
+    assert found.reason.endswith("all layers have the same accuracy on the labels")
 
 
 def test_too_few_texts_leave_the_rules_that_look_at_nothing(whole: LayerEncoder) -> None:
@@ -106,7 +106,7 @@ def test_too_few_texts_leave_the_rules_that_look_at_nothing(whole: LayerEncoder)
     assert {choice.reason for choice in found.choices if choice.rule == "half-match"} == {
         "needs 16 texts or more, but got 6"
     }
-    assert "No text was looked at" in found.confidence
+    assert "Too few texts were given" in found.confidence
     assert len(found.plot().axes) == 1, "the choices alone"
     with pytest.raises(CannotChooseError, match=r"'min-dime' cannot choose .* needs 16 texts or more, but got none"):
         select(whole, rule="min-dime")
@@ -147,9 +147,9 @@ def test_the_answer_reads_as_text_and_as_a_frame(labeled: Selection) -> None:
 
 def test_agreement_and_disagreement_are_said() -> None:
     apart = select(frame({"dime": VALLEY, "half_match": VALLEY[::-1]}))
-    assert "The rules disagree, from layer 2 to layer 8: 2 of 4 others" in apart.confidence
+    assert "The rules disagree, from layer 2 to layer 8: 2 of 4 other rules" in apart.confidence
     near = {"half_match": [0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.3, 0.2, 0.1]}
-    assert select(frame(near)).confidence == "The rules agree: all that answer choose layers 6 to 6."
+    assert select(frame(near)).confidence == "The rules agree: all that apply choose layers 6 to 6."
 
 
 def test_wrong_input_is_refused(whole: LayerEncoder, tiny_folder: Callable[[str], str]) -> None:
@@ -178,7 +178,7 @@ def test_no_texts_to_look_at_is_refused(whole: LayerEncoder) -> None:
 def test_equal_texts_are_said_to_be_equal(whole: LayerEncoder) -> None:
     found = select(whole, ["the same text"] * 20)
     words = "needs 16 different texts or more, but got 1"
-    assert found.reason.endswith(f"half match {words}, so it looks no further")
+    assert found.reason.endswith(f"half match {words}")
     reasons = {choice.rule: choice.reason for choice in found.choices}
     assert {reasons[rule] for rule in ("half-match", "valley-midpoint", "min-dime", "min-dataset-entropy")} == {words}
     with pytest.raises(CannotChooseError, match=words):

@@ -113,22 +113,22 @@ def test_agreement_counts_the_others_within_a_tenth_of_the_depth() -> None:
     found = select(made, rule="min-dime")
     # last 20, fixed-depth 16, infonce 12, half-match 0; `auto` follows another and is not counted
     assert (found.layer, found.agreement, found.spread) == (14, (2, 4), (0, 16))
-    assert found.confidence.startswith("The rules disagree, from layer 0 to layer 16: 2 of 4 others")
+    assert found.confidence.startswith("The rules disagree, from layer 0 to layer 16: 2 of 4 other rules")
     near = select(frame({"dime": at(14), "infonce": at(12)}, num_layers=20), rule="min-dime")
-    assert near.confidence == "The rules agree: all that answer choose layers 12 to 16."
+    assert near.confidence == "The rules agree: all that apply choose layers 12 to 16."
     apart = select(frame({"dime": at(14), "infonce": at(11)}, num_layers=20), rule="min-dime")
-    assert apart.confidence.startswith("The rules disagree, from layer 11 to layer 16: 1 of 3 others")
+    assert apart.confidence.startswith("The rules disagree, from layer 11 to layer 16: 1 of 3 other rules")
 
 
 def test_words_about_labels_claim_no_more_than_their_interval() -> None:
     plain = select(EVERY, rule="few-labels")
     sure = replace(plain, labels=LabelEvidence(count=40, layers=(3, 6), gain=5.0, low=0.5, high=9.0))
     assert sure.confidence == (
-        "On 40 labeled texts it is surely better than the last layer (+5.0 points, +0.5 to +9.0); "
-        "other draws of as many texts choose layers 3 to 6."
+        "On 40 labeled texts it is significantly better than the last layer (+5.0 points, +0.5 to +9.0); "
+        "other samples of as many texts choose layers 3 to 6."
     )
     unsure = replace(plain, labels=LabelEvidence(count=40, layers=(3, 6), gain=5.0, low=-0.5, high=9.0))
-    assert "it is not surely better than the last layer (+5.0 points, -0.5 to +9.0)" in unsure.confidence
+    assert "it is not significantly better than the last layer (+5.0 points, -0.5 to +9.0)" in unsure.confidence
     last = replace(sure, layer=8)
     assert "it is the last layer itself" in last.confidence
     assert "labeled" not in replace(sure, rule="min-dime").confidence, "labels say nothing of a rule without them"

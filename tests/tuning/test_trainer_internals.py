@@ -16,7 +16,7 @@ from accelerate.state import AcceleratorState
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.tuning.trainer_internals import WEIGHTS, add_lora, check_lora, merge_lora, without_autocast
+from midlayer_encoders.tuning.trainer_internals import WEIGHTS, add_lora, check_lora, merge_lora, remove_autocast
 from tests.tiny_folders import TEXTS
 from tests.tuning.rows import tuned
 
@@ -88,5 +88,5 @@ def test_vectors_are_those_of_float32_again_after_a_run_under_autocast(tiny_fold
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
     assert np.abs(encoder.encode(TEXTS) - expected).max() > 1e-4  # as the trainer leaves it
-    without_autocast(encoder)
+    remove_autocast(encoder)
     np.testing.assert_array_equal(encoder.encode(TEXTS), expected)

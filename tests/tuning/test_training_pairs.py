@@ -133,7 +133,7 @@ def test_texts_of_a_label_are_paired_each_an_anchor_once() -> None:
     texts = [
         {"text": f"{label}{n}", "label": label} for label, count in (("a", 5), ("b", 2), ("c", 1)) for n in range(count)
     ]
-    made = read_pairs(texts).trained_on(seed=0)
+    made = read_pairs(texts).loss_rows(seed=0)
     assert Counter(row["anchor"] for row in made) == Counter(row["positive"] for row in made)
     assert Counter(row["anchor"][0] for row in made) == {"a": 5, "b": 2}  # of one text there is no pair
     assert all(
@@ -141,7 +141,7 @@ def test_texts_of_a_label_are_paired_each_an_anchor_once() -> None:
     )
     assert all(row["anchor"] != row["positive"] for row in made)
     assert {(row["anchor"][0], row["label"]) for row in made} == {("a", 0), ("b", 1)}
-    assert made != read_pairs(texts).trained_on(seed=1)
+    assert made != read_pairs(texts).loss_rows(seed=1)
 
 
 def test_a_list_of_anchors_is_refused_instead_of_its_first_taken() -> None:
