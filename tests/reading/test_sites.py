@@ -212,5 +212,5 @@ def test_commands_take_a_site(tiny_folder: Folder, pairs: str, tmp_path: Path) -
     words = ["sweep", tiny_folder("Llama"), "--tasks", pairs, "--metrics", "none", "--device", "cpu", "--workers", "1"]
     result = CliRunner().invoke(app, [*words, "--site", "attention", "--out", str(tmp_path / "sweep")])
     assert result.exit_code == 0, result.output
-    assert "no encoder of it can be exported" in result.output
+    assert "cannot be exported as an encoder" in result.output
     assert "Export it:" not in result.output
