@@ -40,7 +40,7 @@ from midlayer_encoders.models.hub import BUILT_IN_MINILM, model_location
 from midlayer_encoders.models.load import NoPlanError, load_cut
 from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.models.transformers_internals import gguf_read_once
-from midlayer_encoders.recipes import Placed
+from midlayer_encoders.recipes import TokenLayout
 from midlayer_encoders.validation import check_choice
 
 
@@ -66,7 +66,7 @@ class EncoderParts:
     cut: Cut | JointCut
     gguf_file: str | None = None
     anatomy: Anatomy | None = None
-    placed: Placed = Placed()
+    placed: TokenLayout = TokenLayout()
     mix: several_layers.LayerMix | None = None
     saved_prompts: SavedPrompts = SavedPrompts()
 

@@ -20,7 +20,7 @@ from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import ModelNotFoundError, OptionError
 from midlayer_encoders.files.json_files import read_json
 from midlayer_encoders.models.hub import local_only, model_file
-from midlayer_encoders.recipes import Frame, Placed, frames_of, with_frame
+from midlayer_encoders.recipes import TemplateParts, TokenLayout, add_template, split_template
 from midlayer_encoders.recipes.counting import Counting
 from midlayer_encoders.recipes.vectors import middle_directions, vector_map
 
@@ -125,7 +125,7 @@ def resolve_prompts(options: EncoderOptions, saved: SavedPrompts) -> tuple[dict[
             "`default_prompt_name` must name one of `prompts` or, without them and without a template, a prompt that "
             f"the model's folder keeps (here: {names}), but got {options.default_prompt_name!r}."
         )
-    prefixes = {kind: frame.before for kind, frame in frames_of(options.template).items()}
+    prefixes = {kind: frame.before for kind, frame in split_template(options.template).items()}
     if len(set(prefixes.values())) == 1:
         return prompts, default
     if prompts is not None:
@@ -136,7 +136,7 @@ def resolve_prompts(options: EncoderOptions, saved: SavedPrompts) -> tuple[dict[
 # --- templates -------------------------------------------------------------------------------------------------------
 
 
-def apply_template(first: Any, options: EncoderOptions, name: str) -> Placed:
+def apply_template(first: Any, options: EncoderOptions, name: str) -> TokenLayout:
     """Make the first module's tokenizer add the template to each text, and return the positions of the text's tokens.
 
     Args:
@@ -145,8 +145,8 @@ def apply_template(first: Any, options: EncoderOptions, name: str) -> Placed:
         name: name of the model in errors.
     """
     if first.tokenizer is None or (options.template is None and options.template_tokens in (None, True)):
-        return Placed()
-    tokenizer, placed = with_frame(first.tokenizer, _tokenizer_frame(options), model=name)
+        return TokenLayout()
+    tokenizer, placed = add_template(first.tokenizer, _tokenizer_frame(options), model=name)
     if options.template is None:
         return placed
     if first.processor is first.tokenizer:
@@ -156,9 +156,9 @@ def apply_template(first: Any, options: EncoderOptions, name: str) -> Placed:
     return placed
 
 
-def _tokenizer_frame(options: EncoderOptions) -> Frame:
+def _tokenizer_frame(options: EncoderOptions) -> TemplateParts:
     """Return the part of the template that the tokenizer adds; prefixes that differ by kind of text are prompts."""
-    frames = frames_of(options.template)
+    frames = split_template(options.template)
     frame = frames["text"]
     if len({other.before for other in frames.values()}) == 1:
         return frame
@@ -167,7 +167,7 @@ def _tokenizer_frame(options: EncoderOptions) -> Frame:
             "`template_tokens` must not be False if queries and documents have different prefixes, since the start of "
             "the text is then unknown."
         )
-    return Frame("", frame.between, frame.after)
+    return TemplateParts("", frame.between, frame.after)
 
 
 def prompting_settings(options: EncoderOptions) -> str:
