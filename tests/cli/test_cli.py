@@ -147,7 +147,7 @@ def test_a_failing_checkpoint_is_the_exit_code_and_the_others_are_kept(
     weights.write_bytes(good)
     whole = CliRunner().invoke(app, command)
     assert whole.exit_code == 0, (whole.output, whole.exception)
-    assert "step2 failed" not in whole.output
+    assert "failed" not in whole.output.replace(str(tmp_path), "")
     frame = pl.read_parquet(tmp_path / "out" / "frame.parquet")
     assert frame.filter(pl.col("revision") != "step2").equals(kept)
     assert frame.height == 6
