@@ -120,7 +120,7 @@ def prompts(name: str, encoder: Any, texts: list[str], tokens: int) -> str:
 
 def main() -> None:
     from midlayer_encoders import LayerEncoder
-    from midlayer_encoders.media.texts import read_texts, wikitext_paragraphs
+    from midlayer_encoders.media.text_lists import read_texts, wikitext_paragraphs
     from midlayer_encoders.models.hub import built_in_model
 
     parser = argparse.ArgumentParser(description=__doc__)

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from benchmarks.vision.model import PatchTransformer
 from benchmarks.vision.run import reader_of
-from midlayer_encoders.analysis.probing import AttentiveProbes, LiveTokens, ProbeTraining
-from midlayer_encoders.analysis.probing.heads import num_heads
-from midlayer_encoders.analysis.probing.tokens import TokenSource, read_tokens
-from midlayer_encoders.analysis.probing.training import train_probes
+from midlayer_encoders.probing import AttentiveProbes, LiveTokens, ProbeSettings, Split
+from midlayer_encoders.probing.classifiers import num_heads
+from midlayer_encoders.probing.fitting import train_probes
+from midlayer_encoders.probing.tokens import TokenSource, read_tokens
 
 CLASSES = 10
 
@@ -86,7 +86,7 @@ class Bench:
     def source(self, layers: Sequence[int], kept: bool) -> TokenSource:
         reader = reader_of(self.trunk, self.images, causal=False, norm="final")
         reader = type(reader)(reader.model, reader.preprocess, reader.anatomy, layers, "final")
-        live = LiveTokens(reader, range(len(self.images)), "final")
+        live = LiveTokens(reader, range(len(self.images)))
         batches = [part.tolist() for part in torch.arange(len(self.images)).split(self.given.batch_size)]
         return read_tokens(live, batches, keep_gb=60 if kept else 0)
 
@@ -95,8 +95,8 @@ class Bench:
         if published:
             head = PublishedProbe(self.given.width, CLASSES)
         train_probes(
-            head.to(self.device), self.source(layers, kept), self.labels, train=self.train, validation=self.validation,
-            training=ProbeTraining(
+            head.to(self.device), self.source(layers, kept), self.labels, Split(self.train, self.validation, self.validation),
+            settings=ProbeSettings(
                 epochs=self.given.epochs, patience=self.given.epochs, batch_size=self.given.batch_size
             ),
         )  # fmt: skip

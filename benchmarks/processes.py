@@ -18,11 +18,11 @@ from typing import Any
 import joblib
 
 from benchmarks.scoring import encoder_of
-from midlayer_encoders.sweeping import run
-from midlayer_encoders.sweeping.group import Group, launch
-from midlayer_encoders.sweeping.scorer import Scorer
+from midlayer_encoders.sweeping import layer_sweep
+from midlayer_encoders.sweeping.processes import Group, launch
 from midlayer_encoders.sweeping.stored_layer import Embedder
-from midlayer_encoders.sweeping.together import Together
+from midlayer_encoders.sweeping.sweep_settings import SweepSettings
+from midlayer_encoders.sweeping.task_scoring import BatchScorer, TaskScorer
 
 RESULTS = Path(__file__).parent / "results" / "processes.md"
 STAGES = {"embedding": "embedding", "scoring": "scoring together", "confirming": "confirmation by mteb"}
@@ -58,10 +58,11 @@ class Clock:
 def measured(encoder: Any, group: Group, clock: Clock) -> dict[str, tuple[float, float]]:
     """Return what each stage of a sweep took in the process that took most."""
     clock.spent.clear()
-    run.launch = lambda *_, **__: group  # type: ignore[assignment]
+    layer_sweep.launch = lambda *_, **__: group  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as own:
         out = group.share(lambda: own)[0]
-        run.sweep(encoder, "builtin", out=out, workers=1, baselines=False, token_budget=1024)
+        settings = SweepSettings(workers=1, token_budget=1024)
+        layer_sweep.sweep(encoder, "builtin", out=out, baselines=False, settings=settings)
         each = group.share(clock.stages)
     return {stage: (max(one[stage][0] for one in each), max(one[stage][1] for one in each)) for stage in STAGES}
 
@@ -73,7 +74,7 @@ def main() -> None:
     given = parser.parse_args()
     both, clock = launch(2, 1, cpu=True), Clock()
     for owner, name, stage in (
-        (Embedder, "__call__", "embedding"), (Together, "scores", "scoring"), (Scorer, "_confirmed", "confirming"),
+        (Embedder, "__call__", "embedding"), (BatchScorer, "scores", "scoring"), (TaskScorer, "_confirm", "confirming"),
     ):  # fmt: skip
         clock.watch(owner, name, stage)
     encoder = encoder_of(given.model, "cpu")

@@ -25,8 +25,8 @@ import torch
 from benchmarks.real_tasks import DATA, shortened
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.models.hub import built_in_model
-from midlayer_encoders.scoring import recording, support  # noqa: F401  (imported before anything is timed)
-from midlayer_encoders.sweeping import SweepResult
+from midlayer_encoders.scoring import recording  # noqa: F401  (imported before anything is timed)
+from midlayer_encoders.sweeping import SweepResult, SweepSettings
 
 RESULTS = Path(__file__).parent / "results" / "scoring.md"
 HEAD = """# All layers scored together, against mteb
@@ -72,8 +72,8 @@ def timed(
     clock = Clock()
     with tempfile.TemporaryDirectory() as out:
         result = sweep(
-            encoder, tasks, layers=layers, out=Path(out), store=store, baselines=False, scoring=scoring, workers=workers,
-            progress=clock,
+            encoder, tasks, layers=layers, out=Path(out), store=store, baselines=False, progress=clock,
+            settings=SweepSettings(scoring=scoring, workers=workers),
         )  # fmt: skip
     assert not result.failures, result.failures
     return result, clock

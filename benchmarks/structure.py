@@ -37,7 +37,7 @@ def modules() -> dict[str, Path]:
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    for path in sorted((ROOT / "callbacks").glob("*.py")):  # reached through a link, which rglob does not follow
+    for path in sorted((ROOT / "callbacks").glob("*.py")):  # imported as midlayer_encoders.callbacks
         name = f"{PACKAGE}.callbacks" + ("" if path.stem == "__init__" else f".{path.stem}")
         found[name] = path
     return found
@@ -50,8 +50,9 @@ def imported(path: Path, known: Mapping[str, Path]) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            parts = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= {part for part in parts if part in known} or {node.module}
+            module = f"{PACKAGE}.callbacks.{node.module}" if node.level else node.module  # only they import relatively
+            parts = {f"{module}.{alias.name}" for alias in node.names}
+            names |= {part for part in parts if part in known} or {module}
     return {name for name in names if name in known}
 
 

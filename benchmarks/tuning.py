@@ -31,7 +31,8 @@ import torch
 from scipy.stats import spearmanr
 
 from midlayer_encoders import LayerEncoder, tune
-from midlayer_encoders.scoring.classification import Experiment, classification_scores
+from midlayer_encoders.scoring.classification import ClassifierData, Classifiers
+from midlayer_encoders.tuning import TuneSettings
 
 RESULTS = Path(__file__).parent / "results"
 TRAIN = {"Banking77Classification": "train.jsonl", "STSBenchmark": "validation.jsonl"}
@@ -61,12 +62,12 @@ class Test:
         labels = torch.tensor([row["label"] for row in train + test])
         asked = torch.arange(len(train), len(self.texts))
         self.experiments = [
-            Experiment(rows := torch.from_numpy(np.concatenate(one)), labels[rows], asked, labels[asked])
+            ClassifierData(rows := torch.from_numpy(np.concatenate(one)), labels[rows], asked, labels[asked])
             for one in drawn
         ]
         used = torch.unique(torch.cat([torch.cat([one.train, one.test]) for one in self.experiments]))
         self.experiments = [
-            Experiment(torch.searchsorted(used, one.train), one.train_labels, torch.searchsorted(used, one.test), one.test_labels)
+            ClassifierData(torch.searchsorted(used, one.train), one.train_labels, torch.searchsorted(used, one.test), one.test_labels)
             for one in self.experiments
         ]  # fmt: skip
         self.texts = [self.texts[place] for place in used.tolist()]
@@ -76,7 +77,7 @@ class Test:
         if self.task == "STSBenchmark":
             near = torch.nn.functional.cosine_similarity(*vectors.chunk(2)).cpu()
             return 100 * float(spearmanr(near, self.wanted).statistic)
-        return 100 * float(classification_scores(vectors[None].clone(), self.experiments))
+        return 100 * float(Classifiers(tuple(self.experiments)).scores(vectors[None].clone()))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -125,8 +126,11 @@ def run(given: argparse.Namespace) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 made = tune(
                     given.model, layer, given.tasks / given.task / TRAIN[given.task], out=Path(folder) / "run", tasks=(),
-                    max_steps=given.steps, batch_size=given.batch, held_out=0, checkpoints=0, seed=seed, device=device,
-                    max_length=MAX_LENGTH, lora=given.lora or False, learning_rate=given.rate,
+                    settings=TuneSettings(
+                        max_steps=given.steps, batch_size=given.batch, held_out=0, checkpoints=0, seed=seed,
+                        lora=given.lora or False, learning_rate=given.rate,
+                    ),
+                    device=device, max_length=MAX_LENGTH,
                 )  # fmt: skip
                 seconds = made.trained.seconds
                 score = test.score(encoded(made.encoder, test.texts))

@@ -1,4 +1,4 @@
-"""A fence around what draws from the global generators, or seeds them as mteb does: the caller's own draws stay."""
+"""Isolation of code that draws from the global random generators or seeds them, as mteb does."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["isolated_random"]
-
-_turn = threading.RLock()  # the generators are the process's: threads that use them wait for one another
+_lock = threading.RLock()  # all threads of a process share the generators
 
 
-def _start_anew() -> None:
-    """Forget who holds the lock in the parent process: that thread, which would let it go, is not in this one."""
-    global _turn
-    _turn = threading.RLock()
+def _reset_lock() -> None:
+    """Replace the lock in a forked child, where the thread that held it does not exist."""
+    global _lock
+    _lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_anew)
+    os.register_at_fork(after_in_child=_reset_lock)
 
 
 @contextmanager
 def isolated_random() -> Iterator[None]:
-    """Restore the states of ``random``, NumPy's and torch's global generators on leaving the block.
+    """Restore the global generators of ``random``, NumPy and torch when the block ends.
 
-    One thread at a time is inside such a block, so that none draws from what another seeded.
+    Only one thread at a time runs such a block.
 
     Example:
         >>> import random
@@ -39,9 +37,9 @@ def isolated_random() -> Iterator[None]:
     import random
 
     import numpy as np
-    import torch  # before mteb: it seeds torch only where torch is already there
+    import torch  # mteb seeds torch only if torch is already imported
 
-    with _turn:
+    with _lock:
         states = random.getstate(), np.random.get_state(), torch.get_rng_state()
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
         try:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from midlayer_encoders import LayerEncoder, compare, measure, progression, sweep
+from midlayer_encoders import LayerEncoder, measure, progression, sweep
 from midlayer_encoders.errors import MidlayerError, OptionError
+from tests.grouped import compare
 
 TEXTS = [f"text number {number}" for number in range(12)]
 

@@ -23,9 +23,20 @@ from benchmarks.pretraining.findings import (
 )
 from benchmarks.pretraining.record import TOKENS, TUNED, Run, known, read_run, seeds
 from midlayer_encoders.frame.steps import History
-from midlayer_encoders.report.axes import Axis, amount_axis, layer_axis
-from midlayer_encoders.report.charts import Chart, Dots, Level, Line, Panel, Part, Rule, value_axis
-from midlayer_encoders.report.matplotlib_figures import draw
+from midlayer_encoders.report.charts import (
+    Axis,
+    Chart,
+    Dots,
+    Level,
+    Line,
+    Panel,
+    Part,
+    Rule,
+    amount_axis,
+    layer_axis,
+    value_axis,
+)
+from midlayer_encoders.report.drawing import draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

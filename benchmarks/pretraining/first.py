@@ -17,9 +17,8 @@ from benchmarks.pretraining.tables import table
 from midlayer_encoders.frame import FRAME_SCHEMA, histories, settled, step_of
 from midlayer_encoders.frame.steps import step_word
 from midlayer_encoders.report import plot_steps_heat
-from midlayer_encoders.report.axes import Axis, layer_axis
-from midlayer_encoders.report.charts import Chart, Dots, Line, Panel, Part, value_axis
-from midlayer_encoders.report.matplotlib_figures import draw
+from midlayer_encoders.report.charts import Axis, Chart, Dots, Line, Panel, Part, layer_axis, value_axis
+from midlayer_encoders.report.drawing import draw
 
 RESULTS = Path(__file__).parent / "results" / "first"
 FIGURES = Path(__file__).parents[2] / "docs" / "figures" / "training_first"

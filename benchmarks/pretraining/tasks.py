@@ -51,7 +51,7 @@ def read_tasks(folder: Path) -> list[Task]:
             task = source.make()
             (asked,) = record(task, _texts)
         name = source.name.rpartition("-")[0]
-        made.append(Task(name, str(task.metadata.main_score), list(asked.keys), asked.question.scores))
+        made.append(Task(name, str(task.metadata.main_score), list(asked.keys), asked.scorer.scores))
     return made
 
 

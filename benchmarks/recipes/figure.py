@@ -7,10 +7,9 @@ from pathlib import Path
 import polars as pl
 
 from midlayer_encoders.frame import Curve, summary
-from midlayer_encoders.report.axes import layer_axis
-from midlayer_encoders.report.charts import Chart, Dots, Level, Line, Panel, Word, value_axis
-from midlayer_encoders.report.matplotlib_figures import draw
-from midlayer_encoders.report.recipes import plot_recipes
+from midlayer_encoders.report.charts import Chart, Dots, Level, Line, Panel, Word, layer_axis, value_axis
+from midlayer_encoders.report.drawing import draw
+from midlayer_encoders.report.score_charts import plot_recipes
 
 HERE = Path(__file__).parent
 SHOWN = ("plain", "plain+last", "one-word", "one-word+mean", "one-word+filter", "summarize", "echo")

@@ -63,7 +63,7 @@ def main() -> None:
         for store, recorded in asked.values():
             each = [
                 layer_scores(
-                    one.question, one.keys, layers, partial(filtered, store, matrix),
+                    one.scorer, one.keys, layers, partial(filtered, store, matrix),
                     device=torch.device(encoder.device),
                 )
                 for one in recorded

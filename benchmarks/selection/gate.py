@@ -24,7 +24,7 @@ from benchmarks.selection.run import write_part
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.frame import Curves
 from midlayer_encoders.measuring import measure_layers
-from midlayer_encoders.selection.rules import DEPTH, made_for_texts
+from midlayer_encoders.selection.rules import DEPTH, is_embedding_model
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "gate.csv"
@@ -113,7 +113,7 @@ class Looked:
     @property
     def opens(self) -> bool:
         curve = dict(enumerate(self.values))
-        return made_for_texts(Curves(self.model, "", len(curve) - 1, {"half_match": curve}, {}, {}))
+        return is_embedding_model(Curves(self.model, "", len(curve) - 1, {"half_match": curve}, {}, {}))
 
     @property
     def opened(self) -> bool:

@@ -19,11 +19,11 @@ from torch import Tensor
 from benchmarks.vision.images import ImageBatches, augmented, normalised, read_zip
 from benchmarks.vision.model import PatchTransformer
 from benchmarks.vision.objectives import OBJECTIVES, Objective
-from midlayer_encoders.analysis.probing import LiveTokens, ProbeResult, ProbeTraining, Split, probe_tokens, wilson
-from midlayer_encoders.analysis.probing.tokens import read_tokens, read_vectors
 from midlayer_encoders.callbacks import LayerMetricsCallback
 from midlayer_encoders.measuring import make_for_views, num_views, token_receiver, update_metrics
 from midlayer_encoders.models.anatomy import find_anatomy
+from midlayer_encoders.probing import LiveTokens, ProbeResult, ProbeSettings, Split, probe_tokens, wilson
+from midlayer_encoders.probing.tokens import read_tokens, read_vectors
 from midlayer_encoders.reading.reader import LayerReader
 
 try:
@@ -97,7 +97,7 @@ def probe_trunk(
             labels.cpu(),
             split,
             kind=kind,  # type: ignore[arg-type]
-            training=ProbeTraining(epochs=epochs, batch_size=512),
+            settings=ProbeSettings(epochs=epochs, batch_size=512),
             device=device,
         )
         count = right.shape[1]

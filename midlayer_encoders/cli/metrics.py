@@ -1,4 +1,4 @@
-"""``midlayer metrics``: every layer of a model measured on your texts."""
+"""``midlayer metrics``: measure every layer of a model."""
 
 from __future__ import annotations
 
@@ -8,94 +8,82 @@ from typing import Annotated
 import typer
 
 from midlayer_encoders._types import READ_SITES
-from midlayer_encoders.cli._app import (
-    FieldName,
-    LayersText,
-    Limit,
-    MetricNames,
-    Model,
-    Seed,
-    SiteName,
-    SkipBad,
-    SomeAudio,
-    SomeImages,
-    SomeTexts,
-    app,
-    console,
-    first_of,
-    one_source,
-    parse_layers,
-    parse_names,
-    print_by_layer,
-    quieten,
-    read_source,
-    results_folder,
-    whole_model,
-)
-from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running, print_result, shown
+from midlayer_encoders.cli import _arguments, _output
+from midlayer_encoders.cli._app import command
+from midlayer_encoders.cli._progress import show_progress
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.errors import check_choice, check_seed
+from midlayer_encoders.validation import check_choice, check_seed
+
+_FILES = ["metrics.parquet", "metrics.csv", "metrics.png"]
 
 
-@app.command()
-@long_running
-@model_options(norm="none")
+@command(
+    "Look inside",
+    "midlayer metrics MODEL --texts texts.txt --out runs/metrics",
+    "midlayer metrics MODEL --images photos/ --metrics all --out runs/m",
+    norm="none",
+)
 def metrics(
     *,
     context: typer.Context,
-    model: Model,
+    model: _arguments.Model,
     out: Annotated[
         Path | None,
         typer.Option(
             help="Folder for the frame (parquet and CSV) and the figure.", show_default="midlayer-results/metrics-MODEL"
         ),
     ] = None,
-    texts: SomeTexts = None,
-    images: SomeImages = None,
-    audio: SomeAudio = None,
+    texts: _arguments.OptionalTexts = None,
+    images: _arguments.OptionalImages = None,
+    audio: _arguments.OptionalAudio = None,
     sounds: Annotated[Path | None, typer.Option(hidden=True)] = None,
-    skip_bad: SkipBad = False,
-    names: MetricNames = "all",
-    layers: LayersText = "all",
-    site: SiteName = "block",
-    field: FieldName = None,
+    skip_bad: _arguments.SkipBad = False,
+    metric_names: _arguments.MetricNames = "paper",
+    layers: _arguments.LayersWords = "all",
+    site: _arguments.SiteName = "block",
+    field: _arguments.FieldName = None,
     wikitext: Annotated[bool, typer.Option(help="Drop headings and paragraphs under 30 tokens.")] = False,
-    limit: Limit = None,
-    seed: Seed = 0,
+    limit: _arguments.Limit = None,
+    seed: _arguments.Seed = 0,
     options: EncoderOptions,
 ) -> None:
-    """Measure every layer of a model on your texts, images or audio: one pass over them, and one for each view."""
-    quieten()
-    from midlayer_encoders.measuring import measure, num_passes
-    from midlayer_encoders.media.texts import wikitext_paragraphs
+    """Measure every layer of a model on your texts, images or audio."""
+    _arguments.silence_libraries()
+    from midlayer_encoders import measure
+    from midlayer_encoders.measuring import num_passes
+    from midlayer_encoders.media.text_lists import wikitext_paragraphs
     from midlayer_encoders.report import write_metrics_figure
     from midlayer_encoders.report.results import write_frame
 
-    out = out or results_folder("metrics", model)
+    out = out or _arguments.results_folder("metrics", model)
     check_choice("--site", site, READ_SITES)
-    first_of([], limit)
+    _arguments.take_first([], limit)
     check_seed(seed)
-    wanted = parse_names(names)
-    passes = num_passes(wanted)  # a wrong name is refused before the model is loaded
-    kind, source = one_source(context, {"texts": texts, "images": images, "audio": audio, "sounds": sounds})
-    lines = read_source(kind, source, field=field, skip_bad=skip_bad)
-    encoder = whole_model(model, options)
-    if wikitext:
-        # Of the whole paragraph: --max-length must not make it a short one.
-        lines = wikitext_paragraphs(lines, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
-    lines = first_of(lines, limit)
+    names = _arguments.parse_metrics(metric_names)
+    passes = num_passes(names)  # refuses an unknown name before the model is loaded
+    paths = {"texts": texts, "images": images, "audio": audio, "sounds": sounds}
+    kind, path = _arguments.single_source(context, paths)
+    inputs = _arguments.read_source(kind, path, field=field, skip_bad=skip_bad)
+    encoder = _arguments.load_model(model, options)
+    if wikitext:  # counts the tokens of the whole paragraph, whatever --max-length is
+        inputs = wikitext_paragraphs(inputs, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
+    inputs = _arguments.take_first(inputs, limit)
     unit = "waveforms" if kind == "audio" else kind
-    with shown({"measuring": f"{len(lines)} {unit}, {passes} passes"}) as progress:
+    with show_progress({"measuring": f"{len(inputs)} {unit}, {passes} passes"}) as progress:
         frame = measure(
-            encoder, lines, metrics=wanted, layers=parse_layers(layers), site=site, seed=seed,  # type: ignore[arg-type]
-            dataset=source.stem, progress=progress,
-        )  # fmt: skip
-    for suffix in ("parquet", "csv"):
-        write_frame(frame, out / f"metrics.{suffix}")
+            encoder,
+            inputs,
+            metrics=names,
+            layers=_arguments.parse_layers(layers),
+            site=site,  # type: ignore[arg-type]
+            seed=seed,
+            dataset=path.stem,
+            progress=progress,
+        )
+    for name in ("metrics.parquet", "metrics.csv"):
+        write_frame(frame, out / name)
     write_metrics_figure(frame, out / "metrics.png")
-    names_of_files = ["metrics.parquet", "metrics.csv", "metrics.png"]
-    print_result(folder=out, files=names_of_files, values=frame.select("layer", "name", "value").to_dicts())
-    cells = frame.select("layer", "name", "value").iter_rows()
-    print_by_layer({(layer, name): f"{value:.4g}" for layer, name, value in cells})
-    console().print(f"Written to {out}: {', '.join(names_of_files)}", soft_wrap=True)
+    values = frame.select("layer", "name", "value")
+    _output.print_result(folder=out, files=_FILES, values=values.to_dicts())
+    _output.print_by_layer({(layer, name): f"{value:.4g}" for layer, name, value in values.iter_rows()})
+    _output.print_text(f"Written to {out}: {', '.join(_FILES)}", wrap=False)

@@ -3,91 +3,74 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from midlayer_encoders.cli._app import (
-    FieldName,
-    LayersText,
-    Limit,
-    MetricNames,
-    Seed,
-    TextsFile,
-    Views,
-    app,
-    console,
-    first_of,
-    parse_layers,
-    parse_names,
-    print_by_layer,
-    print_report,
-    quieten,
-    read_own,
-    results_folder,
-)
-from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running, print_result, shown
+from midlayer_encoders.cli import _arguments, _output
+from midlayer_encoders.cli._app import command
+from midlayer_encoders.cli._progress import show_progress
 from midlayer_encoders.encoder.options import EncoderOptions
 
-if TYPE_CHECKING:
-    from midlayer_encoders.analysis.progression import ProgressionResult
 
-
-@app.command()
-@long_running
-@model_options(without=["revision"], norm="none")  # --revisions names them
+@command(
+    "Look inside",
+    "midlayer progression checkpoints/ --texts texts.txt --out runs/steps",
+    "midlayer progression MODEL --revisions step1,step512 --texts t.txt --out r",
+    without=["revision"],  # --revisions names them
+    norm="none",
+)
 def progression(
     *,
-    model: Annotated[str, typer.Argument(help="Name on the hub, or a folder of checkpoint-500, step500, …")],
-    texts: TextsFile,
+    model: Annotated[str, typer.Argument(help="Hub name, or a folder of checkpoint-500, step500, …")],
+    texts: _arguments.TextsFile,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for frame, figures and page; a killed run goes on there.",
+            help="Folder for frame, figures and page; an interrupted run continues there.",
             show_default="midlayer-results/progression-MODEL",
         ),
     ] = None,
     revisions: Annotated[
-        str | None, typer.Option(help="step1,step512,…: on the hub, or sub-folders of MODEL (all by default).")
+        str | None, typer.Option(help="step1,step512,…: on the hub, or subfolders of MODEL (all by default).")
     ] = None,
-    names: MetricNames = "paper",
-    layers: LayersText = "all",
-    field: FieldName = None,
-    limit: Limit = None,
-    views: Views = 16,
-    seed: Seed = 0,
+    metrics: _arguments.MetricNames = "paper",
+    layers: _arguments.LayersWords = "all",
+    field: _arguments.FieldName = None,
+    limit: _arguments.Limit = None,
+    views: _arguments.Views = 16,
+    seed: _arguments.Seed = 0,
     options: EncoderOptions,
 ) -> None:
-    """Measure every layer at every step of a model's training: which layers settle first?"""
-    quieten()
-    from midlayer_encoders.analysis.progression import progression as run
+    """Measure every layer at every step of a model's training, and show which layers settle first."""
+    _arguments.silence_libraries()
+    from midlayer_encoders.comparing import progression as measure_progression
 
-    out = out or results_folder("progression", model)
-    wanted = parse_names(names)
-    asked = [name.strip() for name in revisions.split(",")] if revisions else None
-    lines = first_of(read_own(texts, field=field), limit)
-    with shown() as progress:
-        result = run(
-            model, asked, texts=lines, metrics=wanted, layers=parse_layers(layers), views=views, seed=seed,
-            dataset=texts.stem, out=out, **options.changed() | {"norm": options.norm},
+    out = out or _arguments.results_folder("progression", model)
+    with show_progress() as progress:
+        result = measure_progression(
+            model,
+            [name.strip() for name in revisions.split(",")] if revisions else None,
+            metrics=_arguments.parse_metrics(metrics),
+            texts=_arguments.take_first(_arguments.read_texts(texts, field=field), limit),
+            layers=_arguments.parse_layers(layers),
+            views=views,
+            seed=seed,
+            dataset=texts.stem,
+            out=out,
             progress=progress,
-        )  # fmt: skip
-    print_result(
-        folder=out, report=out / "report.html", words=result.words(), failures=result.failures,
-        settled=result.settled().to_dicts(),
-    )  # fmt: skip
-    _print_settled(result)
-    for name, error in result.failures.items():
-        console().print(f"{name} failed, {error}", style="bold red", highlight=False, markup=False)
-    print_report(out / "report.html")
+            **options.changed() | {"norm": options.norm},
+        )
+    report = out / "report.html"
+    settled = result.settled()
+    _output.print_result(
+        folder=out, report=report, words=result.words(), failures=result.failures, settled=settled.to_dicts()
+    )
+    steps = settled.select("layer", "name", "step").iter_rows()
+    cells = {(layer, name): "" if step is None else str(step) for layer, name, step in steps}
+    _output.print_by_layer(cells, title="settled within 10 % of the metric's range from step")
+    _output.print_text(" ".join(result.words()))
+    _output.print_failures(result.failures)
+    _output.print_report(report)
     if result.failures:
         raise typer.Exit(1)
-
-
-def _print_settled(result: ProgressionResult) -> None:
-    """Print from which step on each layer stays near where it ends, and the finding in words."""
-    ends = result.settled().select("layer", "name", "step")
-    cells = {(layer, name): "" if step is None else str(step) for layer, name, step in ends.iter_rows()}
-    print_by_layer(cells, title="settled within 10 % of the metric's range from step")
-    console().print(" ".join(result.words()), highlight=False)

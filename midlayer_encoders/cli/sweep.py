@@ -1,48 +1,27 @@
-"""``midlayer sweep``, ``report`` and ``demo``: every layer of a model scored on tasks, and its page."""
+"""``midlayer sweep`` and ``report``: score every layer of a model on tasks, and write the page."""
 
 from __future__ import annotations
 
-import inspect
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from midlayer_encoders.cli._app import (
-    LayersText,
-    Model,
-    RecipeNames,
-    SiteName,
-    app,
-    asked_recipes,
-    console,
-    parse_layers,
-    parse_names,
-    print_report,
-    print_table,
-    quieten,
-    whole_model,
-)
-from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import (
-    first_process,
-    json_result,
-    long_running,
-    print_result,
-    shown,
-    silence,
-    waiting,
-)
+from midlayer_encoders._types import READ_SITES
+from midlayer_encoders.cli import _arguments, _output, _progress
+from midlayer_encoders.cli._app import command
 from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.validation import check_choice
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.sweeping import RecipesResult, SweepResult
 
-# Those of the paper's metrics that compare no views of a text.
-_ONE_PASS = "prompt_entropy,dataset_entropy,effective_rank,curvature"
+ONE_PASS_METRICS = ("prompt_entropy", "dataset_entropy", "effective_rank", "curvature")
+"""The paper's metrics that compare no views of a text."""
+
 STAGES = {
     "reading": "tasks read",
     "planning": "tasks planned",
@@ -54,208 +33,224 @@ STAGES = {
 }
 
 
-@app.command()
-@long_running
-@model_options()
+@command(
+    "Find the layer",
+    "midlayer sweep MODEL --tasks ./reviews.jsonl --out runs/reviews",
+    "midlayer sweep built-in --tasks builtin --recipes plain,one-word",
+)
 def sweep(
     *,
-    model: Model,
+    model: _arguments.Model,
     tasks: Annotated[
-        str, typer.Option(help="Names of mteb tasks or benchmarks, paper, builtin, or paths, with commas.")
+        str, typer.Option(help="mteb tasks or benchmarks, paper, builtin, or paths of your data, separated by commas.")
     ],
-    layers: LayersText = "all",
-    recipes: RecipeNames = None,
-    site: SiteName = "block",
-    names: Annotated[
-        str, typer.Option("--metrics", help="none, paper, all, or names with commas; the default takes one pass.")
-    ] = _ONE_PASS,
+    layers: _arguments.LayersWords = "all",
+    recipes: _arguments.RecipeNames = None,
+    site: _arguments.SiteName = "block",
+    metrics: Annotated[
+        str, typer.Option(help="none, paper, all, or names separated by commas; the default needs one pass.")
+    ] = ",".join(ONE_PASS_METRICS),
     out: Annotated[Path | None, typer.Option(help="Folder for frame, results and page.")] = None,
-    store: Annotated[Path | None, typer.Option(help="Folder of embeddings, which sweeps may share.")] = None,
-    half: Annotated[bool, typer.Option(help="Keep the embeddings in float16: half the room.")] = False,
+    store: Annotated[Path | None, typer.Option(help="Folder of embeddings, which sweeps can share.")] = None,
+    store_dtype: Annotated[str, typer.Option(help="float32, or float16 to halve the disk space.")] = "float32",
+    half: Annotated[bool, typer.Option("--half", help="The same as --store-dtype float16.")] = False,
     scoring: Annotated[
-        str, typer.Option(help="together: all layers at once, the best and the last confirmed by mteb; or mteb alone.")
+        str, typer.Option(help="together scores all layers at once and confirms the best with mteb; mteb uses only it.")
     ] = "together",
     workers: Annotated[
-        int | None, typer.Option(help="Processes that score layers by mteb; all cores by default.")
+        int | None, typer.Option(help="Processes for scoring with mteb; by default one per core.")
     ] = None,
-    devices: Annotated[int, typer.Option(help="Processes on each machine that share the sweep.")] = 1,
-    num_nodes: Annotated[int, typer.Option(help="Machines that share it (torchrun or SLURM start them).")] = 1,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the blocks: pays for many texts only.")] = False,
+    devices: Annotated[int, typer.Option(help="Processes per machine that share the sweep.")] = 1,
+    num_nodes: Annotated[int, typer.Option(help="Machines that share the sweep, started by torchrun or SLURM.")] = 1,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the blocks; worth it for many texts.")] = False,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Say what each task is taken for and how long it all takes, and write nothing."),
+        bool, typer.Option("--dry-run", help="Print how each task is read and the estimated time; write nothing.")
     ] = False,
     options: EncoderOptions,
 ) -> None:
-    """Score every layer of a model on mteb tasks from one forward pass over each text."""
-    quieten()
-    from midlayer_encoders._types import READ_SITES
-    from midlayer_encoders.errors import check_choice
+    """Score every layer of a model on tasks, from one forward pass over each text."""
+    _arguments.silence_libraries()
     from midlayer_encoders.files import folder_lock
     from midlayer_encoders.models.hub import check_model
     from midlayer_encoders.tasks import task_sources
 
     check_choice("--site", site, READ_SITES)
-    check_choice("--scoring", scoring, ("together", "mteb"))  # a wrong word is refused before the model is loaded
-    if not dry_run:  # which says what it can without the model
-        check_model(model, options.revision, gguf_file=options.gguf_file)  # before mteb and torch are waited for
-    first = _first(devices, num_nodes)
+    check_choice("--scoring", scoring, ("together", "mteb"))
+    if not dry_run:  # a dry run reports what it can without the model
+        check_model(model, options.revision, gguf_file=options.gguf_file)  # before mteb and torch are imported
+    first = _is_first(devices, num_nodes)
     if not first:
-        silence()
+        _progress.silence()
+    from midlayer_encoders.sweeping import SweepSettings
+
+    arguments: dict[str, Any] = {
+        "layers": _arguments.parse_layers(layers),
+        "site": site,
+        "metrics": _arguments.parse_metrics(metrics),
+        "settings": SweepSettings(
+            scoring=cast(Any, scoring),
+            workers=workers,
+            store_dtype="float16" if half else cast(Any, store_dtype),
+            compile=compiled,
+            devices=devices,
+            num_nodes=num_nodes,
+        ),
+    }
     if dry_run:
-        asked, options = asked_recipes(recipes, options)
-        _preview(
-            model, tasks.split(","), layers=parse_layers(layers), site=site, metrics=parse_names(names),
-            store_dtype="float16" if half else "float32", recipes=asked, **options.changed(),
-        )  # fmt: skip
+        arguments["recipes"], options = _arguments.parse_recipes(recipes, options)
+        _preview(model, tasks.split(","), **arguments, **options.changed())
         return
-    with waiting("tasks", "Reading the tasks"):
-        task_sources(tasks.split(","))  # likewise
-    asked, options = asked_recipes(recipes, options)
+    with _progress.show_waiting("tasks", "Reading the tasks"):
+        task_sources(tasks.split(","))  # refuses unknown tasks before the model is loaded
+    arguments["recipes"], options = _arguments.parse_recipes(recipes, options)
     if first and out is not None and out.is_dir():
-        with folder_lock(out):  # likewise a folder that another sweep writes to
+        with folder_lock(out):  # refuses a folder that another sweep is writing
             pass
     if first:
-        _print_price(parse_names(names))
-    encoder = whole_model(model, options)
-    run_sweep(
-        encoder, tasks.split(","), layers=parse_layers(layers), site=site, metrics=parse_names(names), out=out,
-        store=store, store_dtype="float16" if half else "float32", scoring=scoring, workers=workers, devices=devices,
-        num_nodes=num_nodes, compile=compiled, recipes=asked,
-    )  # fmt: skip
+        _print_cost(arguments["metrics"])
+    run_sweep(_arguments.load_model(model, options), tasks.split(","), out=out, store=store, **arguments)
 
 
-def _preview(model: str, tasks: list[str], **options: Any) -> None:
-    """Print what a sweep would do; exit with 1 where it would refuse something."""
+def _preview(model: str, tasks: list[str], **arguments: Any) -> None:
+    """Print what a sweep would do; exit with 1 if it would fail."""
     from midlayer_encoders.cli._dry_run import print_preview
     from midlayer_encoders.sweeping import preview
 
-    with shown({"looking": "tasks looked at", "timing": "batches and tasks timed"}) as progress:
-        found = preview(model, tasks, progress=progress, **options)
-    print_preview(found)
-    if found.error is not None or any(task.error is not None for task in found.tasks):
+    with _progress.show_progress({"looking": "tasks read", "timing": "batches and tasks timed"}) as progress:
+        result = preview(model, tasks, progress=progress, **arguments)
+    print_preview(result)
+    if result.error is not None or any(task.error is not None for task in result.tasks):
         raise typer.Exit(1)
 
 
-def _first(devices: int, num_nodes: int) -> bool:
-    """Return whether this process prints what several that share a sweep found."""
-    return devices * num_nodes <= 1 or first_process()
+def _is_first(devices: int, num_nodes: int) -> bool:
+    """Return True in the process that prints the result of a shared sweep."""
+    return devices * num_nodes <= 1 or _progress.is_first_process()
 
 
-def _print_price(metrics: str | list[str]) -> None:
-    """Print what metrics that compare views cost, before it is paid; a wrong name is refused."""
+def _print_cost(metrics: str | list[str]) -> None:
+    """Print the cost of metrics that compare views."""
     from midlayer_encoders.measuring import num_passes
-    from midlayer_encoders.sweeping.run import sweep
+    from midlayer_encoders.sweeping import SweepSettings
 
-    if not metrics:
-        return
-    defaults = inspect.signature(sweep).parameters
-    passes, texts = num_passes(metrics, views=defaults["views"].default), defaults["metric_texts"].default
+    passes = num_passes(metrics, views=SweepSettings.views) if metrics else 0
+    texts = SweepSettings.metric_texts
     if passes > 1:
-        console().print(
-            f"The metrics read {texts} texts {passes} times, once and as {passes - 1} views: as much as embedding "
-            f"{texts * passes:,} texts. Without --metrics they are read once.", highlight=False,
-        )  # fmt: skip
+        _output.print_text(
+            f"The metrics read {texts} texts {passes} times, once and as {passes - 1} views, which costs as much as "
+            f"embedding {texts * passes:,} texts."
+        )
 
 
-def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
-    """Run a sweep with its bars, print the table and where the page lies; exit with 1 where a task failed."""
+def run_sweep(encoder: LayerEncoder, tasks: list[str], **arguments: Any) -> None:
+    """Run a sweep with progress, and print its table and report; exit with 1 if a task failed."""
     from midlayer_encoders import sweeping
 
-    with shown(STAGES) as progress:
-        result = sweeping.sweep(encoder, tasks, progress=progress, **options)
-    if not _first(options.get("devices", 1), options.get("num_nodes", 1)):
+    with _progress.show_progress(STAGES) as progress:
+        result = sweeping.sweep(encoder, tasks, progress=progress, **arguments)
+    settings = arguments.get("settings")
+    if settings is not None and not _is_first(settings.devices, settings.num_nodes):
         return
-    made = options.get("site", "block") == "block" and _chosen(result)
-    page = None if result.frame.is_empty() else result.to_html()  # where every task failed there is nothing to report
-    print_result(
-        **_found(result), folder=result.folder, report=page, failures=result.failures,
-        export=made_lines(result) if made else None,
-    )  # fmt: skip
+    site = arguments.get("site", "block")
+    lines = encoder_lines(result) if site == "block" and _has_best(result) else None
+    page = None if result.frame.is_empty() else result.to_html()  # empty if every task failed
+    _output.print_result(
+        **_result_values(result),
+        folder=result.folder,
+        report=page,
+        failures=result.failures,
+        export=None if lines is None else {"shell": lines["shell"], "python": lines["Python"]},
+    )
     _print_scores(result)
-    for task, error in result.failures.items():
-        console().print(f"{task} failed, {error}", style="bold red", highlight=False, markup=False)
+    _output.print_failures(result.failures)
     if page is not None:
-        print_report(page)
+        _output.print_report(page)
     if set(result.frame["kind"]) == {"metric"} and not result.failures:
         line = shlex.join(["midlayer", "select", result.notes.model, "--texts", tasks[0]])
-        words = f"Nothing was scored: there are no labels. A layer chosen without them: {line}"
-        console().print(words, soft_wrap=True, highlight=False, markup=False)
-    elif (site := options.get("site", "block")) != "block":
-        console().print(f"The {site} of a layer is read here only: no encoder of it can be exported.")
-    elif made:
-        print_made(result)
+        _output.print_text(
+            f"Nothing was scored: there are no labels. To choose a layer without labels: {line}", wrap=False
+        )
+    elif site != "block":
+        _output.print_text(f"The {site} of a layer cannot be exported as an encoder.")
+    elif lines is not None:
+        _output.print_encoder_lines(lines)
     if result.failures:
         raise typer.Exit(1)
 
 
-def _chosen(result: SweepResult) -> bool:
-    """Return whether some layer was scored on every task, so that one is the best."""
+def _has_best(result: SweepResult) -> bool:
+    """Return True if a layer was scored on every task."""
     return bool(result.frame.filter(kind="score").height) and result.summary().average is not None
 
 
-def _found(result: SweepResult) -> dict[str, Any]:
+def encoder_lines(result: SweepResult) -> dict[str, str]:
+    """Return the command and the Python expression that create the encoder of the best layer."""
+    from midlayer_encoders.sweeping.sweep_result import export_lines
+
+    return export_lines(result.notes, result.best())
+
+
+def _result_values(result: SweepResult) -> dict[str, Any]:
     """Return the best layer of a sweep, on average and for each task, in points."""
     from midlayer_encoders.sweeping import RecipesResult
 
-    if not _chosen(result):
+    if not _has_best(result):
         return {"model": result.notes.model, "best_layer": None}
     recipe = {"recipe": result.recipe} if isinstance(result, RecipesResult) else {}
-    found = (result.winner if isinstance(result, RecipesResult) else result).summary()
-    curves = {curve.name: curve for curve in (*found.tasks, found.average) if curve is not None}
+    summary = (result.winner if isinstance(result, RecipesResult) else result).summary()
     points = {
-        name: {"best_layer": one.best_layer, "best": one.best, "last": one.last, "layers": one.points}
-        for name, one in curves.items()
+        curve.name: {"best_layer": curve.best_layer, "best": curve.best, "last": curve.last, "layers": curve.points}
+        for curve in (*summary.tasks, summary.average)
+        if curve is not None
     }
     average = points.pop("average")
     baselines = {
-        name: {task: 100 * score for task, score in known.items()} for name, known in result.notes.baselines.items()
+        name: {task: 100 * score for task, score in scores.items()} for name, scores in result.notes.baselines.items()
     }
-    about = {"model": found.model, "revision": found.revision, "num_layers": found.num_layers, **recipe}
-    return {**about, **average, "tasks": points, "baselines": baselines}
+    model = {"model": summary.model, "revision": summary.revision, "num_layers": summary.num_layers}
+    return {**model, **recipe, **average, "tasks": points, "baselines": baselines}
 
 
 def _print_scores(result: SweepResult) -> None:
-    """Print a row for each layer, a column for each task, and what the best layer gains over the last."""
-    import polars as pl
-
+    """Print a row for each layer, a column for each task, and the gain of the best layer over the last."""
     from midlayer_encoders.frame import average_baseline
-    from midlayer_encoders.report.words import confirmed_words
+    from midlayer_encoders.report.sweep_page import confirmed_words
     from midlayer_encoders.sweeping import RecipesResult
-    from midlayer_encoders.sweeping.result import task_labels
+    from midlayer_encoders.sweeping.sweep_result import task_labels
 
-    if result.frame.filter(pl.col("kind") == "score").is_empty():
+    if result.frame.filter(kind="score").is_empty():
         return
-    title, baselines, missing = result.notes.title, result.notes.baselines, result.notes.missing
+    notes = result.notes
+    title = notes.title
     if isinstance(result, RecipesResult):
         _print_recipes(result)
         title += f" under {result.recipe}"
         result = result.winner
-    scores = result.frame.filter(pl.col("kind") == "score")
-    found = result.summary()
-    named = task_labels([curve.name for curve in found.tasks])
-    labels = (re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", named[curve.name]) for curve in found.tasks)
-    curves = [*found.tasks, *([found.average] if found.average else [])]
-    layers = sorted(scores["layer"].unique().to_list())
+    summary = result.summary()
+    average = summary.average
+    labels = task_labels([curve.name for curve in summary.tasks])
+    headings = [re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", labels[curve.name]) for curve in summary.tasks]
+    curves = [*summary.tasks, *([average] if average else [])]
+    layers = sorted(result.frame.filter(kind="score")["layer"].unique().to_list())
     rows = [[str(layer), *(_points(curve.points.get(layer)) for curve in curves)] for layer in layers]
-    for name, known in baselines.items():
-        shown = [known.get(curve.name) for curve in found.tasks]  # BM25 ranks, and does nothing else
-        points = [_points(None if value is None else 100 * value) for value in shown]
-        rows.append([name, *points, *([_points(average_baseline(found, known))] if found.average else [])])
-    best = None if found.average is None else layers.index(found.average.best_layer)
-    columns = ["layer", *labels, *(["mean"] if found.average else [])]
-    print_table(columns, rows, title=title, bold=best, sections=[len(layers)])
-    for words in missing:
-        console().print(words, highlight=False, markup=False)
-    if found.average is not None:
-        average = found.average
-        last = "the last layer" if average.last_layer == found.num_layers else f"layer {average.last_layer}"
-        console().print(
-            f"Best layer: {average.best_layer} of {found.num_layers}, {average.best:.1f} points, "
+    for name, scores in notes.baselines.items():
+        task_scores = [scores.get(curve.name) for curve in summary.tasks]  # BM25 has scores for ranking tasks only
+        points = [None if score is None else 100 * score for score in task_scores]
+        points += [average_baseline(summary, scores)] if average else []
+        rows.append([name, *map(_points, points)])
+    best = None if average is None else layers.index(average.best_layer)
+    columns = ["layer", *headings, *(["mean"] if average else [])]
+    _output.print_table(columns, rows, title=title, bold=best, sections=[len(layers)])
+    for sentence in notes.missing:
+        _output.print_text(sentence)
+    if average is not None:
+        last = "the last layer" if average.last_layer == summary.num_layers else f"layer {average.last_layer}"
+        _output.print_text(
+            f"Best layer: {average.best_layer} of {summary.num_layers}, {average.best:.1f} points, "
             f"{average.gain:+.1f} over {last}."
         )
-    for line in confirmed_words(result.frame):
-        console().print(line, highlight=False, markup=False)
+    for sentence in confirmed_words(result.frame):
+        _output.print_text(sentence)
 
 
 def _points(value: float | None) -> str:
@@ -263,56 +258,22 @@ def _points(value: float | None) -> str:
 
 
 def _print_recipes(result: RecipesResult) -> None:
-    """Print each recipe at its best layer, and what the best one gains."""
-    from midlayer_encoders.report.recipes import recipe_rows, recipe_words
+    """Print each recipe at its best layer, and the gain of the best recipe."""
+    from midlayer_encoders.report.score_charts import recipe_rows, recipe_words
     from midlayer_encoders.tasks import task_label
 
-    found = result.summaries()
-    head, *rows = recipe_rows(found, result.notes.baselines)
-    best = next(number for number, row in enumerate(rows) if row[0] == result.recipe)
-    print_table([task_label(word) for word in head], rows, title="Recipes at their best layers", bold=best)
-    console().print(recipe_words(found), highlight=False, markup=False)
+    summaries = result.summaries()
+    head, *rows = recipe_rows(summaries, result.notes.baselines)
+    best = [row[0] for row in rows].index(result.recipe)
+    _output.print_table([task_label(word) for word in head], rows, title="Recipes at their best layers", bold=best)
+    _output.print_text(recipe_words(summaries))
 
 
-def made_lines(result: SweepResult) -> dict[str, str]:
-    """Return the command and the Python line that make the encoder of the best layer."""
-    from midlayer_encoders.sweeping.result import export_lines
-
-    lines = export_lines(result.notes, result.best())
-    return {"shell": lines["shell"], "python": lines["Python"]}
-
-
-def print_made(result: SweepResult) -> None:
-    """Print the command and the Python line that make the encoder of the best layer."""
-    lines = made_lines(result)
-    console().print("Export it:", lines["shell"], soft_wrap=True, highlight=False, markup=False)
-    console().print("In Python:", lines["python"], soft_wrap=True, highlight=False, markup=False)
-
-
-@app.command()
-@json_result
+@command("Find the layer", "midlayer report runs/reviews", "midlayer report runs/reviews --json", quiet=False)
 def report(folder: Annotated[Path, typer.Argument(help="The --out of a sweep.")]) -> None:
-    """Write the page of a sweep again from its frame."""
-    from midlayer_encoders.sweeping.result import SweepResult
+    """Write the page of a sweep again from its results."""
+    from midlayer_encoders.sweeping import SweepResult
 
     page = SweepResult.load(folder).to_html()
-    print_result(folder=folder, report=page)
-    print_report(page)
-
-
-@app.command()
-@long_running
-def demo(out: Annotated[Path, typer.Option(help="Folder for what it finds.")] = Path("midlayer-results/demo")) -> None:
-    """Score all 31 layers of the built-in model (SmolLM2-135M) under two recipes on the built-in tasks, offline."""
-    from midlayer_encoders.models.hub import BUILT_IN, check_model
-    from midlayer_encoders.tasks.docstrings import versions
-
-    check_model(BUILT_IN)  # what is missing is said before anything is read
-    quieten()
-    sources = ", ".join(f"{name} {version}" for name, version in versions().items())
-    console().print(
-        f"Scores belong to these versions, whose docstrings the tasks are made of: {sources}.", highlight=False
-    )
-    encoder = whole_model(BUILT_IN, EncoderOptions(device="cpu"))
-    # Metrics of one pass: those of views would read as many texts again as a recipe does.
-    run_sweep(encoder, ["builtin"], recipes=["plain", "one-word"], metrics=parse_names(_ONE_PASS), out=out)
+    _output.print_result(folder=folder, report=page)
+    _output.print_report(page)

@@ -1,4 +1,4 @@
-"""A model in memory, of transformers or any module that is told its blocks, as the first module of an encoder."""
+"""The first module of an encoder of a model in memory: a transformers model, or any module with a list of blocks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from sentence_transformers.sentence_transformer.modules import InputModule
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Layer, Medium, Norm
-from midlayer_encoders.encoder.inputs import moved, probe_input, sampling_rate
+from midlayer_encoders.encoder.inputs import probe_inputs, sampling_rate, to_device
 from midlayer_encoders.encoder.spec import processor_name
-from midlayer_encoders.errors import CutError, OptionError, shown
-from midlayer_encoders.models import compat
+from midlayer_encoders.errors import CutError, OptionError, short_repr
+from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import deepest_layer, find_anatomy
 from midlayer_encoders.models.cut import Cut, cut_model
 from midlayer_encoders.reading.capture import capture, side_by_side
-
-__all__ = ["MemoryModule", "memory_module"]
 
 _CALLS: dict[str, dict[str, Any]] = {
     "text": {"padding": True, "truncation": True},
@@ -30,80 +28,86 @@ _CALLS: dict[str, dict[str, Any]] = {
 
 
 class MemoryModule(InputModule):
-    """Prepares inputs with the processor it was given, and reads the layer's states by a hook on its block.
+    """Prepares inputs with a processor, and reads the layer's states with a hook on its block.
 
     Args:
         model: cut after the layer, or after the first block for layer 0.
-        processor: one of transformers', or any function from a list of inputs to a tensor (handed to the model as its
-            first argument) or to a mapping of them (handed to it by name).
-        cut: how the layer is had.
-        medium: what the inputs are.
+        processor: a transformers processor, or a function from a list of inputs to a tensor (the model's first
+            argument) or to a mapping of tensors (keyword arguments).
+        cut: the cut of the model.
+        medium: the medium of the inputs.
     """
 
-    config_keys: list[str] = ["blocks", "final", "layer", "norm", "medium", "prepared_by"]  # noqa: RUF012  (the base's way)
+    config_keys: list[str] = ["blocks", "final", "layer", "norm", "medium", "prepared_by"]  # noqa: RUF012  (as in the base class)
 
     def __init__(self, model: nn.Module, processor: Callable[..., Any], cut: Cut, medium: Medium) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.model, self.processor, self.medium = model, processor, medium
-        self.blocks, self.layer, self.norm = cut.anatomy.blocks, cut.layer, cut.norm
-        self.final, self.prepared_by = list(cut.anatomy.final), processor_name(processor)
+        self.model = model
+        self.processor = processor
+        self.medium = medium
+        self.blocks = cut.anatomy.blocks
+        self.final = list(cut.anatomy.final)
+        self.layer = cut.layer
+        self.norm = cut.norm
+        self.prepared_by = processor_name(processor)
         self.anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=cut.anatomy.final)
         self.tokenizer = processor if medium == "text" and hasattr(processor, "pad_token") else None
-        self._taken = list(inspect.signature(model.forward).parameters)
-        self.layers: tuple[int, ...] = (cut.layer,)  # more where several are combined
+        self._arguments = list(inspect.signature(model.forward).parameters)
+        self.layers: tuple[int, ...] = (cut.layer,)
 
     @property
     def modalities(self) -> list[Any]:
-        """The one medium that it takes."""
+        """The medium of the inputs."""
         return [self.medium]
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **_: Any) -> dict[str, Any]:
-        """Return what the processor makes of a batch."""
-        given = [(prompt or "") + text for text in inputs] if self.medium == "text" else list(inputs)
-        made = self._prepared(given)
-        if not any(isinstance(one, Tensor) for one in (made.values() if isinstance(made, Mapping) else [made])):
+        """Return the processed batch."""
+        batch = [(prompt or "") + text for text in inputs] if self.medium == "text" else list(inputs)
+        processed = self._process(batch)
+        features = dict(processed) if isinstance(processed, Mapping) else {self._arguments[0]: processed}
+        if not any(isinstance(value, Tensor) for value in features.values()):
             raise OptionError(
                 f"`processor` must return a tensor, or a mapping of tensors by the names that "
-                f"{type(self.model).__name__} takes, but returned {shown(made)}."
+                f"{type(self.model).__name__} takes, but returned {short_repr(processed)}."
             )
-        values = dict(made) if isinstance(made, Mapping) else {self._taken[0]: made}
-        return {**values, "modality": self.medium}
+        return {**features, "modality": self.medium}
 
-    def _prepared(self, given: list[Any]) -> Any:
-        if not hasattr(self.processor, "save_pretrained"):  # a function of the caller's
-            return self.processor(given)
+    def _process(self, batch: list[Any]) -> Any:
+        if not hasattr(self.processor, "save_pretrained"):  # a plain function
+            return self.processor(batch)
         options = {"return_tensors": "pt", **_CALLS[self.medium]}
         if hasattr(self.processor, "padding_side"):
-            options["padding_side"] = "right"  # where positions are those of the text alone
+            options["padding_side"] = "right"  # which leaves positions unchanged
         if self.medium == "audio":
-            options["sampling_rate"] = given[0]["sampling_rate"]
-            given = [waveform["array"] for waveform in given]
-        return self.processor(given, **options)
+            options["sampling_rate"] = batch[0]["sampling_rate"]
+            batch = [waveform["array"] for waveform in batch]
+        return self.processor(batch, **options)
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
         """Return the features with the layer's states as ``token_embeddings``."""
-        found: dict[int, Tensor] = {}
-        taken = {key: value for key, value in features.items() if key in self._taken}
-        inputs = compat.without_cache(self.model, taken)
-        capture(
-            self.model, inputs, lambda layer, _, states: found.update({layer: states}), anatomy=self.anatomy,
-            layers=self.layers, norm=self.norm,
-        )  # fmt: skip
-        return {**features, "token_embeddings": side_by_side([found[layer] for layer in self.layers])}
+        states_by_layer: dict[int, Tensor] = {}
+
+        def receive(layer: int, _: str, states: Tensor) -> None:
+            states_by_layer[layer] = states
+
+        arguments = {key: value for key, value in features.items() if key in self._arguments}
+        inputs = internals.without_cache(self.model, arguments)
+        capture(self.model, inputs, receive, anatomy=self.anatomy, layers=self.layers, norm=self.norm)
+        return {**features, "token_embeddings": side_by_side([states_by_layer[layer] for layer in self.layers])}
 
     @torch.no_grad()
     def get_embedding_dimension(self) -> int:
-        """Return the width of the states, as one small input shows it."""
-        features = self.preprocess([probe_input([self.medium], sampling_rate(self.processor), self.tokenizer)])
-        on_device = moved(features, next(self.model.parameters()).device)
-        return int(self.forward(on_device)["token_embeddings"].shape[-1])
+        """Return the width of the states of a probe."""
+        probe, _ = probe_inputs([self.medium], sampling_rate(self.processor), self.tokenizer)
+        features = to_device(self.preprocess([probe]), next(self.model.parameters()).device)
+        return int(self.forward(features)["token_embeddings"].shape[-1])
 
     def save(self, output_path: str, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: a folder that loads anywhere holds modules of sentence-transformers only."""
+        """Raise: plain folders hold only modules of sentence-transformers."""
         raise CutError(
-            f"{type(self.model).__name__} was given as a module in memory, and a plain folder can hold only what "
-            f"sentence-transformers loads by itself, so it is not saved to {output_path}. Save the model with its own "
-            "`save_pretrained` and pass that folder to `LayerEncoder`, if transformers knows it."
+            f"{type(self.model).__name__} was given as a module in memory, which sentence-transformers cannot load, so "
+            f"it is not saved to {output_path}. If it is a transformers model, save it with its `save_pretrained` and "
+            "pass that folder to `LayerEncoder`."
         )
 
 
@@ -117,15 +121,15 @@ def memory_module(
     blocks: str | None,
     final: tuple[str, ...] | None,
 ) -> tuple[MemoryModule, Cut]:
-    """Return the module of a copy of ``model`` that ends after ``layer``, the deepest of several, and how it is had."""
+    """Return the module of a copy of ``model``, cut after the deepest of the layers, and the cut."""
     if processor is None:
         raise OptionError(
-            "`processor` must be given with a model in memory: one of transformers', or a function from a list of "
-            f"inputs to what {type(model).__name__} takes, but got None."
+            "`processor` must be given with a model in memory: a transformers processor, or a function from a list of "
+            f"inputs to the arguments of {type(model).__name__}, but got None."
         )
     anatomy = find_anatomy(model, blocks=blocks, final=final)
     resolved = deepest_layer(layer, anatomy.num_layers, name=type(model).__name__)
-    # A block must be there to be watched; of layer 0 only what enters it is read.
+    # The hook needs a block; layer 0 is its input.
     cut = Cut(anatomy, resolved, norm, max(resolved, 1), "last_hidden_state")
-    copied = copy.deepcopy(model).eval()
-    return MemoryModule(cut_model(copied, cut), processor, cut, medium), cut
+    cut_copy = cut_model(copy.deepcopy(model).eval(), cut)
+    return MemoryModule(cut_copy, processor, cut, medium), cut

@@ -1,7 +1,6 @@
-"""Several layers in one encoder: their states side by side from one pass, pooled, and then averaged or left so.
+"""Combine several layers in one encoder: concatenate their states from one pass, pool them, and average the results.
 
-Every pooling treats each dimension by itself, so the pooled vector of states side by side is that of each layer side by
-side. Masks, padding and media are dealt with as for one layer.
+Every pooling acts on each dimension separately, so pooling concatenated states concatenates the pooled vectors.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -17,35 +16,25 @@ from sentence_transformers.sentence_transformer.modules import Dense, Module, Tr
 from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from torch import Tensor, nn
 
-from midlayer_encoders._types import Layer, Norm
-from midlayer_encoders.encoder.checks import close
-from midlayer_encoders.encoder.inputs import media_taken, moved, probe_input, sampling_rate
-from midlayer_encoders.encoder.options import Combine, EncoderOptions
-from midlayer_encoders.errors import CutError, LayerIndexError, OptionError, check_list
-from midlayer_encoders.models import compat
+from midlayer_encoders._types import Combine, Layer, Norm
+from midlayer_encoders.encoder.inputs import probe_inputs, sampling_rate, supported_media, to_device
+from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.encoder.verification import close
+from midlayer_encoders.errors import CutError, OptionError
+from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layer
 from midlayer_encoders.models.cut import Cut
 from midlayer_encoders.reading.capture import layers_watched, side_by_side
-from midlayer_encoders.reading.turns import turn
-
-__all__ = [
-    "CombinedLayers",
-    "LayerMix",
-    "LayersTransformer",
-    "asked_layers",
-    "layer_mix",
-    "plain_on_disk",
-    "read_side_by_side",
-]
+from midlayer_encoders.reading.locks import turn
 
 
 @dataclass(frozen=True)
 class LayerMix:
-    """Which layers an encoder combines, and how.
+    """The layers that an encoder combines.
 
     Attributes:
-        layers: ascending under ``"mean"``, in the order asked for under ``"concat"``; two or more.
-        shares: of each layer in the mean, with the sum 1; all 1 under ``"concat"``.
+        layers: two or more; ascending for ``"mean"``, in the requested order for ``"concat"``.
+        shares: weight of each layer in the mean, with the sum 1; all 1 for ``"concat"``.
         combine: ``"mean"`` or ``"concat"``.
     """
 
@@ -54,45 +43,41 @@ class LayerMix:
     combine: Combine
 
 
-def asked_layers(layer: Any, options: EncoderOptions) -> list[Layer] | None:
-    """Return the layers to combine, or ``None`` where one is asked for; raise where options do not fit them."""
-    several = isinstance(layer, list | tuple | range | set) or getattr(layer, "ndim", 0) == 1
-    layers: list[Layer] = check_list("layer", layer, "layers", least=0) if several else []
-    if several and not layers:
-        raise LayerIndexError("`layer` must name at least one layer, but got an empty list.")
-    if len(layers) < 2 and (options.weights is not None or options.combine != "mean"):
-        name = "combine" if options.weights is None else "weights"
+def requested_layers(layer: Any, options: EncoderOptions) -> list[Layer] | None:
+    """Return the layers to combine, or ``None`` for a single layer; raise if the options do not match."""
+    layers: list[Layer] = layer if isinstance(layer, list) else []
+    weights = options.layer_weights
+    if not layers and (weights is not None or options.combine != "mean"):
+        name = "combine" if weights is None else "layer_weights"
         raise OptionError(
-            f"`{name}` must be left out unless `layer` is a list of two layers or more, which it is about, but "
-            f"`layer` is {layer!r}."
+            f"`{name}` must be left out unless `layer` is a list of two layers or more, but `layer` is {layer!r}."
         )
-    if options.weights is not None and len(options.weights) != len(layers):
+    if weights is not None and len(weights) != len(layers):
         raise OptionError(
-            f"`weights` must be one for each of the {len(layers)} layers {layers}, but got {len(options.weights)}."
+            f"`layer_weights` must be one for each of the {len(layers)} layers {layers}, but got {len(weights)}."
         )
     return layers or None
 
 
-def layer_mix(layers: Sequence[Layer], options: EncoderOptions, cut: Cut) -> LayerMix | None:
-    """Return what is combined of a model that was cut at the deepest of the layers; ``None`` for a list of one."""
-    found = [resolve_layer(layer, cut.anatomy.num_layers) for layer in layers]
-    if len(found) < 2:
-        return None
+def layer_mix(layers: Sequence[Layer], options: EncoderOptions, cut: Cut) -> LayerMix:
+    """Return the layers to combine, resolved for a model."""
+    numbers = tuple(resolve_layer(layer, cut.anatomy.num_layers) for layer in layers)
+    equal = (1.0,) * len(numbers)
     if options.combine == "concat":
-        return LayerMix(tuple(found), (1.0,) * len(found), "concat")
-    weights = options.weights or (1.0,) * len(found)
-    shares = sorted((layer, weight / sum(weights)) for layer, weight in zip(found, weights, strict=True))
+        return LayerMix(numbers, equal, "concat")
+    weights = options.layer_weights or equal
+    shares = sorted((layer, weight / sum(weights)) for layer, weight in zip(numbers, weights, strict=True))
     return LayerMix(tuple(layer for layer, _ in shares), tuple(share for _, share in shares), "mean")
 
 
 class LayersTransformer(Transformer):
-    """sentence-transformers' module around a cut model, whose token embeddings are those of several layers abreast.
+    """sentence-transformers' module around a cut model, with the concatenated states of several layers.
 
     Attributes:
-        anatomy: of the cut model.
-        layers: in the order of the states.
-        norm: applied to the states of each.
-        width: of all of them together.
+        anatomy: anatomy of the cut model.
+        layers: layers in the order of their states.
+        norm: norm of the states of each layer.
+        width: width of the concatenated states.
     """
 
     anatomy: Anatomy
@@ -100,55 +85,59 @@ class LayersTransformer(Transformer):
     norm: Norm
     width: int
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # hooks come and go in it
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it adds and removes hooks
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Return the features with the states of all layers as ``token_embeddings``."""
-        found: dict[int, Tensor] = {}
+        states: dict[int, Tensor] = {}
         deepest = max(self.layers)
         others = [layer for layer in self.layers if layer != deepest]
-        with layers_watched(self.model, found.__setitem__, anatomy=self.anatomy, layers=others, norm=self.norm):
-            made: dict[str, Any] = super().forward(features, **kwargs)
-        found[deepest] = made["token_embeddings"]
-        length = found[deepest].shape[1]
-        made["token_embeddings"] = side_by_side([found[layer][:, :length] for layer in self.layers])
-        return made
+        with layers_watched(self.model, states.__setitem__, anatomy=self.anatomy, layers=others, norm=self.norm):
+            output: dict[str, Any] = super().forward(features, **kwargs)
+        states[deepest] = output["token_embeddings"]
+        length = states[deepest].shape[1]
+        output["token_embeddings"] = side_by_side([states[layer][:, :length] for layer in self.layers])
+        return output
 
     def get_embedding_dimension(self) -> int:
-        """Return the width of all layers together."""
+        """Return the width of the concatenated states."""
         return self.width
 
 
 @torch.no_grad()
 def read_side_by_side(first: Any, anatomy: Anatomy, mix: LayerMix, norm: Norm, probe: dict[str, Any]) -> None:
-    """Have a module that reads one layer of a cut model, the deepest of them, read them all.
+    """Turn a module that reads the deepest of several layers into one that reads all of them, in place.
 
     Args:
-        first: changed in place.
-        anatomy: of its model.
-        mix: which layers.
-        norm: applied to each.
-        probe: features of one input, by which widths are seen.
+        first: the module.
+        anatomy: anatomy of its model.
+        mix: the layers.
+        norm: norm of their states.
+        probe: features of one input.
     """
     first.__class__ = LayersTransformer
-    first.anatomy, first.layers, first.norm = anatomy, mix.layers, norm
+    first.anatomy = anatomy
+    first.layers = mix.layers
+    first.norm = norm
     first.width = int(first(dict(probe))["token_embeddings"].shape[-1])
 
 
 class CombinedLayers(Module):
-    """Makes one vector of the pooled vectors of several layers that lie side by side.
+    """Combines the concatenated pooled vectors of several layers.
 
     Args:
-        layers: which they are.
-        weights: share of each in the mean.
-        combine: ``"mean"``; ``"concat"`` leaves them as they are.
-        embedding_dimension: of what comes out.
+        layers: the layers.
+        weights: weight of each in the mean.
+        combine: ``"mean"``, or ``"concat"``, which leaves them unchanged.
+        embedding_dimension: dimensions of the result.
     """
 
-    config_keys: list[str] = ["layers", "weights", "combine", "embedding_dimension"]  # noqa: RUF012  (the base's way)
+    config_keys: list[str] = ["layers", "weights", "combine", "embedding_dimension"]  # noqa: RUF012  (as in the base class)
 
     def __init__(self, layers: Sequence[int], weights: Sequence[float], combine: Combine, embedding_dimension: int):
         super().__init__()  # type: ignore[no-untyped-call]
-        self.layers, self.weights, self.combine = list(layers), list(weights), combine
+        self.layers = list(layers)
+        self.weights = list(weights)
+        self.combine = combine
         self.embedding_dimension = embedding_dimension
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
@@ -166,7 +155,7 @@ class CombinedLayers(Module):
         return self.embedding_dimension
 
     def save(self, output_path: str, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: a plain folder holds other modules in its place, see :func:`plain_on_disk`."""
+        """Raise: :func:`plain_on_disk` replaces this module in a plain folder."""
         raise CutError(f"A plain folder cannot hold {type(self).__name__}, so it is not saved to {output_path}.")
 
 
@@ -175,88 +164,88 @@ class CombinedLayers(Module):
 
 @contextmanager
 def plain_on_disk(encoder: SentenceTransformer) -> Iterator[None]:
-    """Have an encoder hold, while it is saved, modules of sentence-transformers that combine its layers alike.
-
-    An encoder of one layer is left as it is.
-
-    Args:
-        encoder: changed until the block is left.
+    """Replace the modules of an encoder of several layers by plain ones while it is saved.
 
     Raises:
-        CutError: naming why its modules cannot.
+        CutError: if no plain modules combine the layers in the same way.
     """
     first: Any = encoder[0]
     if not isinstance(first, LayersTransformer):
         yield
         return
-    held: list[Any] = list(encoder)
-    _, pooling, combined, *others = held
-    alone = probe_input(media_taken(first.modalities), sampling_rate(first.processor), first.tokenizer)
-    probe = moved(encoder.preprocess([alone]), encoder.device)
-    modules = [first, *_plain(first, pooling, combined, *_entries(first, probe)), *others]
-    kept, config = dict(encoder._modules), first.model.config
-    before = config.output_hidden_states
-    with turn(first.model):  # in which others embed
+    _, pooling, combined, *others = cast(Any, list(encoder))
+    short, _ = probe_inputs(supported_media(first.modalities), sampling_rate(first.processor), first.tokenizer)
+    probe = to_device(encoder.preprocess([short]), encoder.device)
+    plain = [first, *_plain_modules(first, pooling, combined, *_hidden_state_indices(first, probe)), *others]
+    modules = dict(encoder._modules)
+    with turn(first.model), _with_hidden_states(first.model):
         try:
             first.__class__ = Transformer
-            config.output_hidden_states = True
-            _hold(encoder, {str(number): module for number, module in enumerate(modules)})
+            _replace_modules(encoder, {str(number): module for number, module in enumerate(plain)})
             yield
         finally:
             first.__class__ = LayersTransformer
-            config.output_hidden_states = before
-            _hold(encoder, kept)
+            _replace_modules(encoder, modules)
 
 
-def _hold(encoder: nn.Module, modules: dict[str, Any]) -> None:
+def _replace_modules(encoder: nn.Module, modules: dict[str, Any]) -> None:
     encoder._modules.clear()
     encoder._modules.update(modules)
 
 
-@torch.no_grad()
-def _entries(first: LayersTransformer, probe: dict[str, Any]) -> tuple[list[int], int]:
-    """Return the places of the layers among the model's hidden states, and how many there are; raise where not all are.
+@contextmanager
+def _with_hidden_states(model: Any) -> Iterator[None]:
+    """Let the config of a model request hidden states."""
+    before = model.config.output_hidden_states
+    model.config.output_hidden_states = True
+    try:
+        yield
+    finally:
+        model.config.output_hidden_states = before
 
-    What the entries are differs between families: they are compared with the states of the layers themselves.
+
+@torch.no_grad()
+def _hidden_state_indices(first: LayersTransformer, probe: dict[str, Any]) -> tuple[list[int], int]:
+    """Return the indices of the layers among the model's hidden states, and the number of hidden states.
+
+    Hidden states differ between families, so they are compared with the states of the layers.
     """
     model: Any = first.model
     name = type(model).__name__
-    if compat.lacks_folder(model):
+    if internals.lacks_folder(model):
         raise CutError(
-            f"{name} is written to a folder inside a model with a decoder, where sentence-transformers does not find "
-            "the states of several layers. Use this encoder itself."
+            f"{name} is saved inside an encoder-decoder, where sentence-transformers does not find the states of "
+            "several layers. Use this encoder directly."
         )
     with _without_dropout(model):
         states = first(dict(probe))["token_embeddings"].chunk(len(first.layers), dim=-1)
-        hidden = _hidden_states(first, probe)
-    found: list[int] = []
-    for layer, wanted in zip(first.layers, states, strict=True):
-        # The nearest: beside a state as large as some are, those of two layers may look alike.
-        far = [_distance(wanted, entry) for entry in hidden]
-        place = min(range(len(far)), key=far.__getitem__, default=0)
-        if not hidden or place in found or not close(wanted, hidden[place]):
-            reason = (
-                "its final norm is applied to the states of each layer, and a plain folder has no module that does so: "
-                "norm='none' may be exported"
-                if first.norm == "final" and first.anatomy.final
-                else "it does not return them among its hidden states"
-            )
+        with _with_hidden_states(model):
+            hidden = tuple(Transformer.forward(first, dict(probe)).get("all_layer_embeddings") or ())
+    indices: list[int] = []
+    for layer, expected in zip(first.layers, states, strict=True):
+        # The nearest: with massive activations, the states of two layers may both be close.
+        distances = [_distance(expected, entry) for entry in hidden]
+        index = min(range(len(hidden)), key=distances.__getitem__, default=0)
+        if not hidden or index in indices or not close(expected, hidden[index]):
+            reason = "it is not among the hidden states"
+            if first.norm == "final" and first.anatomy.final:
+                reason = "a plain folder cannot apply the final norm to each layer (norm='none' may be exported)"
             raise CutError(
                 f"Layers {', '.join(map(str, first.layers))} of {name} cannot be combined in a plain folder: layer "
-                f"{layer} cannot be had there, since {reason}. Use this encoder itself, or export one layer."
+                f"{layer} is not available because {reason}. Use this encoder directly, or export one layer."
             )
-        found.append(place)
-    if len({entry.shape for entry in hidden[min(found) :]}) > 1:
+        indices.append(index)
+    if len({entry.shape for entry in hidden[min(indices) :]}) > 1:
         raise CutError(
-            f"The hidden states of {name} are of several widths, which a plain folder cannot combine. Use this encoder "
-            "itself, or export one layer."
+            f"The hidden states of {name} have several widths, which a plain folder cannot combine. Use this encoder "
+            "directly, or export one layer."
         )
-    return found, len(hidden)
+    return indices, len(hidden)
 
 
 @contextmanager
 def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """Have a model that may be in training make the same states twice."""
+    """Put a model into eval mode temporarily."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -270,60 +259,44 @@ def _distance(states: Tensor, entry: Tensor) -> float:
     return float((states - entry).norm()) if entry.shape == states.shape else torch.inf
 
 
-def _hidden_states(first: LayersTransformer, probe: dict[str, Any]) -> tuple[Tensor, ...]:
-    """Return the hidden states that a plain module sees once the config asks for them."""
-    config: Any = first.model.config
-    before, config.output_hidden_states = config.output_hidden_states, True
-    try:
-        made = Transformer.forward(first, dict(probe))
-    finally:
-        config.output_hidden_states = before
-    return tuple(made.get("all_layer_embeddings") or ())
-
-
-def _plain(
-    first: LayersTransformer, pooling: Any, combined: CombinedLayers, places: Sequence[int], count: int
+def _plain_modules(
+    first: LayersTransformer, pooling: Any, combined: CombinedLayers, indices: Sequence[int], count: int
 ) -> list[nn.Module]:
-    """Return the modules after the transformer, for layers at these places among so many hidden states."""
-    mode, width = pooling.pooling_mode, first.width // len(places)
+    """Return the plain modules after the transformer for the layers at these indices of ``count`` hidden states."""
+    mode = pooling.pooling_mode
+    width = first.width // len(indices)
     if combined.combine == "mean":
         if mode == "max":
             raise CutError(
-                "The mean of several layers with pooling='max' cannot be exported: a plain folder takes the mean of "
-                "the states before it pools them, and the largest mean is not the mean of the largest. Use this "
-                "encoder itself, another pooling, or combine='concat'."
+                "The mean of several layers with pooling='max' cannot be exported: a plain folder averages the states "
+                "before it pools them. Use this encoder directly, another pooling, or combine='concat'."
             )
-        shares = dict(zip(places, combined.weights, strict=True))
-        return [_weighted(width, count, shares), PoolingModule(width, pooling_mode=mode)]
+        shares = dict(zip(indices, combined.weights, strict=True))
+        return [_weighted_mean(width, count, shares), PoolingModule(width, pooling_mode=mode)]
     if mode == "cls":
         raise CutError(
-            "Several layers side by side with pooling='cls' cannot be exported: the one way in which a plain folder "
-            "puts pooled vectors side by side takes the place of that pooling. Use this encoder itself, or the mean "
-            "of the layers."
+            "Concatenated layers with pooling='cls' cannot be exported: a plain folder concatenates by that pooling. "
+            "Use this encoder directly, or the mean of the layers."
         )
     modules: list[nn.Module] = []
-    for number, place in enumerate(places, 1):
-        # What stands under this name is what `Pooling` takes for the first token, and puts before its own vector.
-        kept = "cls_token_embeddings" if number < len(places) else "sentence_embedding"
+    for number, index in enumerate(indices, 1):
+        # `Pooling` reads "cls_token_embeddings" as the first token and puts it before its own vector.
+        output = "cls_token_embeddings" if number < len(indices) else "sentence_embedding"
         modes = mode if number == 1 else ("cls", mode)
-        modules += [_weighted(width, count, {place: 1.0}), PoolingModule(width, pooling_mode=modes)]
-        if number < len(places) or number > 2:  # the last one says how wide the vector is, which the pooling cannot
-            modules.append(_same(number * width, kept))
+        modules += [_weighted_mean(width, count, {index: 1.0}), PoolingModule(width, pooling_mode=modes)]
+        if number < len(indices) or number > 2:  # the last one declares the width of the vector
+            modules.append(_identity(number * width, output))
     return [module.to(next(first.parameters()).device) for module in modules]
 
 
-def _weighted(width: int, count: int, shares: dict[int, float]) -> nn.Module:
-    """Return what takes a mean of ``count`` hidden states, by their places; those before the first are left out."""
+def _weighted_mean(width: int, count: int, shares: dict[int, float]) -> nn.Module:
+    """Return a module that takes the weighted mean of hidden states, with weights by index."""
     start = min(shares)
-    weights = torch.tensor([shares.get(place, 0.0) for place in range(start, count)])
-    return WeightedLayerPooling(
-        width, num_hidden_layers=count - 1, layer_start=start, layer_weights=nn.Parameter(weights)
-    )
+    weights = nn.Parameter(torch.tensor([shares.get(index, 0.0) for index in range(start, count)]))
+    return WeightedLayerPooling(width, num_hidden_layers=count - 1, layer_start=start, layer_weights=weights)
 
 
-def _same(width: int, kept: str) -> nn.Module:
-    """Return what hands on a vector under another name."""
-    return Dense(
-        width, width, bias=False, activation_function=nn.Identity(), init_weight=torch.eye(width),
-        module_output_name=kept,
-    )  # fmt: skip
+def _identity(width: int, output: str) -> nn.Module:
+    """Return a module that copies the vector to another feature."""
+    options: dict[str, Any] = {"init_weight": torch.eye(width), "module_output_name": output}
+    return Dense(width, width, bias=False, activation_function=nn.Identity(), **options)

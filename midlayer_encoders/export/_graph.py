@@ -1,4 +1,4 @@
-"""A graph from tokens, or pixels, to vectors, as ONNX: norm, pooling and what follows it are inside."""
+"""Trace an encoder as an ONNX graph from tokens or pixels to vectors, including pooling and later modules."""
 
 from __future__ import annotations
 
@@ -11,89 +11,89 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from midlayer_encoders.encoder.inputs import moved
+from midlayer_encoders.encoder.inputs import to_device
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.export._comparison import relative_error, sample_inputs
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
-from midlayer_encoders.reading.turns import turn
+from midlayer_encoders.reading.locks import turn
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["OUTPUT", "Run", "check_near", "distance", "fed", "prepare", "refuse", "write_graph"]
 
 OUTPUT = "embeddings"
-_MOST = 1e-5  # relative error in float32
-_LARGEST = 1_800_000_000  # bytes of weights in one file: protobuf ends at 2 GiB, and the rest lies beside it then
+_MAX_ERROR = 1e-5  # relative, in float32
+_MAX_BYTES = 1_800_000_000  # weights beyond this go into a second file: protobuf is limited to 2 GiB
 
-Run: TypeAlias = "Callable[[dict[str, NDArray[Any]]], NDArray[Any]]"
-"""What an engine makes of the arrays that a graph reads."""
+Engine: TypeAlias = "Callable[[dict[str, NDArray[Any]]], NDArray[Any]]"
+"""Computes vectors from the input arrays of a graph."""
 
 
-def refuse(encoder: LayerEncoder) -> None:
-    """Raise where a graph would give other vectors."""
+def verify_traceable(encoder: LayerEncoder) -> None:
+    """Raise an error if a graph would compute other vectors."""
     name = type(encoder.transformer).__name__
     if encoder.dtype != torch.float32:
         raise OptionError(f"`encoder` must be in float32, but is in {encoder.dtype}: pass dtype='float32'.")
     if isinstance(encoder[0], MemoryModule):
         raise CutError(
-            "A module in memory has no files of a tokenizer or processor to put beside its graph. Save it with "
-            "transformers, and make the encoder of that folder."
+            "A module in memory has no tokenizer or processor files to write next to its graph. Save it with "
+            "transformers, and create the encoder from that folder."
         )
     if "audio" in encoder.media:
         raise CutError(
-            f"The length of audio decides which states of {name} are pooled, and that is counted outside of the model: "
-            "it is not written as a graph. Use this encoder itself, or target='sentence-transformers'."
+            f"The states of {name} to pool depend on the length of the audio, which is computed outside the model, so "
+            "no graph can be exported. Use this encoder itself, or target='sentence-transformers'."
         )
     first: Any = encoder[0]
-    read = [entry["method_output_name"] for entry in first.modality_config.values()]
-    if encoder.mixture or any(isinstance(one, list) for one in read):
-        what = "several layers" if encoder.mixture else "norm='none'"
-        cure = "Name one layer." if encoder.mixture else "Pass norm='final'."
+    outputs = [entry["method_output_name"] for entry in first.modality_config.values()]
+    if encoder.mixture or any(isinstance(output, list) for output in outputs):
+        feature = "several layers" if encoder.mixture else "norm='none'"
+        cure = "Pass one layer." if encoder.mixture else "Pass norm='final'."
         raise CutError(
-            f"The states of {what} are read by hooks on the blocks of {name}, which torch's tracer does not see: its "
-            f"graph would be of other states. {cure}"
+            f"An encoder with {feature} reads states through hooks on the blocks of {name}, which torch's tracer "
+            f"ignores: its graph would compute other vectors. {cure}"
         )
     if suffers_from_padding(encoder.transformer) or wants_padding(encoder.transformer):
         raise CutError(
-            f"The states of {name} depend on how texts are padded, which a graph does not see to: its vectors would "
-            "depend on the batch. Use this encoder itself."
+            f"The states of {name} depend on the padding, so the vectors of a graph would depend on the batch. Use "
+            "this encoder itself."
         )
 
 
 class _Graph(nn.Module):
-    """The whole encoder as a function of tensors."""
+    """The encoder as a function of tensors."""
 
-    def __init__(self, encoder: LayerEncoder, names: list[str], rest: dict[str, Any]):
+    def __init__(self, encoder: LayerEncoder, names: list[str], constants: dict[str, Any]):
         super().__init__()
-        self.encoder, self.names, self.rest = encoder, names, rest
+        self.encoder = encoder
+        self.names = names
+        self.constants = constants
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        features = {**self.rest, **dict(zip(self.names, tensors, strict=True))}
-        made: Tensor = self.encoder.forward(features)["sentence_embedding"]
-        return made[:, : self.encoder.truncate_dim]
+        features = {**self.constants, **dict(zip(self.names, tensors, strict=True))}
+        embeddings: Tensor = self.encoder.forward(features)["sentence_embedding"]
+        return embeddings[:, : self.encoder.truncate_dim]
 
 
 @torch.no_grad()
 def write_graph(encoder: LayerEncoder, medium: str, path: Path) -> list[str]:
-    """Write the graph of a medium, and return the names of its inputs."""
+    """Write the graph of a medium and return the names of its inputs."""
     inputs = sample_inputs(encoder, medium)[:2]
-    features = moved(encoder.preprocess(inputs), encoder.device)
-    features.pop("token_type_ids", None)  # zeros for texts that are no pairs, as the model itself has them
+    features = to_device(encoder.preprocess(inputs), encoder.device)
+    features.pop("token_type_ids", None)  # all zeros for single texts, the model's own default
     names = [name for name, value in features.items() if isinstance(value, Tensor)]
-    tokens = [name for name in names if features[name].ndim == 2]
-    shapes = tuple({0: "batch", 1: "length"} if name in tokens else {0: "batch"} for name in names)
-    rest = {name: value for name, value in features.items() if name not in names}
+    shapes = tuple({0: "batch", 1: "length"} if features[name].ndim == 2 else {0: "batch"} for name in names)
+    constants = {name: value for name, value in features.items() if name not in names}
     weights = sum(weight.numel() * weight.element_size() for weight in encoder.parameters())
     training = encoder.training
     try:
         with turn(encoder.transformer), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch's own tracer, about its own parts
-            made: Any = torch.onnx.export(
-                _Graph(encoder, names, rest).eval(),
+            warnings.simplefilter("ignore")  # from torch's tracer, about its internals
+            program: Any = torch.onnx.export(
+                _Graph(encoder, names, constants).eval(),
                 tuple(features[name] for name in names),
                 input_names=names,
                 output_names=[OUTPUT],
@@ -101,71 +101,78 @@ def write_graph(encoder: LayerEncoder, medium: str, path: Path) -> list[str]:
                 dynamo=True,
                 verbose=False,
             )
-            for node in made.model.graph.all_nodes():
-                node.metadata_props.clear()  # where in which file of this machine the tracer met it
-            made.save(str(path), external_data=weights > _LARGEST)
+            for node in program.model.graph.all_nodes():
+                node.metadata_props.clear()  # file paths on this machine
+            program.save(str(path), external_data=weights > _MAX_BYTES)
     except OSError:
         raise
-    except Exception as reason:  # whatever the tracer or a translator meets
-        told = " ".join(str(reason.__cause__ or reason).split())[:300]
+    except Exception as reason:  # the tracer raises many types
+        details = " ".join(str(reason.__cause__ or reason).split())[:300]
         raise CutError(
             f"torch cannot write {type(encoder.transformer).__name__} as an ONNX graph ({type(reason).__name__}: "
-            f"{told}). Use target='sentence-transformers', or another release of torch."
+            f"{details}). Use target='sentence-transformers', or another release of torch."
         ) from reason
     finally:
         encoder.train(training)
     return names
 
 
-def prepare(encoder: LayerEncoder, folder: Path) -> None:
-    """Write what prepares inputs; ``tokenizer.json`` pads and truncates by itself, as the encoder does."""
+def write_preprocessing(encoder: LayerEncoder, folder: Path) -> None:
+    """Write the processor or tokenizer; ``tokenizer.json`` pads and truncates like the encoder."""
     (encoder.processor or encoder.tokenizer).save_pretrained(str(folder))
     if "text" not in encoder.media:
         return
     from tokenizers import Tokenizer
 
-    file, own = folder / "tokenizer.json", encoder.tokenizer
+    file = folder / "tokenizer.json"
     if not file.is_file():
         raise CutError(
-            f"{type(own).__name__} writes no tokenizer.json, which reads texts without torch. Use a fast tokenizer, or "
+            f"{type(encoder.tokenizer).__name__} has no tokenizer.json. Use a fast tokenizer, or "
             "target='sentence-transformers'."
         )
-    made = Tokenizer.from_file(str(file))
+    tokenizer = Tokenizer.from_file(str(file))
     if encoder.max_seq_length is not None:
-        made.enable_truncation(encoder.max_seq_length)
+        tokenizer.enable_truncation(encoder.max_seq_length)
     else:
-        made.no_truncation()
-    made.enable_padding(direction="right", pad_id=own.pad_token_id, pad_token=own.pad_token)
-    made.save(str(file))
+        tokenizer.no_truncation()
+    pad_token = encoder.tokenizer.pad_token
+    tokenizer.enable_padding(direction="right", pad_id=encoder.tokenizer.pad_token_id, pad_token=pad_token)
+    tokenizer.save(str(file))
 
 
-def fed(
+def graph_inputs(
     encoder: LayerEncoder, medium: str, folder: Path, names: list[str], inputs: list[Any]
 ) -> dict[str, NDArray[Any]]:
-    """Return the arrays that a graph reads, texts read by the ``tokenizer.json`` that lies beside it."""
+    """Return the input arrays of a graph; texts are tokenized by the exported ``tokenizer.json``."""
     if medium == "text":
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        read = tokenizer.encode_batch([encoder.default_prompt + text for text in inputs])
-        every = {"input_ids": [one.ids for one in read], "attention_mask": [one.attention_mask for one in read]}
-        return {name: np.array(every[name], dtype=np.int64) for name in names}
+        encodings = tokenizer.encode_batch([encoder.default_prompt + text for text in inputs])
+        attributes = {"input_ids": "ids", "attention_mask": "attention_mask"}
+        return {
+            name: np.array([getattr(encoding, attributes[name]) for encoding in encodings], dtype=np.int64)
+            for name in names
+        }
     features = encoder.preprocess(inputs)
     return {name: features[name].cpu().numpy() for name in names}
 
 
-def distance(encoder: LayerEncoder, medium: str, folder: Path, names: list[str], run: Run) -> float:
-    """Return how far an engine's vectors are from the encoder's, in a batch and alone."""
+def engine_error(encoder: LayerEncoder, medium: str, folder: Path, names: list[str], engine: Engine) -> float:
+    """Return the relative error of an engine's vectors, over a batch and a single input."""
     inputs = sample_inputs(encoder, medium)
-    ours = encoder.encode(inputs, show_progress_bar=False)
-    together = relative_error(ours, run(fed(encoder, medium, folder, names, inputs)))
-    return max(together, relative_error(ours[:1], run(fed(encoder, medium, folder, names, inputs[:1]))))
+    expected = encoder.encode(inputs, show_progress_bar=False)
+    errors = []
+    for size in (len(inputs), 1):
+        vectors = engine(graph_inputs(encoder, medium, folder, names, inputs[:size]))
+        errors.append(relative_error(expected[:size], vectors))
+    return max(errors)
 
 
-def check_near(encoder: LayerEncoder, error: float, engine: str) -> None:
-    """Raise where an engine's vectors are others."""
-    if not error <= _MOST:
+def verify_error(encoder: LayerEncoder, error: float, engine: str) -> None:
+    """Raise an error if an engine computes other vectors."""
+    if not error <= _MAX_ERROR:
         raise CutError(
-            f"The graph of {encoder.name} gives other vectors in {engine} than the encoder: relative error "
-            f"{error:.1e}, more than {_MOST:.0e}. Nothing was written; use target='sentence-transformers'."
+            f"The graph of {encoder.name} computes other vectors in {engine} than the encoder: relative error "
+            f"{error:.1e}, more than {_MAX_ERROR:.0e}. Nothing was written; use target='sentence-transformers'."
         )

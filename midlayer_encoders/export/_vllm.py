@@ -1,7 +1,7 @@
-"""vLLM in a process of its own, texts in, vectors out, and what its loader reads in a folder where it is not installed.
+"""Run vLLM in a subprocess, and read a folder the way its loader does.
 
-``python _vllm.py FOLDER DTYPE`` reads a JSON list of texts and writes one of vectors. It imports nothing of this
-package, so that an environment with vLLM alone can run it.
+``python _vllm.py FOLDER DTYPE`` reads a JSON list of texts and writes a list of vectors. It imports nothing from this
+package, so that an environment with only vLLM can run it.
 """
 
 from __future__ import annotations
@@ -13,51 +13,60 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["VLLM_SOURCE", "read_as_vllm", "vllm_vectors"]
-
 VLLM_SOURCE = "vllm 0.32.0"
 
 _SECONDS = 600
-_POOLINGS = {"CLS": "cls", "LAST": "last", "MEAN": "mean"}
 
 
 def read_as_vllm(folder: Path) -> dict[str, Any]:
-    """Return what vLLM takes from a folder of sentence-transformers.
+    """Return the settings that vLLM reads from a sentence-transformers folder.
 
-    As its ``get_pooling_config``, ``get_sentence_transformer_tokenizer_config`` and ``try_get_dense_modules`` do in
-    releases that know the older names alone (0.10.2 to 0.27), which later ones read as well.
+    This follows ``get_pooling_config``, ``get_sentence_transformer_tokenizer_config`` and ``try_get_dense_modules`` of
+    releases 0.10.2 to 0.27, which read only the older module names; later releases read them as well.
     """
-    modules = json.loads((folder / "modules.json").read_text(encoding="utf8"))
-    by_name: dict[str, list[str]] = {}
-    for module in modules:
-        by_name.setdefault(module["type"], []).append(module["path"])
-    found: dict[str, Any] = {"pooling": None}
-    for path in by_name.get("sentence_transformers.models.Pooling", ())[:1]:
-        for key, value in json.loads((folder / path / "config.json").read_text(encoding="utf8")).items():
-            if value is True:
-                name = key.replace("pooling_mode_", "").split("_", 1)[0].replace("lasttoken", "last").upper()
-                found["pooling"] = _POOLINGS.get(name, found["pooling"])
-    found["normalize"] = bool(by_name.get("sentence_transformers.models.Normalize"))
-    found["dense"] = len(by_name.get("sentence_transformers.models.Dense", ()))
-    settings = json.loads((folder / "sentence_bert_config.json").read_text(encoding="utf8"))
-    found["max_length"] = settings.get("max_seq_length")
-    return found
+
+    def read(*parts: str) -> Any:
+        return json.loads(folder.joinpath(*parts).read_text(encoding="utf8"))
+
+    modules = [
+        (module["type"].removeprefix("sentence_transformers.models."), module["path"])
+        for module in read("modules.json")
+    ]
+    names = [name for name, _ in modules]
+    pooling = None
+    if "Pooling" in names:
+        for key, value in read(modules[names.index("Pooling")][1], "config.json").items():
+            mode = key.removeprefix("pooling_mode_").split("_", 1)[0].replace("lasttoken", "last")
+            if value is True and mode in ("cls", "last", "mean"):
+                pooling = mode
+    return {
+        "pooling": pooling,
+        "normalize": "Normalize" in names,
+        "dense": names.count("Dense"),
+        "max_length": read("sentence_bert_config.json").get("max_seq_length"),
+    }
 
 
 def vllm_vectors(folder: Path, texts: list[str], dtype: str, python: str = sys.executable) -> list[list[float]]:
-    """Return the vectors that vLLM makes of texts, by the Python of an environment that has it.
+    """Return vLLM's vectors of texts, computed by the Python of an environment that has vLLM.
 
     Raises:
-        RuntimeError: vLLM does not serve the folder; the message ends with what it says.
+        RuntimeError: if vLLM does not load the folder; the message is the last line of its error output.
     """
-    made = subprocess.run(
-        [python, __file__, str(folder), dtype], input=json.dumps(texts), capture_output=True, text=True,
-        timeout=_SECONDS, env=os.environ | {"HF_HUB_OFFLINE": "1"}, check=False,
-    )  # fmt: skip
-    lines = made.stdout.strip().splitlines()
-    if made.returncode or not lines or not lines[-1].startswith("[["):
-        told = [line for line in made.stderr.splitlines() if "Error" in line] or made.stderr.splitlines()
-        raise RuntimeError(" ".join((told or ["nothing"])[-1].split())[-300:])
+    process = subprocess.run(
+        [python, __file__, str(folder), dtype],
+        input=json.dumps(texts),
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        check=False,
+    )
+    lines = process.stdout.strip().splitlines()
+    if process.returncode or not lines or not lines[-1].startswith("[["):
+        output = process.stderr.splitlines()
+        errors = [line for line in output if "Error" in line] or output or ["no output"]
+        raise RuntimeError(" ".join(errors[-1].split())[-300:])
     vectors: list[list[float]] = json.loads(lines[-1])
     return vectors
 
@@ -65,18 +74,18 @@ def vllm_vectors(folder: Path, texts: list[str], dtype: str, python: str = sys.e
 def _main() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; the texts are few
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
-    sys.path[:] = [place for place in sys.path if place != here]  # files beside this one have names of packages
+    sys.path[:] = [entry for entry in sys.path if entry != here]  # modules here share names with packages
     from vllm import LLM  # type: ignore[import-not-found]
 
     folder, dtype = sys.argv[1:3]
     model = LLM(folder, runner="pooling", convert="embed", dtype=dtype, enforce_eager=True, disable_log_stats=True)
     texts = json.load(sys.stdin)
-    made = model.embed(texts, use_tqdm=False, tokenization_kwargs={"truncate_prompt_tokens": -1})
-    sys.stdout.write("\n" + json.dumps([one.outputs.embedding for one in made]) + "\n")
+    outputs = model.embed(texts, use_tqdm=False, tokenization_kwargs={"truncate_prompt_tokens": -1})
+    sys.stdout.write("\n" + json.dumps([output.outputs.embedding for output in outputs]) + "\n")
     sys.stdout.flush()
-    os._exit(0)  # its threads may not end by themselves
+    os._exit(0)  # its threads may not end on their own
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The graph as OpenVINO reads it."""
+"""Export an OpenVINO graph and compare it in OpenVINO."""
 
 from __future__ import annotations
 
@@ -7,8 +7,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from midlayer_encoders.export._comparison import Exported, needed, seeing_a_full_disk, versions, write_card
-from midlayer_encoders.export._graph import OUTPUT, check_near, distance, prepare, refuse, write_graph
+from midlayer_encoders.export._comparison import (
+    CARD,
+    Exported,
+    full_disk_as_os_error,
+    require_packages,
+    versions,
+    write_card,
+)
+from midlayer_encoders.export._graph import (
+    OUTPUT,
+    engine_error,
+    verify_error,
+    verify_traceable,
+    write_graph,
+    write_preprocessing,
+)
 from midlayer_encoders.files import write_folder
 
 if TYPE_CHECKING:
@@ -16,62 +30,65 @@ if TYPE_CHECKING:
 
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["export_openvino"]
-
-# OpenVINO computes in float16 or bfloat16 where the processor can, whatever the graph is in: MiniLM's vectors are off
-# by 1e-2 then. What a file says of it is not read, so whoever compiles the model says it.
-EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
+# By default OpenVINO computes in float16 or bfloat16 if the processor supports it, with an error of 1e-2 for MiniLM.
+# It ignores a precision stored in the file, so it must be passed to `compile_model`.
+_FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
-def export_openvino(encoder: LayerEncoder, home: Path) -> Exported:
-    """Write ``model.xml`` and ``model.bin`` (``text`` and ``image`` of a joint model), what prepares inputs, a card."""
-    needed("openvino", "openvino", "onnx", "onnxscript")
-    refuse(encoder)
+def export_openvino(encoder: LayerEncoder, folder: Path) -> Exported:
+    """Write ``model.xml`` and ``model.bin`` (``text`` and ``image`` of a joint model), preprocessing, a card."""
+    require_packages("openvino", "openvino", "onnx", "onnxscript")
+    verify_traceable(encoder)
     graphs: dict[str, Any] = {}
 
-    def write(aside: Path) -> None:
-        aside.mkdir()
-        prepare(encoder, aside)
+    def write(staging: Path) -> None:
+        staging.mkdir()
+        write_preprocessing(encoder, staging)
         for medium in encoder.media:
-            path = aside / (f"{medium}.xml" if encoder.layers else "model.xml")
+            path = staging / (f"{medium}.xml" if encoder.tower_layers else "model.xml")
             names = _write(encoder, medium, path)
-            error, rounded = (
-                distance(encoder, medium, aside, names, partial(_vectors, _compiled(path, options)))
-                for options in (EXACT, {})
+            error, default_error = (
+                engine_error(encoder, medium, staging, names, partial(_vectors, _compile(path, options)))
+                for options in (_FLOAT32, {})
             )
-            check_near(encoder, error, "OpenVINO")
-            graphs[path.name] = {"medium": medium, "inputs": names, "output": OUTPUT}
-            # Half precision ends at 65504: a model with larger states has no finite vectors by default.
-            graphs[path.name] |= {"error": error, "error_by_default": rounded if math.isfinite(rounded) else None}
-        used = versions("torch", "transformers", "onnx", "onnxscript", "openvino")
-        write_card(aside, encoder, "openvino", graphs=graphs, compile=EXACT, versions=used)
+            verify_error(encoder, error, "OpenVINO")
+            graphs[path.name] = {
+                "medium": medium,
+                "inputs": names,
+                "output": OUTPUT,
+                "error": error,
+                # Infinite if states exceed 65504, the largest float16.
+                "error_by_default": default_error if math.isfinite(default_error) else None,
+            }
+        packages = versions("torch", "transformers", "onnx", "onnxscript", "openvino")
+        write_card(staging, encoder, "openvino", graphs=graphs, compile=_FLOAT32, versions=packages)
 
-    files = write_folder(home, write, last=("midlayer.json",))
+    files = write_folder(folder, write, last=(CARD,))
     engine = f"OpenVINO {versions('openvino')['openvino']}"
-    return Exported("openvino", home, engine, max(graph["error"] for graph in graphs.values()), files=files)
+    return Exported("openvino", folder, engine, max(graph["error"] for graph in graphs.values()), files=files)
 
 
 def _write(encoder: LayerEncoder, medium: str, path: Path) -> list[str]:
-    """Write the graph of a medium by way of ONNX, and return the names of its inputs."""
+    """Write the graph of a medium by way of ONNX and return the names of its inputs."""
     import openvino
 
-    between = path.with_suffix(".onnx")
-    names = write_graph(encoder, medium, between)
-    # `read_model`, as `convert_model` reports its use to OpenVINO's makers; `save_model` rounds weights by default.
-    with seeing_a_full_disk(path.parent):
-        openvino.save_model(openvino.Core().read_model(between), path, compress_to_fp16=False)
-    for left in path.parent.glob(f"{between.name}*"):
-        left.unlink()
+    onnx_path = path.with_suffix(".onnx")
+    names = write_graph(encoder, medium, onnx_path)
+    # `convert_model` would send telemetry; `save_model` would round weights to float16.
+    with full_disk_as_os_error(path.parent):
+        openvino.save_model(openvino.Core().read_model(onnx_path), path, compress_to_fp16=False)
+    for file in path.parent.glob(f"{onnx_path.name}*"):
+        file.unlink()
     return names
 
 
-def _compiled(path: Path, options: dict[str, str]) -> Any:
+def _compile(path: Path, options: dict[str, str]) -> Any:
     import openvino
 
     return openvino.Core().compile_model(path, "CPU", options)
 
 
 def _vectors(model: Any, arrays: dict[str, NDArray[Any]]) -> NDArray[Any]:
-    known = {one.get_any_name() for one in model.inputs}  # a mask that nothing reads is not in the graph
-    made: NDArray[Any] = model({name: value for name, value in arrays.items() if name in known})[0]
-    return made
+    inputs = {node.get_any_name() for node in model.inputs}  # without an unused mask
+    vectors: NDArray[Any] = model({name: value for name, value in arrays.items() if name in inputs})[0]
+    return vectors

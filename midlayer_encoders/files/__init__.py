@@ -1,50 +1,48 @@
-"""Files: those that are kept and read again, and those of text that people bring."""
+"""Write files atomically, read them back, and read text files that users provide."""
 
 from __future__ import annotations
 
-from midlayer_encoders.files.kept import (
+from midlayer_encoders.files.artifacts import (
     LOCK,
-    beside,
+    atomic_write,
     check_links,
-    clear_left,
+    explain_full_disk,
     folder_lock,
-    lock,
     make_folder,
-    naming_a_full_disk,
-    read_kept,
+    read_artifact,
+    remove_leftovers,
     scratch,
     set_aside,
     write_file,
     write_file_once,
     write_folder,
 )
-from midlayer_encoders.files.lines import (
-    at_home,
-    check_ordinary,
+from midlayer_encoders.files.text_files import (
+    check_regular_file,
     exists,
-    json_object,
-    json_rows,
+    expand_home,
+    parse_json_object,
+    read_json_lines,
     read_lines,
-    read_whole,
+    read_text_file,
 )
 
 __all__ = [
     "LOCK",
-    "at_home",
-    "beside",
+    "atomic_write",
     "check_links",
-    "check_ordinary",
-    "clear_left",
+    "check_regular_file",
     "exists",
+    "expand_home",
+    "explain_full_disk",
     "folder_lock",
-    "json_object",
-    "json_rows",
-    "lock",
     "make_folder",
-    "naming_a_full_disk",
-    "read_kept",
+    "parse_json_object",
+    "read_artifact",
+    "read_json_lines",
     "read_lines",
-    "read_whole",
+    "read_text_file",
+    "remove_leftovers",
     "scratch",
     "set_aside",
     "write_file",

@@ -1,4 +1,4 @@
-"""An image as people have it, read into RGB."""
+"""Reading of images as RGB."""
 
 from __future__ import annotations
 
@@ -11,28 +11,26 @@ import numpy as np
 import numpy.typing as npt
 
 from midlayer_encoders._types import MAX_PIXELS
-from midlayer_encoders.files import at_home
+from midlayer_encoders.files import expand_home
 from midlayer_encoders.media._arrays import InputError, as_array, check_file, damaged
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["is_pil", "read_image"]
-
 
 def read_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Image:
     """Return an image in RGB.
 
-    Grayscale becomes three equal channels, palettes their colors, 16 bits eight; what is transparent is laid on white.
-    A photograph read from a file is turned as its EXIF says. Of an animation the first frame counts.
+    Grayscale images, palettes and 16-bit images are converted, and transparent images are composed on white. EXIF data
+    determines the orientation of a photograph in a file. An animation is represented by its first frame.
 
     Args:
         source: a PIL image, the path of a file, or an array or tensor: ``(H, W)``, ``(H, W, C)`` or ``(C, H, W)`` with
             one, three or four channels, integers from 0 to 255 or floats from 0 to 1.
-        max_pixels: refuse a larger one before it is decoded.
+        max_pixels: larger images are rejected before decoding.
 
     Raises:
-        InputError: naming the file, when it is corrupt, too large, or not an image.
+        InputError: if the image is corrupt, too large, or not an image.
 
     Example:
         >>> read_image(np.zeros((2, 3))).size, read_image(np.full((3, 4, 5), 255)).getpixel((0, 0))
@@ -42,12 +40,12 @@ def read_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Image:
         _check_pixels(source.size, max_pixels, "the image")
         return _rgb(source)
     if isinstance(source, str | Path):
-        return _open_image(at_home(source), max_pixels)
-    return _rgb(_image_of_array(as_array(source), max_pixels))
+        return _open_image(expand_home(source), max_pixels)
+    return _rgb(_image_from_array(as_array(source), max_pixels))
 
 
 def is_pil(item: Any) -> bool:
-    """Return whether an input is a PIL image, without importing Pillow."""
+    """Return True if an input is a PIL image, without importing Pillow."""
     return hasattr(item, "tobytes") and hasattr(item, "mode") and hasattr(item, "getpixel")
 
 
@@ -58,19 +56,19 @@ def _open_image(path: Path, max_pixels: int) -> Image:
     check_file(path, "images or paths of images")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of large images, for which the limit is ours, and of damaged EXIF data
+            warnings.simplefilter("ignore")  # about large images, which `max_pixels` limits, and damaged EXIF data
             with Pillow.open(path) as opened:
                 _check_pixels(opened.size, max_pixels, str(path))
                 return _rgb(ImageOps.exif_transpose(opened))
     except InputError:
         raise
-    except Pillow.DecompressionBombError as reason:
+    except Pillow.DecompressionBombError as error:
         raise InputError(
-            f"{path} must have at most {max_pixels} pixels, but Pillow refused it: {reason} "
+            f"{path} must have at most {max_pixels} pixels, but Pillow rejected it: {error} "
             "Make it smaller, or raise `PIL.Image.MAX_IMAGE_PIXELS` as well as `max_pixels`."
-        ) from reason
-    except Exception as reason:  # each of Pillow's many readers fails in its own way on a damaged file
-        raise damaged(path, "an image", reason) from reason
+        ) from error
+    except Exception as error:  # Pillow's readers raise many types of errors for damaged files
+        raise damaged(path, "an image", error) from error
 
 
 def _check_pixels(size: tuple[int, int], max_pixels: int, name: str) -> None:
@@ -88,10 +86,10 @@ def _rgb(image: Image) -> Image:
     from PIL import Image as Pillow
 
     if image.mode == "RGB":
-        return image.copy() if getattr(image, "fp", None) else image  # read now, while the file is open
+        return image.copy() if getattr(image, "fp", None) else image  # decode while the file is open
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        seen = image.convert("RGBA")
-        return Pillow.alpha_composite(Pillow.new("RGBA", seen.size, "white"), seen).convert("RGB")
+        rgba = image.convert("RGBA")
+        return Pillow.alpha_composite(Pillow.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     if image.mode.startswith("I") or image.mode == "F":
         deep = np.asarray(image, dtype=np.float64)
         largest = 65535.0 if deep.max() > 255 else 255.0
@@ -100,7 +98,7 @@ def _rgb(image: Image) -> Image:
     return image.convert("RGB")
 
 
-def _image_of_array(array: npt.NDArray[Any], max_pixels: int) -> Image:
+def _image_from_array(array: npt.NDArray[Any], max_pixels: int) -> Image:
     from PIL import Image as Pillow
 
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):

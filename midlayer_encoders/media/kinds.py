@@ -1,4 +1,4 @@
-"""Which medium an input is, whether a model takes it, and the files of a folder."""
+"""The medium of an input, and the image or audio files of a folder."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from midlayer_encoders._types import MAX_PIXELS, Medium
-from midlayer_encoders.errors import OptionError, check_choice, check_count, shown
-from midlayer_encoders.files import at_home, exists
+from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.files import exists, expand_home
 from midlayer_encoders.media._arrays import InputError
 from midlayer_encoders.media.audio import read_audio
 from midlayer_encoders.media.images import is_pil, read_image
-
-__all__ = ["check_taken", "media_files", "medium_of"]
+from midlayer_encoders.validation import check_choice, check_count
 
 _SUFFIXES: dict[Medium, tuple[str, ...]] = {
     "image": (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp"),
@@ -25,52 +24,54 @@ _WORDS = {"text": "a text", "image": "an image", "audio": "a waveform"}
 _log = logging.getLogger(__name__)
 
 
-def medium_of(item: Any, taken: Sequence[str]) -> Medium:
-    """Return what an input is, for a model that takes these media.
+def medium_of(item: Any, accepted: Sequence[str]) -> Medium:
+    """Return the medium of an input for a model with these accepted media.
 
-    A string is a text where the model takes texts, unless it is the path of an image or audio file that the model also
-    takes; where it takes none, it is a path. An array of three axes is an image; of two, a grayscale image for a model
-    of images and audio of several channels for one of audio.
+    For a model that accepts texts, a string is a text unless it is the path of an image or audio file that the model
+    also accepts; for other models, it is a path. An array with three axes is an image. An array with two axes is
+    multichannel audio for audio models and a grayscale image for others.
 
     Example:
         >>> medium_of("a text", ["text", "image"]), medium_of("a.png", ["image"]), medium_of(([0.0], 16000), ["audio"])
         ('text', 'image', 'audio')
     """
     if isinstance(item, str | Path):
-        written: Medium = next(
+        by_suffix: Medium = next(
             (kind for kind, suffixes in _SUFFIXES.items() if str(item).lower().endswith(suffixes)), "text"
         )
-        if isinstance(item, str) and "text" in taken:
-            return written if written in taken and exists(Path(item)) else "text"
-        if "image" in taken or "audio" in taken:
-            return "image" if "image" in taken else "audio"
-        return written
+        if isinstance(item, str) and "text" in accepted:
+            return by_suffix if by_suffix in accepted and exists(Path(item)) else "text"
+        if "image" in accepted or "audio" in accepted:
+            return "image" if "image" in accepted else "audio"
+        return by_suffix
     if is_pil(item):
         return "image"
     if hasattr(item, "get_all_samples") or _is_waveform(item):
         return "audio"
     axes = getattr(item, "ndim", 0)
     if not isinstance(axes, int) or axes < 1:
-        raise InputError(f"`inputs` must each be {_listed(taken)}, but got {shown(item)} ({type(item).__name__}).")
-    return "image" if axes == 3 or (axes == 2 and "audio" not in taken) else "audio"
+        raise InputError(
+            f"`inputs` must each be {_listed(accepted)}, but got {short_repr(item)} ({type(item).__name__})."
+        )
+    return "image" if axes == 3 or (axes == 2 and "audio" not in accepted) else "audio"
 
 
 def _is_waveform(item: Any) -> bool:
-    """Return whether an input is samples with their rate, right or wrong."""
+    """Return True if an input has the form of samples with a rate, valid or not."""
     if isinstance(item, Mapping):
         return "array" in item or "sampling_rate" in item
     return isinstance(item, tuple) and len(item) == 2 and not isinstance(item[0], str)
 
 
-def _listed(taken: Sequence[str]) -> str:
-    return " or ".join(_WORDS[kind] for kind in taken if kind in _WORDS)
+def _listed(accepted: Sequence[str]) -> str:
+    return " or ".join(_WORDS[medium] for medium in accepted if medium in _WORDS)
 
 
-def check_taken(medium: Medium, taken: Sequence[str], item: Any, *, model: str) -> None:
-    """Raise an :class:`InputError` unless a model that takes these media takes this one."""
-    if medium not in taken:
+def check_taken(medium: Medium, accepted: Sequence[str], item: Any, *, model: str) -> None:
+    """Raise an :class:`InputError` unless ``medium`` is one of the accepted media of ``model``."""
+    if medium not in accepted:
         raise InputError(
-            f"`inputs` must each be {_listed(taken)} for {model}, but got {_WORDS[medium]}: {shown(item)}. "
+            f"`inputs` must each be {_listed(accepted)} for {model}, but got {_WORDS[medium]}: {short_repr(item)}. "
             "Choose a model that takes it."
         )
 
@@ -78,37 +79,36 @@ def check_taken(medium: Medium, taken: Sequence[str], item: Any, *, model: str) 
 def media_files(
     folder: Path | str, medium: Literal["image", "audio"], *, bad: str = "refuse", max_pixels: int = MAX_PIXELS
 ) -> list[Path]:
-    """Return the image or audio files of a folder and those below it, in the order of their paths.
+    """Return the image or audio files in a folder and its subfolders, sorted by path.
 
     Args:
-        folder: where they are.
+        folder: the folder.
         medium: ``"image"`` or ``"audio"``.
-        bad: ``"refuse"`` raises at the first file that cannot be read; ``"skip"`` leaves such files out and names each
-            in the log.
-        max_pixels: of an image.
+        bad: ``"refuse"`` raises an error for the first unreadable file; ``"skip"`` logs and omits unreadable files.
+        max_pixels: limit for an image.
     """
     check_choice("medium", medium, _SUFFIXES)
     check_choice("bad", bad, ("refuse", "skip"))
     max_pixels = check_count("max_pixels", max_pixels, "pixels")
-    folder = at_home(folder)
+    folder = expand_home(folder)
     if not folder.is_dir():
         raise OptionError(f"`folder` must be a folder of files, but there is none at {folder}.")
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES[medium] and path.is_file())
-    kept = [path for path in paths if _readable(path, medium, bad, max_pixels)]
-    if not kept:
+    readable = [path for path in paths if _is_readable(path, medium, bad, max_pixels)]
+    if not readable:
         raise OptionError(
             f"`folder` must hold at least one readable file ({', '.join(_SUFFIXES[medium])}), but {folder} has "
             f"{len(paths)}, none of which can be read."
         )
-    return kept
+    return readable
 
 
-def _readable(path: Path, medium: str, bad: str, max_pixels: int) -> bool:
+def _is_readable(path: Path, medium: str, bad: str, max_pixels: int) -> bool:
     try:
         _ = read_image(path, max_pixels=max_pixels) if medium == "image" else read_audio(path)
-    except InputError as reason:
+    except InputError as error:
         if bad == "refuse":
             raise
-        _log.warning("Left out: %s", reason)
+        _log.warning("Skipped: %s", error)
         return False
     return True

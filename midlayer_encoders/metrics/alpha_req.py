@@ -1,21 +1,16 @@
-"""Alpha-ReQ: how fast the spectrum of the texts' covariance decays."""
+"""Alpha-ReQ: the decay rate of the spectrum of the texts' covariance."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._base.layer_metric import check_at_least
-from midlayer_encoders.metrics._base.moment_metric import Moments, of_rows
-from midlayer_encoders.metrics._base.row_metric import RowMetric
+from midlayer_encoders.metrics._layer_metric import check_at_least
+from midlayer_encoders.metrics._row_metric import Moments, RowMetric, number_of_rows
 from midlayer_encoders.spectra import Method, eigenvalues
-
-__all__ = ["AlphaReQ", "alpha_req"]
 
 
 def alpha_req(
@@ -27,7 +22,7 @@ def alpha_req(
     center: bool = True,
     method: Method = "exact",
 ) -> Tensor:
-    r"""Return the exponent of the power law that the eigenvalues of the covariance follow.
+    r"""Return the exponent of the power law of the covariance's eigenvalues.
 
     .. math::
         \lambda_i \propto i^{-\alpha}: \quad
@@ -38,15 +33,15 @@ def alpha_req(
 
     Args:
         embeddings: one row per text, shape ``(N, D)``.
-        first: first rank of the fit, from 1; the few largest eigenvalues seldom follow the law.
-        last: last rank of the fit, included; fewer where the covariance has fewer eigenvalues above rounding.
+        first: first rank of the fit, from 1; the largest few eigenvalues rarely follow the law.
+        last: last rank of the fit, included; lower if the covariance has fewer eigenvalues above rounding.
         weighted: weigh rank i by 1 / i.
         center: subtract the mean of the rows.
-        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`; the fast way loses the small ones.
+        method: eigenvalue method, see :mod:`midlayer_encoders.spectra`; ``"fast"`` loses the small ones.
 
     Returns:
         Scalar, ``>= 0``: ``0`` for a flat spectrum, ``1`` at the edge of smooth codes, large for few directions. NaN
-        where the rows hold NaN or infinity.
+        if the rows hold NaN or infinity.
 
     Raises:
         TooFewTextsError: the covariance has fewer than two eigenvalues in the range of the fit.
@@ -57,27 +52,26 @@ def alpha_req(
     """
     _check_range(first, last)
     slope = partial(_slope, first=first, last=last, weighted=weighted, method=method)
-    return of_rows(embeddings, slope, center=center, unit=False)
+    return number_of_rows(embeddings, slope, center=center)
 
 
 def _slope(moments: Moments, *, first: int, last: int, weighted: bool, method: Method) -> Tensor:
     values = eigenvalues(moments.matrix, method=method, check=False)
-    fitted = [_fitted(each, first, last, weighted) for each in values.reshape(-1, values.shape[-1])]
-    return torch.stack(fitted).reshape(values.shape[:-1])
+    slopes = [_slope_of_one(spectrum, first, last, weighted) for spectrum in values.reshape(-1, values.shape[-1])]
+    return torch.stack(slopes).reshape(values.shape[:-1])
 
 
-def _fitted(values: Tensor, first: int, last: int, weighted: bool) -> Tensor:
-    """Return the slope of one spectrum, a scalar; NaN where it is."""
+def _slope_of_one(values: Tensor, first: int, last: int, weighted: bool) -> Tensor:
+    """Return the slope of one spectrum, a scalar; NaN if the spectrum is NaN."""
     if torch.isnan(values[0]):
         return values[0]
-    # Rows are rounded to float32, so a direction without variance has that rounding's square, not 0.
+    # Rows are rounded to float32, so a direction without variance has the square of that rounding, not 0.
     rounding = values[0] * len(values) * torch.finfo(torch.float32).eps ** 2
     values = values[values > rounding][first - 1 : last]
     check_at_least(2, len(values), f"Eigenvalues above rounding from rank {first} to {last}")
     rank = torch.arange(first, first + len(values), dtype=values.dtype, device=values.device)
     weight = 1 / rank if weighted else torch.ones_like(rank)
-    x, y = -rank.log(), values.log()
-    x, y = (side - (weight * side).sum() / weight.sum() for side in (x, y))
+    x, y = (axis - (weight * axis).sum() / weight.sum() for axis in (-rank.log(), values.log()))
     return (weight * x * y).sum() / (weight * x * x).sum()
 
 
@@ -86,23 +80,5 @@ def _check_range(first: int, last: int) -> None:
         raise OptionError(f"`first` and `last` must be ranks with 1 <= first < last, but got {first} and {last}.")
 
 
-class AlphaReQ(RowMetric):
-    """:func:`alpha_req` of all texts, per layer; exact, see :class:`RowMetric` for what is kept.
-
-    Options are those of the function; ``layers`` and ``torchmetrics_options`` as in :class:`LayerMetric`.
-    """
-
-    def __init__(
-        self,
-        layers: Sequence[int],
-        *,
-        first: int = 3,
-        last: int = 100,
-        weighted: bool = True,
-        center: bool = True,
-        method: Method = "exact",
-        **torchmetrics_options: Any,
-    ) -> None:
-        _check_range(first, last)
-        slope = partial(_slope, first=first, last=last, weighted=weighted, method=method)
-        super().__init__(layers, slope, center=center, unit=False, **torchmetrics_options)
+class AlphaReQ(RowMetric, function=alpha_req, check=_check_range, number=_slope):
+    """:func:`alpha_req` of all texts, per layer; exact, see :class:`RowMetric`. Options are those of the function."""

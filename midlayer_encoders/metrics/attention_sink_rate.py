@@ -1,19 +1,17 @@
-"""Attention sink rate: how many heads of a layer attend mostly to the first token."""
+"""Attention sink rate: the share of a layer's heads that attend mostly to the first token."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._base.layer_metric import Kind
-from midlayer_encoders.metrics._base.precision import result_dtype
-from midlayer_encoders.metrics._base.token_metric import MeanOverTexts
-
-__all__ = ["AttentionSinkRate", "attention_sink_rate", "attention_sink_rates"]
+from midlayer_encoders.metrics._gram import result_dtype
+from midlayer_encoders.metrics._layer_metric import Kind
+from midlayer_encoders.metrics._token_metric import MeanOverTexts
 
 
 def attention_sink_rate(attentions: Tensor, mask: Tensor | None = None, *, epsilon: float = 0.3) -> Tensor:
@@ -27,12 +25,12 @@ def attention_sink_rate(attentions: Tensor, mask: Tensor | None = None, *, epsil
 
     Args:
         attentions: weights of one layer, a row per query, shape ``(*, H, T, T)``.
-        mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all. The first real token is the first, and
-            only real queries count.
+        mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all. Only real queries count, and the first
+            real token is the first token.
         epsilon: threshold, in ``[0, 1)``.
 
     Returns:
-        Shape ``(*)``, between ``0`` and ``1``. NaN where there is no token, and where the weights hold NaN or infinity.
+        Shape ``(*)``, between ``0`` and ``1``. NaN if there is no token or the weights hold NaN or infinity.
 
     Example:
         >>> sink, even = torch.tensor([[1.0, 0.0], [0.9, 0.1]]), torch.full((2, 2), 0.5)
@@ -54,21 +52,21 @@ def attention_sink_rates(model: nn.Module, inputs: Mapping[str, Tensor], *, epsi
     """Return the mean :func:`attention_sink_rate` of a batch at every layer of a transformers model.
 
     Args:
-        model: loaded with ``attn_implementation="eager"``, the only one that returns its weights; in eval mode, since
-            dropout changes them.
-        inputs: what the tokenizer returns for the batch, on the model's device.
+        model: loaded with ``attn_implementation="eager"``, the only implementation that returns attention weights; in
+            eval mode, because dropout changes them.
+        inputs: tokenized batch, on the model's device.
         epsilon: as in :func:`attention_sink_rate`.
 
     Returns:
-        By layer, from 1: the attention inside block k belongs to layer k, the states after it.
+        By layer, from 1: the attention inside block k belongs to layer k, the output of that block.
     """
     if model.training:
-        raise OptionError("`model` must be in eval mode, but it is training: call `model.eval()` first.")
+        raise OptionError("`model` must be in eval mode, but is in training mode: call `model.eval()` first.")
     with torch.no_grad():
         attentions = model(**inputs, output_attentions=True).attentions
     if not attentions or any(weights is None for weights in attentions):
         raise OptionError(
-            "`model` must return the attention weights of every block, but there are none: "
+            "`model` must return the attention weights of every block, but returns none: "
             'load it with `attn_implementation="eager"`.'
         )
     mask = inputs.get("attention_mask", torch.ones(_mask_shape(attentions[0]), device=attentions[0].device)).bool()
@@ -96,22 +94,17 @@ def _check_attentions(attentions: Tensor, mask: Tensor) -> None:
         )
 
 
-class AttentionSinkRate(MeanOverTexts):
+class AttentionSinkRate(MeanOverTexts, function=attention_sink_rate, check=_check_epsilon):
     """Mean over texts of :func:`attention_sink_rate`, per layer.
 
-    It is updated with attention weights, which the readers of this package do not hand on, so ``"all"`` leaves it out:
-    see :func:`attention_sink_rates`. Texts without a token are left out and counted in ``skipped``. Options are those
-    of the function; ``layers`` and ``torchmetrics_options`` as in :class:`LayerMetric`.
+    ``update`` takes attention weights, which the readers of this package do not provide, so ``"all"`` does not include
+    this metric: see :func:`attention_sink_rates`. Texts without a token are excluded and counted in ``skipped``.
+    Options are those of the function.
     """
 
     kind: ClassVar[Kind] = "attentions"
 
-    def __init__(self, layers: Sequence[int], *, epsilon: float = 0.3, **torchmetrics_options: Any) -> None:
-        _check_epsilon(epsilon)
-        super().__init__(layers, **torchmetrics_options)
-        self.epsilon = epsilon
-
     def update(self, layer: int, attentions: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:  # noqa: ARG002
-        """Add one layer's attention weights of a batch, ``(B, H, T, T)``, and the mask ``(B, T)``; no ``index``."""
+        """Add one layer's attention weights of a batch, ``(B, H, T, T)``, and the mask ``(B, T)``."""
         row = self._position(layer)
-        self._add(row, attention_sink_rate(attentions, mask, epsilon=self.epsilon), mask.any(dim=-1))
+        self._add(row, attention_sink_rate(attentions, mask, **self.options), mask.any(dim=-1))

@@ -1,19 +1,16 @@
-"""CKA: how alike two sets of vectors of the same texts are, up to rotation and scale."""
+"""CKA: the similarity of two sets of vectors of the same texts, up to rotation and scale."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._base.precision import full_precision, lengths, precise, result_dtype, tiny_length
-from midlayer_encoders.metrics._base.sample_metric import PairMetric, check_pair
-
-__all__ = ["CKA", "cka", "cka_matrix"]
+from midlayer_encoders.metrics._gram import full_precision, lengths, precise, result_dtype, tiny_length
+from midlayer_encoders.metrics._sample_metric import PairMetric, check_pair
 
 
 def cka(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tensor:
@@ -24,7 +21,7 @@ def cka(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tensor:
         K = X X^\top, \; L = Y Y^\top, \; \operatorname{HSIC}(K, L) = \operatorname{tr}(K H L H)
 
     (Kornblith et al., 2019), or with the unbiased estimate of HSIC (Nguyen et al., 2021), which does not rise towards 1
-    when there are fewer texts than dimensions.
+    if there are fewer texts than dimensions.
 
     Args:
         first: one row per text, shape ``(N, D)``, two texts or more; four for ``unbiased``.
@@ -32,8 +29,8 @@ def cka(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tensor:
         unbiased: use the unbiased estimate.
 
     Returns:
-        Scalar, between ``0`` and ``1`` (unbiased: at most ``1``, may be below ``0``); ``0`` where either set is
-        constant. NaN where the rows hold NaN or infinity.
+        Scalar, between ``0`` and ``1`` (unbiased: at most ``1``, may be below ``0``); ``0`` if either set is
+        constant. NaN if the rows hold NaN or infinity.
 
     Example:
         >>> rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
@@ -47,7 +44,7 @@ def cka(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tensor:
 def cka_matrix(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tensor:
     """Return the :func:`cka` of every layer of one model with every layer of another.
 
-    Each layer's Gram matrix is made once, and all of them are kept while the pairs are compared.
+    Each layer's Gram matrix is computed once and stays in memory.
 
     Args:
         first: vectors of N texts at L layers, shape ``(L, N, D)``, two texts or more; four for ``unbiased``.
@@ -69,11 +66,14 @@ def cka_matrix(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tens
             f"but got {tuple(first.shape)} and {tuple(second.shape)}."
         )
     hsic = _unbiased_hsic if unbiased else _hsic
-    mine, theirs = ([_centered_gram(precise(rows)) for rows in layers] for layers in (first, second))
-    own = torch.outer(*(torch.stack([hsic(gram, gram) for gram in grams]) for grams in (mine, theirs)))
-    cross = torch.stack([torch.stack([hsic(one, other) for other in theirs]) for one in mine])
-    # NaN compares unequal to 0 and stays NaN.
-    return torch.where(own == 0, 0.0, cross / own.sqrt()).to(result_dtype(first))
+    first_grams = [_centered_gram(precise(rows)) for rows in first]
+    second_grams = [_centered_gram(precise(rows)) for rows in second]
+    first_norms = torch.stack([hsic(gram, gram) for gram in first_grams])
+    second_norms = torch.stack([hsic(gram, gram) for gram in second_grams])
+    norms = torch.outer(first_norms, second_norms)
+    cross = torch.stack([torch.stack([hsic(x, y) for y in second_grams]) for x in first_grams])
+    # NaN is unequal to 0 and stays NaN.
+    return torch.where(norms == 0, 0.0, cross / norms.sqrt()).to(result_dtype(first))
 
 
 def _centered_gram(rows: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def _centered_gram(rows: Tensor) -> Tensor:
     rows = torch.where((lengths(rows) <= constant).unsqueeze(-1), 0.0, rows)
     with full_precision(rows.device):
         gram = rows @ rows.mT
-    # Only the ratio matters: scaled so that the sums of squares neither overflow nor vanish.
+    # Only ratios matter: this scale keeps the sums of squares from overflow and underflow.
     trace = gram.trace()
     return gram / torch.where(trace == 0, 1.0, trace)
 
@@ -100,12 +100,12 @@ def _unbiased_hsic(first: Tensor, second: Tensor) -> Tensor:
     return (first * second).sum() + sums - crossed
 
 
-class CKA(PairMetric):
-    """:func:`cka` between each layer's vectors and those of the layer before, or of one fixed layer.
+class CKA(PairMetric, function=cka, number=cka):
+    """:func:`cka` between each layer's vectors and those of the previous layer, or of one fixed layer.
 
     For two models, call :func:`cka`. Options are those of the function and of :class:`PairMetric`.
     """
 
-    def __init__(self, layers: Sequence[int], *, unbiased: bool = False, **options: Any) -> None:
-        super().__init__(layers, partial(cka, unbiased=unbiased), **options)
-        self.least = 4 if unbiased else 2
+    def __init__(self, layers: Sequence[int], **options: Any) -> None:
+        super().__init__(layers, **options)
+        self.least = 4 if self.options["unbiased"] else 2

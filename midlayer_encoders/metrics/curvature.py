@@ -1,20 +1,15 @@
-"""Curvature: how sharply the path of token states turns."""
+"""Curvature: the mean angle between successive steps of the path of token states."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._base.gram import tokens_first
-from midlayer_encoders.metrics._base.kernels import kernels_run
-from midlayer_encoders.metrics._base.precision import lengths, result_dtype, single_or_better
-from midlayer_encoders.metrics._base.token_metric import WaitingTokenMetric, all_real
-
-__all__ = ["Curvature", "curvature"]
+from midlayer_encoders.metrics._gram import kernels_can_read, lengths, result_dtype, single_or_better, tokens_first
+from midlayer_encoders.metrics._token_metric import WaitingTokenMetric, all_real
 
 
 def curvature(states: Tensor, mask: Tensor | None = None, *, step: int = 1) -> Tensor:
@@ -28,13 +23,12 @@ def curvature(states: Tensor, mask: Tensor | None = None, *, step: int = 1) -> T
 
     Args:
         states: token states, shape ``(*, T, D)``.
-        mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all. Tokens that are not are left out of the
-            path.
-        step: how many tokens a difference spans, 1 or more.
+        mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all. Other tokens are left out of the path.
+        step: number of tokens that a difference spans, 1 or more.
 
     Returns:
-        Shape ``(*)``, between ``0`` (a line) and ``pi`` (back and forth). NaN where a text has no angle, having fewer
-        than ``2 * step + 1`` tokens or no difference, and where its states hold NaN or infinity.
+        Shape ``(*)``, between ``0`` (a line) and ``pi`` (back and forth). NaN if a text has fewer than
+        ``2 * step + 1`` tokens or no nonzero difference, or its states hold NaN or infinity.
 
     Example:
         >>> curvature(torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [2.0, 1.0]]))
@@ -46,8 +40,8 @@ def curvature(states: Tensor, mask: Tensor | None = None, *, step: int = 1) -> T
 
 
 def _angles(apart: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum of each text's angles, and their number, both ``(*)``."""
-    # Kahan's form keeps full precision near 0 and pi, where the arc cosine loses half the digits.
+    """Return the sum of each text's angles and their number, both ``(*)``."""
+    # Kahan's formula has full precision near 0 and pi, where the arc cosine loses half the digits.
     angles = 2 * torch.atan2(apart.double().sqrt(), along.double().sqrt())
     counts = apart != -1
     return torch.where(counts, angles, 0.0).sum(dim=-1), counts.sum(dim=-1)
@@ -55,8 +49,8 @@ def _angles(apart: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
 
 def _turns(states: Tensor, mask: Tensor, step: int) -> tuple[Tensor, Tensor]:
     """Return, for unit differences u and w that follow each other, the squared lengths of w - u and w + u, or -1."""
-    if kernels_run(states):
-        from midlayer_encoders.metrics._base.token_triton import turns
+    if kernels_can_read(states):
+        from midlayer_encoders.metrics._token_triton import turns
 
         return turns(states, mask, step)
     path, mask = tokens_first(states, mask)
@@ -76,25 +70,20 @@ def _check_step(step: int) -> None:
         raise OptionError(f"`step` must be 1 or more, but got {step}.")
 
 
-class Curvature(WaitingTokenMetric):
+class Curvature(WaitingTokenMetric, function=curvature, check=_check_step):
     """Mean over texts of :func:`curvature`, per layer.
 
-    Texts without an angle (fewer than ``2 * step + 1`` tokens, or all tokens the same) are left out and counted in
-    ``skipped``. Options are those of the function; ``layers`` and ``torchmetrics_options`` as in :class:`LayerMetric`.
+    Texts without an angle (fewer than ``2 * step + 1`` tokens, or all tokens equal) are excluded and counted in
+    ``skipped``. Options are those of the function.
     """
 
-    _together: ClassVar[int] = 2**23  # few layers more would take no less time, and angles are in float64
+    _max_waiting_bytes: ClassVar[int] = 2**23  # more layers at once would save no time, and angles are in float64
 
-    def __init__(self, layers: Sequence[int], *, step: int = 1, **torchmetrics_options: Any) -> None:
-        super().__init__(layers, **torchmetrics_options)
-        _check_step(step)
-        self.step = step
-
-    def _numbers(self, states: Tensor) -> int:
-        return states.shape[1] * (1 if kernels_run(states) else states.shape[2])
+    def _temporaries(self, states: Tensor) -> int:
+        return states.shape[1] * (1 if kernels_can_read(states) else states.shape[2])
 
     def _ingredients(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        return _turns(states, mask, self.step)
+        return _turns(states, mask, self.options["step"])
 
     def _settled(self, ingredients: tuple[Tensor, ...], _: int) -> tuple[Tensor, Tensor]:
         total, count = _angles(*ingredients)

@@ -1,19 +1,14 @@
-"""Dataset entropy: how many directions the texts of a dataset spread over."""
+"""Dataset entropy: the matrix entropy of one vector per text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
-from midlayer_encoders.metrics._base.moment_metric import of_rows
-from midlayer_encoders.metrics._base.row_metric import RowMetric
-from midlayer_encoders.metrics.matrix_entropy import Normalization, entropy_of, entropy_of_moments
+from midlayer_encoders.metrics._row_metric import RowMetric, number_of_rows
+from midlayer_encoders.metrics.matrix_entropy import Normalization, check_entropy_options, entropy_of_moments
 from midlayer_encoders.spectra import Method
-
-__all__ = ["DatasetEntropy", "dataset_entropy"]
 
 
 def dataset_entropy(
@@ -38,35 +33,24 @@ def dataset_entropy(
         normalization: see :func:`matrix_entropy`.
         center: subtract the mean of the rows, after ``unit``.
         unit: scale each row to unit length.
-        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
+        method: eigenvalue method, see :mod:`midlayer_encoders.spectra`.
 
     Returns:
-        Scalar, between ``0`` and ``log(min(N, D))`` when raw. ``0`` for one text and for texts that are all the same.
-        NaN where the rows hold NaN or infinity.
+        Scalar, between ``0`` and ``log(min(N, D))`` when raw. ``0`` for one text and for equal texts. NaN if the
+        rows hold NaN or infinity.
 
     Example:
         >>> import torch
         >>> dataset_entropy(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]))
         tensor(0.6931)
     """
-    entropy = partial(entropy_of_moments, entropy=entropy_of(alpha, normalization, method))
-    return of_rows(embeddings, entropy, center=center, unit=unit)
+    check_entropy_options(alpha, normalization)
+    entropy = partial(entropy_of_moments, alpha=alpha, normalization=normalization, method=method)
+    return number_of_rows(embeddings, entropy, center=center, unit=unit)
 
 
-class DatasetEntropy(RowMetric):
-    """:func:`dataset_entropy` of all texts, per layer; exact, see :class:`RowMetric` for what is kept.
+class DatasetEntropy(RowMetric, function=dataset_entropy, check=check_entropy_options, number=entropy_of_moments):
+    """:func:`dataset_entropy` of all texts, per layer; exact, see :class:`RowMetric`.
 
-    Options are those of the function; ``layers`` and ``torchmetrics_options`` as in :class:`LayerMetric`.
+    Options are those of the function.
     """
-
-    def __init__(
-        self,
-        layers: Sequence[int],
-        *,
-        alpha: float = 1.0,
-        normalization: Normalization = "raw",
-        method: Method = "auto",
-        **options: Any,
-    ) -> None:
-        entropy = partial(entropy_of_moments, entropy=entropy_of(alpha, normalization, method))
-        super().__init__(layers, entropy, **options)

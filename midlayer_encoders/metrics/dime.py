@@ -1,20 +1,14 @@
-"""DiME: how much more the two views of a text agree than those of different texts."""
+"""DiME: the difference of matrix entropies between shuffled and true pairs of views."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._base.precision import full_precision, precise, result_dtype, unit_rows
-from midlayer_encoders.metrics._base.sample_metric import ViewMetric, check_pair
+from midlayer_encoders.metrics._gram import full_precision, precise, result_dtype, unit_rows
+from midlayer_encoders.metrics._sample_metric import ViewMetric, check_pair
 from midlayer_encoders.spectra import Method, spectral_entropy
-
-__all__ = ["DiME", "dime"]
 
 
 def dime(
@@ -33,20 +27,20 @@ def dime(
         \mathbb{E}_\Pi\, S_\alpha(K_x \circ \Pi K_y \Pi^\top) - S_\alpha(K_x \circ K_y)
 
     with :math:`K_x = X X^\top`, :math:`\circ` the elementwise product and :math:`\Pi` a random permutation of texts. It
-    is a kernel measure of the views' dependence. (Skean et al., 2023.)
+    is a kernel measure of the views' dependence (Skean et al., 2023).
 
     Args:
         first: one view of each text, shape ``(N, D)``, two texts or more.
         second: another view of the same texts, shape ``(N, E)``.
         alpha: order of the entropy, ``> 0``; with ``2`` no eigenvalues are needed.
-        permutations: how many random permutations the mean is over.
-        seed: of the permutations.
-        unit: scale vectors to unit length, so that each kernel has a diagonal of ones, as matrix entropy supposes.
-        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
+        permutations: number of random permutations.
+        seed: seed of the permutations.
+        unit: scale vectors to unit length, so that each kernel has a diagonal of ones, as matrix entropy assumes.
+        method: eigenvalue method, see :mod:`midlayer_encoders.spectra`.
 
     Returns:
-        Scalar, at most ``log(N)``; 0 where the views tell nothing of each other, and below where a permutation fits
-        better than the truth. NaN where the views hold NaN or infinity.
+        Scalar, at most ``log(N)``; 0 for independent views, and negative if a permutation fits better than the true
+        pairs. NaN if the views hold NaN or infinity.
 
     Example:
         >>> dime(torch.ones(4, 2), torch.eye(4))  # one view is the same for every text
@@ -54,18 +48,17 @@ def dime(
     """
     _check_options(alpha, permutations)
     check_pair(first, second)
-    found = _dime(first, second, alpha=alpha, permutations=permutations, seed=seed, unit=unit, method=method)
-    return found.to(result_dtype(first))
+    number = _dime(first, second, alpha=alpha, permutations=permutations, seed=seed, unit=unit, method=method)
+    return number.to(result_dtype(first))
 
 
 def _dime(
     first: Tensor, second: Tensor, *, alpha: float, permutations: int, seed: int, unit: bool, method: Method
 ) -> Tensor:
-    """Return the difference of entropies of views of several layers, each ``(*, N, D)``: shape ``(*)``."""
-    kernels = _kernel(first, unit), _kernel(second, unit)
+    """Return the difference of entropies of two views, each ``(*, N, D)``: shape ``(*)``."""
     orders = _orders(first.shape[-2], permutations, seed).to(first.device, non_blocking=True)
-    shuffled = kernels[1][..., orders[:, :, None], orders[:, None, :]]
-    entropies = spectral_entropy(kernels[0].unsqueeze(-3) * shuffled, alpha=alpha, method=method, check=False)
+    shuffled = _kernel(second, unit)[..., orders[:, :, None], orders[:, None, :]]
+    entropies = spectral_entropy(_kernel(first, unit).unsqueeze(-3) * shuffled, alpha=alpha, method=method, check=False)
     return entropies[..., 1:].mean(dim=-1) - entropies[..., 0]
 
 
@@ -78,9 +71,8 @@ def _kernel(rows: Tensor, unit: bool) -> Tensor:
 def _orders(count: int, permutations: int, seed: int) -> Tensor:
     """Return the identity and then random permutations, shape ``(1 + permutations, count)``."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.stack(
-        [torch.arange(count)] + [torch.randperm(count, generator=generator) for _ in range(permutations)]
-    )
+    shuffled = [torch.randperm(count, generator=generator) for _ in range(permutations)]
+    return torch.stack([torch.arange(count), *shuffled])
 
 
 def _check_options(alpha: float, permutations: int) -> None:
@@ -90,28 +82,12 @@ def _check_options(alpha: float, permutations: int) -> None:
         raise OptionError(f"`permutations` must be 1 or more, but got {permutations}.")
 
 
-class DiME(ViewMetric):
+class DiME(ViewMetric, function=dime, check=_check_options, number=_dime):
     """:func:`dime` of views 0 and 1 of each text, per layer.
 
-    ``permutations + 1`` spectra of the sample's size are found per layer: the most costly of the metrics. Options are
-    those of the function and of :class:`SampleMetric`; ``seed`` is for both.
+    The most expensive metric: it finds ``permutations + 1`` spectra of the sample's size per layer. Options are those
+    of the function and of :class:`SampleMetric`; both use ``seed``.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[int],
-        *,
-        alpha: float = 1.0,
-        permutations: int = 10,
-        seed: int = 0,
-        unit: bool = True,
-        method: Method = "auto",
-        **options: Any,
-    ) -> None:
-        _check_options(alpha, permutations)
-        of = partial(_dime, alpha=alpha, permutations=permutations, seed=seed, unit=unit, method=method)
-        super().__init__(layers, of, seed=seed, **options)
-        self.permutations = permutations
-
-    def _numbers(self, views: int, texts: int) -> int:  # noqa: ARG002
-        return (self.permutations + 1) * texts**2
+    def _temporaries(self, views: int, texts: int) -> int:  # noqa: ARG002
+        return (int(self.options["permutations"]) + 1) * texts**2

@@ -1,23 +1,15 @@
-"""Effective rank of a set of rows: how many singular directions carry it."""
+"""Effective rank: the exponential of the entropy of a set of rows' singular values."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics._base.gram import prepared, smaller_gram
-from midlayer_encoders.metrics._base.moment_metric import Moments
-from midlayer_encoders.metrics._base.precision import result_dtype
-from midlayer_encoders.metrics._base.row_metric import RowMetric
-from midlayer_encoders.metrics._base.token_metric import all_real
+from midlayer_encoders.metrics._gram import prepared, result_dtype, smaller_gram
+from midlayer_encoders.metrics._row_metric import Moments, RowMetric
+from midlayer_encoders.metrics._token_metric import all_real
 from midlayer_encoders.spectra import Method, eigenvalues
-
-__all__ = ["EffectiveRank", "effective_rank", "rank_of_gram"]
 
 
 def effective_rank(
@@ -37,7 +29,7 @@ def effective_rank(
 
     over the :math:`\min(N, D)` singular values, not their squares, so
     :math:`\exp S_1(Z) \le \operatorname{EffRank}(Z)`; the paper's Theorem 1 states the opposite. With
-    ``epsilon=1e-7`` it is RankMe, which ``make_metrics("rankme", …)`` makes.
+    ``epsilon=1e-7`` it is RankMe, the same as ``make_metrics("rankme", …)``.
 
     Args:
         states: rows, shape ``(*, N, D)``.
@@ -45,11 +37,11 @@ def effective_rank(
         center: subtract the mean of the rows.
         unit: scale rows to unit length, before centering.
         epsilon: added to each share, ``>= 0``.
-        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`; the fast way loses the small ones.
+        method: eigenvalue method, see :mod:`midlayer_encoders.spectra`; ``"fast"`` loses the small ones.
 
     Returns:
-        Shape ``(*)``, between ``1`` and ``min(N, D)``, up to ``epsilon``; ``0`` where all rows are zero, NaN where they
-        hold NaN or infinity.
+        Shape ``(*)``, between ``1`` and ``min(N, D)``, up to ``epsilon``; ``0`` if all rows are zero, NaN if they hold
+        NaN or infinity.
 
     Example:
         >>> effective_rank(torch.diag(torch.tensor([1.0, 1.0, 0.0])))
@@ -57,7 +49,7 @@ def effective_rank(
     """
     _check_epsilon(epsilon)
     mask = all_real(states) if mask is None else mask
-    # float64 on every device: the root of an eigenvalue at float32's rounding is 3e-4 of the largest, and many are.
+    # float64 on every device: the square root of float32's rounding is 3e-4 of the largest singular value.
     rows = prepared(states.double(), mask, center=False, unit=unit)
     gram = smaller_gram(prepared(rows, mask, center=True, unit=False) if center else rows)
     return rank_of_gram(gram, None, method, epsilon, mask.sum(dim=-1)).to(result_dtype(states))
@@ -66,18 +58,18 @@ def effective_rank(
 def rank_of_gram(
     gram: Tensor, sizes: Tensor | None, method: Method, epsilon: float = 0.0, count: Tensor | None = None
 ) -> Tensor:
-    """Return the effective rank from Gram or moment matrices, shape ``(*)``; NaN where a matrix is not finite.
+    """Return the effective rank of Gram or moment matrices, shape ``(*)``; NaN if a matrix is not finite.
 
     Args:
         gram: shape ``(*, n, n)``.
-        sizes: leading corners that count, shape ``(*)``; ``None`` for all of each matrix.
-        method: how eigenvalues are found.
+        sizes: sizes of the leading corners, shape ``(*)``; ``None`` for whole matrices.
+        method: eigenvalue method.
         epsilon: added to the share of every singular value.
-        count: number of rows behind each matrix, shape ``(*)``, which have no more singular values than that.
+        count: number of rows of each set, shape ``(*)``, an upper limit of the number of singular values.
     """
     finite = torch.isfinite(gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1))
     values = eigenvalues(torch.where(finite[..., None, None], gram, 0.0), sizes, method=method, check=False)
-    # The square root of an eigenvalue that is only rounding is not small: a rank-one matrix would seem to have more.
+    # The square root of rounding is not small: it would raise the rank of a rank-one matrix.
     rounding = values[..., :1] * values.shape[-1] * torch.finfo(values.dtype).eps
     sigma = torch.where(values > rounding, values, 0.0).sqrt()
     total = sigma.sum(dim=-1, keepdim=True)
@@ -98,15 +90,8 @@ def _check_epsilon(epsilon: float) -> None:
         raise OptionError(f"`epsilon` must be 0 or more (1e-7 for RankMe), but got {epsilon}.")
 
 
-class EffectiveRank(RowMetric):
-    """:func:`effective_rank` of one vector per text, per layer; exact, see :class:`RowMetric` for what is kept.
+class EffectiveRank(RowMetric, function=effective_rank, check=_check_epsilon, number=_rank):
+    """:func:`effective_rank` of one vector per text, per layer; exact, see :class:`RowMetric`.
 
-    For the tokens of each text see :class:`PromptEffectiveRank`. Options are those of the function; ``layers`` and
-    ``torchmetrics_options`` as in :class:`LayerMetric`.
+    For the tokens of each text see :class:`PromptEffectiveRank`. Options are those of the function.
     """
-
-    def __init__(
-        self, layers: Sequence[int], *, epsilon: float = 0.0, method: Method = "exact", **options: Any
-    ) -> None:
-        _check_epsilon(epsilon)
-        super().__init__(layers, partial(_rank, epsilon=epsilon, method=method), **options)

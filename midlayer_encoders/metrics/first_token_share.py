@@ -1,14 +1,12 @@
-"""First token share: how much of a text's squared norm its first token holds."""
+"""First token share: the first token's share of a text's squared norm."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from midlayer_encoders.metrics._base.precision import lengths, result_dtype, single_or_better
-from midlayer_encoders.metrics._base.token_metric import TokenMetric, all_real
-
-__all__ = ["FirstTokenShare", "first_token_share"]
+from midlayer_encoders.metrics._gram import lengths, result_dtype, single_or_better
+from midlayer_encoders.metrics._token_metric import TokenMetric, all_real
 
 
 def first_token_share(states: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -19,11 +17,11 @@ def first_token_share(states: Tensor, mask: Tensor | None = None) -> Tensor:
 
     Args:
         states: token states, shape ``(*, T, D)``.
-        mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all. The first real token is the first.
+        mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all. The first real token is the first token.
 
     Returns:
-        Shape ``(*)``, between ``0`` and ``1``; ``1 / T`` when all tokens are equally long. NaN where there is no token
-        or all are zero, and where the states hold NaN or infinity.
+        Shape ``(*)``, between ``0`` and ``1``; ``1 / T`` if all tokens are equally long. NaN if there is no token, all
+        are zero, or the states hold NaN or infinity.
 
     Example:
         >>> first_token_share(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
@@ -34,8 +32,8 @@ def first_token_share(states: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def _energies(states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the squared norm of each text's first real token, and of all its tokens, both ``(*)``."""
-    # Squares in float64: a massive token must not overflow.
+    """Return the squared norm of each text's first real token and of all its tokens, both ``(*)``."""
+    # Squares in float64, so that a massive token does not overflow.
     energy = torch.where(mask, lengths(single_or_better(states)).double(), 0.0).square()
     first = mask.int().argmax(dim=-1, keepdim=True)
     return energy.gather(-1, first).squeeze(-1), energy.sum(dim=-1)
@@ -48,8 +46,7 @@ def _share(first: Tensor, total: Tensor) -> Tensor:
 class FirstTokenShare(TokenMetric):
     """Mean over texts of :func:`first_token_share`, per layer.
 
-    Texts without a token, or with only zeros, are left out and counted in ``skipped``. Arguments as in
-    :class:`LayerMetric`.
+    Texts without a token, or with only zeros, are excluded and counted in ``skipped``.
     """
 
     def _per_text(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from midlayer_encoders.metrics._base.layer_metric import Kind
-from midlayer_encoders.metrics._base.precision import full_precision, precise, result_dtype, unit_rows
-from midlayer_encoders.metrics._base.sample_metric import NumberedMetric, check_pair
-from midlayer_encoders.metrics._base.token_metric import check_tokens, parts
-
-__all__ = ["LEAST_TOKENS", "HalfMatch", "half_match", "half_means"]
+from midlayer_encoders.metrics._gram import full_precision, precise, result_dtype, unit_rows
+from midlayer_encoders.metrics._layer_metric import Kind
+from midlayer_encoders.metrics._sample_metric import NumberedMetric, check_pair
+from midlayer_encoders.metrics._token_metric import check_tokens, chunks
 
 LEAST_TOKENS = 4
-"""Texts with fewer tokens are left out: a half of one token is a word, not a text."""
+"""Texts with fewer tokens are excluded: one token is not half a text."""
 
 
 def half_match(first: Tensor, second: Tensor, *, center: bool = True) -> Tensor:
@@ -27,17 +23,17 @@ def half_match(first: Tensor, second: Tensor, *, center: bool = True) -> Tensor:
         \frac{1}{2N} \sum_i \frac{1}{r_{1 \to 2}(i)} + \frac{1}{r_{2 \to 1}(i)}
 
     where :math:`r_{1 \to 2}(i)` is the rank of text i's second half, by cosine with its first half, among all second
-    halves. Halves that are equally near share the mean of their ranks.
+    halves. Equally near halves share the mean of their ranks.
 
     Args:
         first: mean of each text's first half, shape ``(N, D)``, two texts or more.
-        second: of its second half, shape ``(N, D)``.
-        center: subtract the mean first half from the first halves, and likewise the second. What all texts share, such
-            as a massive first token, then tells nothing.
+        second: mean of its second half, shape ``(N, D)``.
+        center: subtract the mean of all first halves from the first halves, and likewise for the second ones. This
+            removes common components, such as a massive first token.
 
     Returns:
-        Scalar, above ``0`` and up to ``1``; for vectors that have nothing to do with each other about
-        ``(log(N) + 0.58) / N``. NaN where the rows hold NaN or infinity.
+        Scalar, above ``0`` and up to ``1``; about ``(log(N) + 0.58) / N`` for independent vectors. NaN if the rows
+        hold NaN or infinity.
 
     Example:
         >>> half_match(torch.eye(4), 2 * torch.eye(4)), half_match(torch.ones(3, 2), torch.ones(3, 2))
@@ -48,9 +44,9 @@ def half_match(first: Tensor, second: Tensor, *, center: bool = True) -> Tensor:
 
 
 def _half_match(first: Tensor, second: Tensor, *, center: bool) -> Tensor:
-    """Return the mean reciprocal rank of halves at several layers, each ``(*, N, D)``: shape ``(*)``."""
-    sides = [precise(side) for side in (first, second)]
-    x, y = (unit_rows(side - side.mean(dim=-2, keepdim=True) if center else side) for side in sides)
+    """Return the mean reciprocal rank of halves, each ``(*, N, D)``: shape ``(*)``."""
+    halves = [precise(first), precise(second)]
+    x, y = (unit_rows(half - half.mean(dim=-2, keepdim=True) if center else half) for half in halves)
     with full_precision(x.device):
         cosine = x @ y.mT
     value = (_reciprocal_ranks(cosine) + _reciprocal_ranks(cosine.mT)).mean(dim=-1) / 2
@@ -58,10 +54,12 @@ def _half_match(first: Tensor, second: Tensor, *, center: bool) -> Tensor:
 
 
 def _reciprocal_ranks(cosine: Tensor) -> Tensor:
-    """Return one over the rank of each row's own column, shape ``(*, N)``."""
-    own = cosine.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-    close = (cosine - own).abs() <= 16 * torch.finfo(cosine.dtype).eps  # equal but for rounding: cosines are at most 1
-    nearer = (cosine > own) & ~close
+    """Return the reciprocal rank of each row's diagonal entry, shape ``(*, N)``."""
+    true_pairs = cosine.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+    close = (cosine - true_pairs).abs() <= 16 * torch.finfo(
+        cosine.dtype
+    ).eps  # equal up to rounding, as cosines are at most 1
+    nearer = (cosine > true_pairs) & ~close
     return 2 / (1 + 2 * nearer.sum(dim=-1) + close.sum(dim=-1)).double()
 
 
@@ -79,26 +77,23 @@ def half_means(states: Tensor, mask: Tensor) -> Tensor:
     count = mask.sum(dim=1, keepdim=True)
     early = mask & (mask.cumsum(dim=1) <= count // 2)
     halves = torch.stack([early, mask & ~early])  # (2, B, T)
-    # Padding may hold NaN, which times zero is NaN still.
+    # Padding may hold NaN, and NaN times zero is NaN.
     clean = torch.where(mask.unsqueeze(-1), states, 0.0).to(result_dtype(states))
     with full_precision(states.device):
         total = torch.einsum("vbt,btd->vbd", halves.to(clean.dtype), clean)
     return total / halves.sum(dim=2).clamp(min=1).unsqueeze(-1)
 
 
-class HalfMatch(NumberedMetric):
+class HalfMatch(NumberedMetric, function=half_match, number=_half_match):
     """:func:`half_match` of each layer, from the token states of one pass: no augmentation, no second pass.
 
-    Texts of fewer than four tokens are left out. Options are those of the function and of :class:`SampleMetric`. The
-    value falls with the number of texts.
+    Texts of fewer than four tokens are excluded. Options are those of the function and of :class:`SampleMetric`. The
+    value decreases with the number of texts.
     """
 
     kind: ClassVar[Kind] = "tokens"
     views: int = 2
     counted: ClassVar[str] = f"Different texts of {LEAST_TOKENS} tokens or more"
-
-    def __init__(self, layers: Sequence[int], *, center: bool = True, **options: Any) -> None:
-        super().__init__(layers, partial(_half_match, center=center), **options)
 
     def update(self, layer: int, states: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:
         """Add one layer's token states of a batch.
@@ -107,14 +102,13 @@ class HalfMatch(NumberedMetric):
             layer: one of ``layers``.
             states: shape ``(B, T, D)``.
             mask: which tokens are real, shape ``(B, T)``, bool; padding may be on either side.
-            index: position of each text in the whole list, shape ``(B,)``. Without it texts are numbered as they come,
-                which several processes cannot do.
+            index: position of each text in the whole list, shape ``(B,)``. By default texts are numbered in order of
+                arrival, which does not work with several processes.
         """
         check_tokens(states, mask)
         index = self._numbered(layer, len(states), index)
-        numbers = states.shape[1] * states.shape[2]
-        halves = torch.cat([half_means(*part) for part in parts(states.detach(), mask, numbers)], dim=1)
+        halves = torch.cat([half_means(*chunk) for chunk in chunks(states.detach(), mask)], dim=1)
         long_enough = mask.sum(dim=1) >= LEAST_TOKENS
-        kept = index.to(states.device)[long_enough]
+        index = index.to(states.device)[long_enough]
         for view, rows in enumerate(halves):
-            self._keep(layer, rows[long_enough], kept, view)
+            self._store(layer, rows[long_enough], index, view)

@@ -1,23 +1,20 @@
-"""InfoNCE: how well a text's two views find each other among all others."""
+"""InfoNCE: the contrastive loss of two views of each text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.metrics._base.precision import full_precision, precise, result_dtype, unit_rows
-from midlayer_encoders.metrics._base.sample_metric import ViewMetric, check_pair
-
-__all__ = ["InfoNCE", "InfoNCEForm", "infonce"]
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.metrics._gram import full_precision, precise, result_dtype, unit_rows
+from midlayer_encoders.metrics._sample_metric import ViewMetric, check_pair
+from midlayer_encoders.validation import check_choice
 
 InfoNCEForm: TypeAlias = Literal["simclr", "one_way", "bound"]
-"""Among all 2N views; from the first view among the N second ones; or ``log N`` minus the latter."""
+"""Loss among all 2N views; from the first view among the N second ones; or ``log N`` minus the latter."""
 
 
 def infonce(first: Tensor, second: Tensor, *, temperature: float = 0.1, form: InfoNCEForm = "simclr") -> Tensor:
@@ -42,7 +39,7 @@ def infonce(first: Tensor, second: Tensor, *, temperature: float = 0.1, form: In
 
     Returns:
         Scalar, ``>= 0`` as a loss; at chance ``log(2N - 1)`` or one way ``log(N)``. The bound is at most ``log(N)``. A
-        zero vector has cosine 0 with all others. NaN where the views hold NaN or infinity.
+        zero vector has cosine 0 with all others. NaN if the views hold NaN or infinity.
 
     Example:
         >>> infonce(torch.ones(4, 3), torch.ones(4, 3))  # at chance, log 7
@@ -54,7 +51,7 @@ def infonce(first: Tensor, second: Tensor, *, temperature: float = 0.1, form: In
 
 
 def _infonce(first: Tensor, second: Tensor, *, temperature: float, form: InfoNCEForm) -> Tensor:
-    """Return the loss of views of several layers, each ``(*, N, D)``: shape ``(*)``."""
+    """Return the loss of two views, each ``(*, N, D)``: shape ``(*)``."""
     x, y = unit_rows(precise(first)), unit_rows(precise(second))
     loss = _simclr(x, y, temperature) if form == "simclr" else _one_way(x, y, temperature)
     return math.log(x.shape[-2]) - loss if form == "bound" else loss
@@ -76,9 +73,9 @@ def _one_way(x: Tensor, y: Tensor, temperature: float) -> Tensor:
     return _cross_entropy(cosine, cosine.diagonal(dim1=-2, dim2=-1), temperature)
 
 
-def _cross_entropy(cosine: Tensor, own: Tensor, temperature: float) -> Tensor:
-    """Return the mean over rows of cosines ``(*, N, M)`` of how unlikely each row's own one, ``(*, N)``, is."""
-    return ((cosine / temperature).logsumexp(dim=-1) - own / temperature).mean(dim=-1)
+def _cross_entropy(cosine: Tensor, positive: Tensor, temperature: float) -> Tensor:
+    """Return the mean cross-entropy of the rows of cosines ``(*, N, M)`` with the positives' cosines ``(*, N)``."""
+    return ((cosine / temperature).logsumexp(dim=-1) - positive / temperature).mean(dim=-1)
 
 
 def _check_options(temperature: float, form: str) -> None:
@@ -87,14 +84,8 @@ def _check_options(temperature: float, form: str) -> None:
     check_choice("form", form, get_args(InfoNCEForm))
 
 
-class InfoNCE(ViewMetric):
+class InfoNCE(ViewMetric, function=infonce, check=_check_options, number=_infonce):
     """:func:`infonce` of views 0 and 1 of each text, per layer.
 
     Options are those of the function and of :class:`SampleMetric`. The loss grows with the number of texts.
     """
-
-    def __init__(
-        self, layers: Sequence[int], *, temperature: float = 0.1, form: InfoNCEForm = "simclr", **options: Any
-    ) -> None:
-        _check_options(temperature, form)
-        super().__init__(layers, partial(_infonce, temperature=temperature, form=form), **options)

@@ -1,20 +1,17 @@
-"""Intrinsic dimension by TwoNN: how many dimensions the texts' neighborhoods have."""
+"""Intrinsic dimension by TwoNN: the dimension of the texts' neighborhoods."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.metrics._base.layer_metric import check_at_least
-from midlayer_encoders.metrics._base.precision import lengths, precise, result_dtype
-from midlayer_encoders.metrics._base.sample_metric import PooledSampleMetric, layer_by_layer
-
-__all__ = ["IntrinsicDimension", "TwoNNForm", "intrinsic_dimension"]
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.metrics._gram import lengths, precise, result_dtype
+from midlayer_encoders.metrics._layer_metric import check_at_least
+from midlayer_encoders.metrics._sample_metric import PooledSampleMetric, layer_by_layer
+from midlayer_encoders.validation import check_choice
 
 TwoNNForm: TypeAlias = Literal["fit", "mle"]
 """A line through the origin fitted to the empirical distribution, or the maximum-likelihood estimate."""
@@ -29,16 +26,16 @@ def intrinsic_dimension(embeddings: Tensor, *, form: TwoNNForm = "fit", discard:
         d = \arg\min_d \sum_{i \le n} \Bigl(-\log\bigl(1 - \tfrac{i}{N}\bigr) - d \log \mu_i\Bigr)^2
         \qquad \text{or} \qquad d = \frac{n - 1}{\sum_{i \le n} \log \mu_i + (N - n) \log \mu_n}
 
-    (Facco et al., 2017: the fit, without the largest tenth of the ratios. The other is the maximum likelihood of the
-    same law when the ratios left out are known only to be larger, without its bias.)
+    (Facco et al., 2017, for the fit without the largest tenth of the ratios; the other is the unbiased
+    maximum-likelihood estimate of the same law with the largest ratios censored.)
 
     Args:
-        embeddings: one row per text, shape ``(N, D)``. Rows that are the same count once: they are one point.
+        embeddings: one row per text, shape ``(N, D)``. Equal rows count as one point.
         form: ``"fit"`` or ``"mle"``.
-        discard: share of the largest ratios that are left out, in ``[0, 1)``.
+        discard: share of the largest ratios that are discarded, in ``[0, 1)``.
 
     Returns:
-        Scalar, ``> 0``. NaN where the rows hold NaN or infinity.
+        Scalar, ``> 0``. NaN if the rows hold NaN or infinity.
 
     Raises:
         TooFewTextsError: fewer than three different rows, or none whose two neighbors differ in distance.
@@ -54,14 +51,14 @@ def intrinsic_dimension(embeddings: Tensor, *, form: TwoNNForm = "fit", discard:
     points = torch.unique(points, dim=0)
     check_at_least(3, len(points), "Different rows of `embeddings`")
     logs = _log_ratios(points).sort().values
-    kept = max(2, int(len(logs) * (1 - discard)))
-    check_at_least(1, int((logs[:kept] > 0).sum()), "Rows whose two nearest neighbors differ in distance")
-    return (_fit(logs, kept) if form == "fit" else _likeliest(logs, kept)).to(result_dtype(embeddings))
+    count = max(2, int(len(logs) * (1 - discard)))
+    check_at_least(1, int((logs[:count] > 0).sum()), "Rows whose two nearest neighbors differ in distance")
+    return (_fit(logs, count) if form == "fit" else _likeliest(logs, count)).to(result_dtype(embeddings))
 
 
 def _log_ratios(points: Tensor) -> Tensor:
     """Return the logarithm of each point's second over first neighbor distance, shape ``(N,)``."""
-    # Distances by products round off near neighbors far from the origin, so those of a few candidates are taken again.
+    # Products round off the distances of near neighbors, so the distances of a few candidates are computed again.
     points = points - points.mean(dim=0)
     rough = torch.cdist(points, points)
     rough.fill_diagonal_(torch.inf)
@@ -70,14 +67,14 @@ def _log_ratios(points: Tensor) -> Tensor:
     return exact[:, 1].log() - exact[:, 0].log()
 
 
-def _fit(logs: Tensor, kept: int) -> Tensor:
-    kept = min(kept, len(logs) - 1)  # the empirical distribution is 1 at the largest ratio, where the logarithm ends
-    share = torch.arange(1, kept + 1, dtype=logs.dtype, device=logs.device) / len(logs)
-    return (-torch.log1p(-share) * logs[:kept]).sum() / logs[:kept].square().sum()
+def _fit(logs: Tensor, count: int) -> Tensor:
+    count = min(count, len(logs) - 1)  # the empirical distribution is 1 at the largest ratio, where the log diverges
+    share = torch.arange(1, count + 1, dtype=logs.dtype, device=logs.device) / len(logs)
+    return (-torch.log1p(-share) * logs[:count]).sum() / logs[:count].square().sum()
 
 
-def _likeliest(logs: Tensor, kept: int) -> Tensor:
-    return (kept - 1) / (logs[:kept].sum() + (len(logs) - kept) * logs[kept - 1])
+def _likeliest(logs: Tensor, count: int) -> Tensor:
+    return (count - 1) / (logs[:count].sum() + (len(logs) - count) * logs[count - 1])
 
 
 def _check_options(form: str, discard: float) -> None:
@@ -86,15 +83,15 @@ def _check_options(form: str, discard: float) -> None:
         raise OptionError(f"`discard` must be in [0, 1), but got {discard}.")
 
 
-class IntrinsicDimension(PooledSampleMetric):
+class IntrinsicDimension(
+    PooledSampleMetric,
+    function=intrinsic_dimension,
+    check=_check_options,
+    number=layer_by_layer(intrinsic_dimension),
+):
     """:func:`intrinsic_dimension` of one vector per text, per layer.
 
     Options are those of the function and of :class:`SampleMetric`. The estimate depends on the number of texts.
     """
 
     least = 3
-
-    def __init__(self, layers: Sequence[int], *, form: TwoNNForm = "fit", discard: float = 0.1, **options: Any) -> None:
-        _check_options(form, discard)
-        of = partial(intrinsic_dimension, form=form, discard=discard)
-        super().__init__(layers, layer_by_layer(of), **options)

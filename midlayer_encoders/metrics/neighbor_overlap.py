@@ -1,19 +1,17 @@
-"""Neighbor overlap: how many of a text's nearest texts stay the same from one layer to the next."""
+"""Neighbor overlap: the share of a text's nearest texts that two layers have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from midlayer_encoders.errors import OptionError, check_choice
-from midlayer_encoders.metrics._base.precision import full_precision, precise, result_dtype, unit_rows
-from midlayer_encoders.metrics._base.sample_metric import PairMetric, check_pair
-
-__all__ = ["Distance", "NeighborOverlap", "neighbor_overlap"]
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.metrics._gram import full_precision, precise, result_dtype, unit_rows
+from midlayer_encoders.metrics._sample_metric import PairMetric, check_pair
+from midlayer_encoders.validation import check_choice
 
 Distance: TypeAlias = Literal["cosine", "euclidean"]
 
@@ -24,7 +22,7 @@ def neighbor_overlap(first: Tensor, second: Tensor, *, k: int = 10, distance: Di
     .. math::
         \frac{1}{N k} \sum_i \bigl| \mathcal{N}_k^X(i) \cap \mathcal{N}_k^Y(i) \bigr|
 
-    (Doimo et al., 2020.) Of texts at the same distance, the earlier counts as nearer.
+    (Doimo et al., 2020). Of texts at the same distance, the first one counts as nearest.
 
     Args:
         first: one row per text, shape ``(N, D)``, more than ``k`` texts.
@@ -33,8 +31,8 @@ def neighbor_overlap(first: Tensor, second: Tensor, *, k: int = 10, distance: Di
         distance: ``"cosine"``, in which a zero vector has cosine 0 with all others, or ``"euclidean"``.
 
     Returns:
-        Scalar, between ``0`` and ``1``; ``k / (N - 1)`` for vectors that have nothing to do with each other. NaN where
-        the rows hold NaN or infinity.
+        Scalar, between ``0`` and ``1``; ``k / (N - 1)`` for independent vectors. NaN if the rows hold NaN or
+        infinity.
 
     Example:
         >>> rows = torch.eye(4) + torch.arange(4.0)
@@ -49,7 +47,7 @@ def neighbor_overlap(first: Tensor, second: Tensor, *, k: int = 10, distance: Di
 
 
 def _neighbors(rows: Tensor, k: int, distance: Distance) -> Tensor:
-    """Return whether text j is among the k nearest of text i, shape ``(N, N)``, bool."""
+    """Return True where text j is among the k nearest of text i, shape ``(N, N)``."""
     rows = unit_rows(rows) if distance == "cosine" else rows - rows.mean(dim=0)
     with full_precision(rows.device):
         far = -(rows @ rows.mT) if distance == "cosine" else torch.cdist(rows, rows)
@@ -64,13 +62,12 @@ def _check_options(k: int, distance: str) -> None:
     check_choice("distance", distance, get_args(Distance))
 
 
-class NeighborOverlap(PairMetric):
-    """:func:`neighbor_overlap` between each layer's vectors and those of the layer before, or of one fixed layer.
+class NeighborOverlap(PairMetric, function=neighbor_overlap, check=_check_options, number=neighbor_overlap):
+    """:func:`neighbor_overlap` between each layer's vectors and those of the previous layer, or of one fixed layer.
 
     Options are those of the function and of :class:`PairMetric`. The value depends on the number of texts.
     """
 
-    def __init__(self, layers: Sequence[int], *, k: int = 10, distance: Distance = "cosine", **options: Any) -> None:
-        _check_options(k, distance)
-        super().__init__(layers, partial(neighbor_overlap, k=k, distance=distance), **options)
-        self.least = k + 1
+    def __init__(self, layers: Sequence[int], **options: Any) -> None:
+        super().__init__(layers, **options)
+        self.least = int(self.options["k"]) + 1

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from torch import Tensor
 
-from midlayer_encoders.metrics._base.gram import token_gram
-from midlayer_encoders.metrics._base.precision import result_dtype
-from midlayer_encoders.metrics._base.token_metric import TokenMetric, all_real
+from midlayer_encoders.metrics._gram import result_dtype, token_gram
+from midlayer_encoders.metrics._token_metric import TokenMetric, all_real
 from midlayer_encoders.metrics.effective_rank import rank_of_gram
 from midlayer_encoders.spectra import Method
-
-__all__ = ["PromptEffectiveRank", "prompt_effective_rank"]
 
 
 def prompt_effective_rank(
@@ -36,11 +30,10 @@ def prompt_effective_rank(
         mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all.
         center: subtract the mean of the text's tokens.
         unit: scale tokens to unit length, after centering.
-        method: how eigenvalues are found, see :mod:`midlayer_encoders.spectra`.
+        method: eigenvalue method, see :mod:`midlayer_encoders.spectra`.
 
     Returns:
-        Shape ``(*)``, between ``1`` and ``min(T, D)``; ``0`` where all tokens are zero, NaN where they hold NaN or
-        infinity.
+        Shape ``(*)``, between ``1`` and ``min(T, D)``; ``0`` if all tokens are zero, NaN if they hold NaN or infinity.
 
     Example:
         >>> import torch
@@ -56,24 +49,11 @@ def _rank(states: Tensor, mask: Tensor, center: bool, unit: bool, method: Method
     return rank_of_gram(*token_gram(states.double(), mask, center=center, unit=unit), method)
 
 
-class PromptEffectiveRank(TokenMetric):
+class PromptEffectiveRank(TokenMetric, function=prompt_effective_rank):
     """Mean over texts of :func:`prompt_effective_rank`, per layer.
 
-    Texts of fewer than two tokens are left out and counted in ``skipped``. Options are those of the function;
-    ``layers`` and ``torchmetrics_options`` as in :class:`LayerMetric`.
+    Texts of fewer than two tokens are excluded and counted in ``skipped``. Options are those of the function.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[int],
-        *,
-        center: bool = False,
-        unit: bool = False,
-        method: Method = "exact",
-        **torchmetrics_options: Any,
-    ) -> None:
-        super().__init__(layers, **torchmetrics_options)
-        self.center, self.unit, self.method = center, unit, method
-
     def _per_text(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        return _rank(states, mask, self.center, self.unit, self.method), mask.sum(dim=-1) >= 2
+        return _rank(states, mask, **self.options), mask.sum(dim=-1) >= 2

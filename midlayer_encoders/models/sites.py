@@ -1,6 +1,6 @@
-"""The points inside a block that have a name: the residual stream, and what attention and MLP read and add to it.
+"""Find the named points inside a block: the residual stream, and the inputs and outputs of attention and MLP.
 
-They are found by rule from the block's module tree; the few families that break a rule stand in one table each.
+Rules on the block's module tree find them; tables list the few families that break a rule.
 """
 
 from __future__ import annotations
@@ -11,22 +11,20 @@ from typing import Any, Literal
 
 from torch import nn
 
-__all__ = ["SITES", "Site", "block_sites"]
-
 SITES = (
     "residual_in", "attention_in", "attention", "attention_sum", "residual_mid",
     "mlp_in", "mlp", "mlp_sum", "residual_out",
 )  # fmt: skip
-"""Every point inside a block that has a name, in the order in which a text passes them."""
+"""The named points inside a block, in the order of the forward pass."""
 
 _LINEAR = ("Linear", "Conv1D", "NonDynamicallyQuantizableLinear")
 _ATTENTION = re.compile(r"Attention|Attn|Mixer")
 _OUTPUT_PROJECTION = re.compile(r"(^|\.)(o|o_proj|out_proj|c_proj|dense|out_lin|Wo|proj)$")
-_FUSED = {"WavLMAttention"}  # hands its projections' weights to one function, and never calls them
+_FUSED = {"WavLMAttention"}  # passes its projections' weights to one function and never calls them
 _SPARSE = re.compile(r"Moe|MoE|Sparse")
 
-# The residual stream between attention and MLP: what the norm before the MLP receives, or, in blocks that norm after
-# each sum, what the norm after the attention returns. First match wins.
+# The residual stream between attention and MLP: the input of the norm before the MLP or, in post-norm blocks, the
+# output of the norm after attention. The first match wins.
 _MIDDLE: tuple[tuple[str, Literal["input", "output"]], ...] = (
     (r"pre_feedforward_layernorm|ln_2|mlp_norm|layer_norm2|layernorm_after|(rms_)?norm2|layer\.1\.layer_norm", "input"),
     (r"attention\.(output\.)?LayerNorm|sa_layer_norm", "output"),
@@ -43,18 +41,18 @@ class Site:
 
 
 def block_sites(block: nn.Module, config: Any = None) -> dict[str, Site]:
-    """Return the named points inside a block, those it has.
+    """Return the named points that a block has.
 
     Args:
         block: one of the blocks.
-        config: the model's, which says whether attention and MLP stand side by side or after one another.
+        config: config of the model, which says whether attention and MLP run in parallel.
 
     Returns:
-        ``residual_in``, ``attention_in`` (what attention reads: the stream after the norm before it, or the stream
-        itself in blocks that norm after each sum), ``attention`` (what attention adds to the stream, before any scale
-        or norm on it), ``residual_mid`` (the stream between attention and MLP; absent where they stand side by side or
-        there is one only), ``mlp_in``, ``mlp`` and ``residual_out``; and in blocks that norm after each sum
-        ``attention_sum`` and ``mlp_sum``, the stream before those norms. A state-space mixer counts as attention.
+        ``residual_in``, ``attention_in`` (the input of attention: the normalized stream, or the stream itself in
+        post-norm blocks), ``attention`` (what attention adds to the stream, before any scale or norm), ``residual_mid``
+        (the stream between attention and MLP, unless they run in parallel or one is missing), ``mlp_in``, ``mlp`` and
+        ``residual_out``; in post-norm blocks also ``attention_sum`` and ``mlp_sum``, the stream before those norms. A
+        state-space mixer counts as attention.
     """
     names = dict(block.named_modules())
     sites = {"residual_in": Site("", "input"), "residual_out": Site("", "output")}
@@ -85,6 +83,6 @@ def _middle(names: list[str], config: Any) -> Site | None:
     if getattr(config, "do_stable_layer_norm", True) is False:
         return Site("layer_norm", "output")
     for pattern, side in _MIDDLE:
-        if found := [name for name in names if re.search(rf"(^|\.)({pattern})$", name)]:
-            return Site(found[0], side)
+        if norms := [name for name in names if re.search(rf"(^|\.)({pattern})$", name)]:
+            return Site(norms[0], side)
     return None

@@ -1,4 +1,4 @@
-"""The two towers of a joint model such as CLIP: one of text, one of images, whose heads project into one space."""
+"""The text and image towers of a joint model such as CLIP, whose heads project into one space."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import NamedTuple
 from torch import nn
 
 from midlayer_encoders._types import Layer
-from midlayer_encoders.errors import LayerIndexError, OptionError, check_choice
-
-__all__ = ["TOWERS", "Tower", "check_tower", "find_towers", "tower_layers"]
+from midlayer_encoders.errors import LayerIndexError, OptionError
+from midlayer_encoders.validation import check_choice
 
 
 class Tower(NamedTuple):
-    """Where transformers keeps a tower: the model's attribute, the config's, and the method that projects."""
+    """A tower in transformers: the model's attribute, the config's attribute, and the projecting method."""
 
     model: str
     config: str
@@ -25,25 +24,25 @@ TOWERS: dict[str, Tower] = {
     "text": Tower("text_model", "text_config", "get_text_features"),
     "image": Tower("vision_model", "vision_config", "get_image_features"),
 }
-"""The towers of a joint model by the medium that each takes."""
+"""The towers of a joint model by medium."""
 
 
 def find_towers(model: nn.Module) -> dict[str, str]:
-    """Return the path of each tower of a joint model; empty for a model that is not one.
+    """Return the path of each tower of a joint model; empty for other models.
 
-    A model counts as joint where both towers are there and each has a method that projects its states. A language
-    model that also reads images has one stack of blocks for both, and is none.
+    A joint model has both towers and a method that projects the states of each. A language model that also reads images
+    has one stack of blocks and is not joint.
     """
-    found = {
+    towers = {
         name: tower.model
         for name, tower in TOWERS.items()
         if isinstance(getattr(model, tower.model, None), nn.Module) and hasattr(model, tower.method)
     }
-    return found if len(found) == len(TOWERS) else {}
+    return towers if len(towers) == len(TOWERS) else {}
 
 
 def check_tower(tower: str, towers: Mapping[str, str], model: str) -> None:
-    """Raise unless a model has towers and this is one of them."""
+    """Raise unless a model has this tower."""
     check_choice("tower", tower, TOWERS)
     if tower not in towers:
         raise OptionError(f"`tower` must be None for {model}, which is not a joint model, but got {tower!r}.")
@@ -52,7 +51,7 @@ def check_tower(tower: str, towers: Mapping[str, str], model: str) -> None:
 def tower_layers(
     layer: Layer | Sequence[Layer] | Mapping[str, Layer], towers: Mapping[str, str], model: str
 ) -> dict[str, Layer]:
-    """Return the layer that is asked of each tower; one number is meant for both.
+    """Return the requested layer of each tower; one number is for both.
 
     Example:
         >>> towers = {"text": "text_model", "image": "vision_model"}
@@ -61,8 +60,8 @@ def tower_layers(
     """
     if isinstance(layer, Sequence):
         raise OptionError(
-            f"`layer` must be one layer, or one for each tower, for {model}, whose towers meet in what their heads "
-            f"make of one layer, but got {list(layer)}. Pass `tower` to combine layers of one tower."
+            f"`layer` must be one layer, or one for each tower, for {model}, a joint model, but got {list(layer)}. "
+            "Pass `tower` to combine layers of one tower."
         )
     if not isinstance(layer, Mapping):
         return dict.fromkeys(towers, layer)
@@ -71,6 +70,6 @@ def tower_layers(
     if missing := [name for name in towers if name not in layer]:
         raise LayerIndexError(
             f"`layer` must name a layer for each tower of {model} ({', '.join(towers)}), but {dict(layer)} has none "
-            f"for {missing[0]!r}. Add it, or pass `tower` and one number to read one tower alone."
+            f"for {missing[0]!r}. Add it, or pass `tower` and one number for one tower."
         )
     return {name: layer[name] for name in towers}

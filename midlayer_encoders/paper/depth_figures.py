@@ -1,4 +1,4 @@
-"""What the paper's figures over depth are run on, and what the numbers say of its claims: scores, metrics, training."""
+"""The paper's figures over depth: scores, metrics, correlations, training and layer selection."""
 
 from __future__ import annotations
 
@@ -7,32 +7,14 @@ from typing import Any, TypeAlias
 
 import polars as pl
 
-from midlayer_encoders.analysis.correlation import correlate
+from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.frame import curves, tidy_frame, tidy_rows
 from midlayer_encoders.paper.reference import reference_metrics
 from midlayer_encoders.paper.setting import REFERENCE, MissingInputError, Setting
-from midlayer_encoders.report.experiments import score_panels
+from midlayer_encoders.report.labels import number, signed
+from midlayer_encoders.report.paper_page import score_panels
 from midlayer_encoders.report.results import kept_frame
-from midlayer_encoders.report.ticks import number, signed
 from midlayer_encoders.selection import CannotChooseError, choose
-
-__all__ = [
-    "Rows",
-    "chosen_layers",
-    "chosen_table",
-    "chosen_words",
-    "correlation_table",
-    "correlation_words",
-    "correlations",
-    "metrics_beside",
-    "score_words",
-    "scores_by_depth",
-    "training",
-    "training_words",
-    "tuned_beside_base",
-    "tuned_words",
-    "valley_words",
-]
 
 Rows: TypeAlias = tuple[tuple[str, ...], ...]
 """Rows of a table, the headings first."""
@@ -44,10 +26,10 @@ Rows: TypeAlias = tuple[tuple[str, ...], ...]
 def scores_by_depth(setting: Setting) -> pl.DataFrame:
     """Return scores on the tasks by depth, and the paper's own of three models."""
     paper = setting.reference_scores(["Pythia-410m", "mamba-370m", "LLM2Vec-mntp-unsup-simcse-8B"])
-    ours = [frame.filter(pl.col("kind") == "score") for frame in setting.sweeps()]
-    if not ours and paper.is_empty():
+    measured = [frame.filter(pl.col("kind") == "score") for frame in setting.sweeps()]
+    if not measured and paper.is_empty():
         raise MissingInputError("It needs a model: pass --model, or --swept FILE.")
-    return pl.concat([*ours, paper])
+    return pl.concat([*measured, paper])
 
 
 def score_words(frame: pl.DataFrame) -> list[str]:
@@ -69,8 +51,8 @@ def metrics_beside(reference: Sequence[str]) -> Callable[[Setting], pl.DataFrame
     """Return what measures the models, and puts the paper's own numbers of some beside them."""
 
     def run(setting: Setting) -> pl.DataFrame:
-        ours = [setting.metrics(model) for model in setting.wanted_models()]
-        return pl.concat([*ours, setting.reference_metrics(reference)])
+        measured = [setting.metrics(model) for model in setting.required_models()]
+        return pl.concat([*measured, setting.reference_metrics(reference)])
 
     return run
 
@@ -81,10 +63,10 @@ def valley_words(frame: pl.DataFrame) -> list[str]:
     rows = frame.filter(pl.col("name").str.starts_with("prompt_entropy")).sort("layer")
     for (model, name), part in rows.group_by("model", "name", maintain_order=True):
         low = part.sort("value")[0]
-        of = "of the largest" if str(name).endswith(REFERENCE) else "nats"
+        unit = "of the largest" if str(name).endswith(REFERENCE) else "nats"
         words.append(
             f"{model}: prompt entropy {part['value'][0]:.2f} at the first layer, lowest {low['value'][0]:.2f} at "
-            f"{100 * low['depth'][0]:.0f} % of the depth, {part['value'][-1]:.2f} at the last ({of})."
+            f"{100 * low['depth'][0]:.0f} % of the depth, {part['value'][-1]:.2f} at the last ({unit})."
         )
     return words
 
@@ -117,9 +99,11 @@ def correlation_words(frame: pl.DataFrame) -> list[str]:
     words = []
     average = frame.filter(pl.col("task") == "average")
     for (model,), part in average.group_by("model", maintain_order=True):
-        found = part.filter(pl.col("statistic") == "dcor", pl.col("value").is_not_null()).sort("value", descending=True)
+        defined = part.filter(pl.col("statistic") == "dcor", pl.col("value").is_not_null()).sort(
+            "value", descending=True
+        )
         said = ", ".join(
-            f"{name.replace('_', ' ')} {value:.2f}" for name, value in found.select("metric", "value").rows()
+            f"{name.replace('_', ' ')} {value:.2f}" for name, value in defined.select("metric", "value").rows()
         )
         words.append(f"{model}, distance correlation with the mean score: {said or 'none is defined'}.")
         lacking = part.filter(pl.col("value").is_null()).group_by("note", maintain_order=True)
@@ -152,30 +136,36 @@ def training(names: Sequence[str]) -> Callable[[Setting], pl.DataFrame]:
 
     def run(setting: Setting) -> pl.DataFrame:
         if setting.revisions:
-            from midlayer_encoders.analysis.progression import progression
+            from midlayer_encoders.comparing import progression
 
-            model = setting.wanted_models()[0]
-            found = progression(
-                model, setting.revisions, texts=setting.some_texts(4), metrics=list(names), views=4, seed=setting.seed,
-                **{**setting.options.changed(), "max_length": setting.max_length, "revision": None},
-            )  # fmt: skip
-            return found.frame
+            model = setting.required_models()[0]
+            options = {**setting.options.changed(), "max_length": setting.max_length, "revision": None}
+            result = progression(
+                model,
+                setting.revisions,
+                texts=setting.required_texts(4),
+                metrics=list(names),
+                views=4,
+                seed=setting.seed,
+                **options,
+            )
+            return result.frame
         folder = setting.reference_folder("checkpoints (--revisions step1,step512,… of the first model)")
-        known = reference_metrics(folder).filter(
+        published = reference_metrics(folder).filter(
             pl.col("model") == "Pythia-410m",
             pl.col("dataset") == "wikitext",
             pl.col("name").is_in(names),
             pl.col("name") != "curvature",  # NaN in most layers of the tables
         )
         last = pl.col("revision").replace("main", "step143000")
-        return known.with_columns(last, pl.col("model") + REFERENCE, pl.col("name") + REFERENCE)
+        return published.with_columns(last, pl.col("model") + REFERENCE, pl.col("name") + REFERENCE)
 
     return run
 
 
 def training_words(frame: pl.DataFrame) -> list[str]:
     """Return which layers change most, and which settle first."""
-    from midlayer_encoders.report.steps_page import steps_words
+    from midlayer_encoders.report.training_page import steps_words
 
     return [f"{frame['model'][0]}: {sentence}" for sentence in steps_words(frame)]
 
@@ -185,10 +175,12 @@ def training_words(frame: pl.DataFrame) -> list[str]:
 
 def tuned_beside_base(setting: Setting) -> pl.DataFrame:
     """Return the metrics of the first model and of the others, on the same texts."""
-    from midlayer_encoders.analysis.comparing.run import compare
+    from midlayer_encoders.comparing import IntervalSettings, compare
 
-    base, *tuned = (setting.load(model) for model in setting.wanted_models(2))
-    return compare(base, *tuned, texts=setting.some_texts(4), views=4, seed=setting.seed, resamples=20).frame
+    base, *tuned = (setting.load(model) for model in setting.required_models(2))
+    intervals = IntervalSettings(resamples=20)
+    texts = setting.required_texts(4)
+    return compare(base, *tuned, texts=texts, views=4, seed=setting.seed, intervals=intervals).frame
 
 
 def tuned_words(frame: pl.DataFrame) -> list[str]:
@@ -228,15 +220,15 @@ def _chosen(frame: pl.DataFrame) -> pl.DataFrame:
     best = max(whole, key=lambda k: whole[k])
     rows: list[dict[str, Any]] = []
     for (task,), part in scores.group_by("dataset", maintain_order=True):
-        own = measured.filter(pl.col("dataset") == task)
-        found = curves(pl.concat([part, measured if own.is_empty() else own]))
+        task_metrics = measured.filter(pl.col("dataset") == task)
+        task_curves = curves(pl.concat([part, measured if task_metrics.is_empty() else task_metrics]))
         for rule in ("best", *_RULES):
             try:
-                layer = best if rule == "best" else choose(found, rule)[0]
+                layer = best if rule == "best" else choose(task_curves, rule)[0]
             except CannotChooseError:
                 continue
-            near = min(found.score, key=lambda k: (abs(k - layer), k))
-            rows += tidy_rows({near: found.score[near]}, found, kind="score", dataset=str(task), name=rule)
+            near = min(task_curves.score, key=lambda k: (abs(k - layer), k))
+            rows += tidy_rows({near: task_curves.score[near]}, task_curves, kind="score", dataset=str(task), name=rule)
     chosen = tidy_frame(rows)
     common = chosen.filter(pl.len().over("dataset") == chosen["name"].n_unique())
     return chosen if common.is_empty() else common
@@ -260,7 +252,7 @@ def chosen_words(frame: pl.DataFrame) -> list[str]:
     words = []
     for (model,), part in frame.group_by("model", maintain_order=True):
         means = dict(part.group_by("name").agg(100 * pl.col("value").mean()).iter_rows())
-        rule = max((one for one in _RULES if one in means and one != "last"), key=lambda one: means[one])
+        rule = max((name for name in _RULES if name in means and name != "last"), key=lambda name: means[name])
         words.append(
             f"{model}: the best layer {means['best']:.1f}, the last {means['last']:.1f}; of the rules without labels "
             f"{rule} is best with {means[rule]:.1f}."

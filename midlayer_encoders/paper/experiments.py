@@ -1,4 +1,4 @@
-"""The paper's figures, table and theorems by name: what each claims, how it is run here, and how it is drawn."""
+"""The paper's figures, tables and theorems: claims, runs and charts."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from midlayer_encoders.paper.token_figures import (
     theorem_words,
 )
 from midlayer_encoders.report.charts import Panel
-from midlayer_encoders.report.correlations import correlation_panels
-from midlayer_encoders.report.experiments import (
+from midlayer_encoders.report.layer_charts import correlation_panels
+from midlayer_encoders.report.paper_page import (
     along_panels,
     metric_depth_panels,
     order_panels,
@@ -57,20 +57,18 @@ from midlayer_encoders.report.experiments import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EXPERIMENTS", "Experiment"]
-
 
 @dataclass(frozen=True)
-class Experiment:
+class PaperExperiment:
     """One figure, table or theorem of the paper.
 
     Attributes:
-        title: in words.
-        claim: the paper's.
-        run: makes the frame.
-        words: what the frame says of the claim, in sentences with numbers.
-        panels: what to draw of it.
-        table: rows to print, the headings first.
+        title: title of the figure.
+        claim: claim of the paper.
+        run: computes the frame.
+        words: returns sentences that compare the frame with the claim.
+        panels: returns the charts.
+        table: returns table rows, headings first.
     """
 
     title: str
@@ -88,72 +86,72 @@ class Experiment:
 _VALLEY = "autoregressive models compress prompts at mid-depth, BERT hardly, Mamba evenly."
 _GO_WITH = "metrics go with scores over layers: distance correlation, Spearman and Kendall are high."
 
-EXPERIMENTS: dict[str, Experiment] = {
-    "fig1": Experiment(
+EXPERIMENTS: dict[str, PaperExperiment] = {
+    "fig1": PaperExperiment(
         "Scores by depth", "an intermediate layer beats the last by 2 to 16 points, at mid-depth.",
         scores_by_depth, score_words, score_panels,
     ),
-    "fig2": Experiment(
+    "fig2": PaperExperiment(
         "Metrics by depth of three architectures", _VALLEY,
         metrics_beside(["Pythia-410m", "mamba-370m", "bert-base"]), valley_words, metric_depth_panels,
     ),
-    "fig3": Experiment(
+    "fig3": PaperExperiment(
         "Metrics against scores", _GO_WITH, correlations(["Pythia-410m"]), correlation_words,
         lambda frame: correlation_panels(frame, statistics=["dcor"]),
         table=lambda frame: correlation_table(frame, ["dcor"]),
     ),
-    "fig4": Experiment(
+    "fig4": PaperExperiment(
         "Metrics while a model learns", "middle layers change most, early ones settle first.",
         training(["prompt_entropy", "curvature", "lidar"]), training_words, step_panels,
     ),
-    "fig5": Experiment(
+    "fig5": PaperExperiment(
         "Entropy along the sequence", "tuning on chains of thought keeps prompt entropy higher, with less variance.",
         along_solutions, along_words, along_panels,
     ),
-    "fig6": Experiment(
+    "fig6": PaperExperiment(
         "Extreme prompts",
         "repetition lowers entropy at mid-depth, random tokens raise it in early layers, length raises it in nats.",
         changed_prompts, prompt_words, prompt_panels,
     ),
-    "fig7": Experiment(
+    "fig7": PaperExperiment(
         "Orders of the entropy on power laws", "the larger the order, the more small eigenvalues contribute.",
         lambda _: order_entropies(), order_words, order_panels,
     ),
-    "fig8": Experiment(
+    "fig8": PaperExperiment(
         "Metrics against scores, three measures", _GO_WITH, correlations(["Pythia-410m"]), correlation_words,
         correlation_panels, table=correlation_table,
     ),
-    "fig9": Experiment(
+    "fig9": PaperExperiment(
         "Metrics against scores of BERT", _GO_WITH, correlations(["bert-base", "bert-large"]), correlation_words,
         correlation_panels, table=correlation_table,
     ),
-    "fig10": Experiment(
+    "fig10": PaperExperiment(
         "All metrics by depth, Pythia and Mamba", _VALLEY,
         metrics_beside(["Pythia-410m", "mamba-370m"]), valley_words, metric_depth_panels,
     ),
-    "fig11": Experiment(
+    "fig11": PaperExperiment(
         "All metrics while a model learns", "middle layers change most, early ones settle first.",
         training(["prompt_entropy", "dataset_entropy", "curvature", "infonce", "lidar", "dime"]), training_words,
         step_panels,
     ),
-    "fig12": Experiment(
+    "fig12": PaperExperiment(
         "Metrics by depth and size", "larger models have a deeper valley.",
         metrics_beside([f"Pythia-{size}" for size in ("14m", "70m", "160m", "410m", "1b", "1.4b", "2.8b")]),
         valley_words, metric_depth_panels,
     ),
-    "fig13": Experiment(
+    "fig13": PaperExperiment(
         "Fine-tuning", "tuning for embeddings raises invariance; unsupervised raises, supervised lowers entropy.",
         tuned_beside_base, tuned_words, metric_depth_panels,
     ),
-    "fig15": Experiment(
+    "fig15": PaperExperiment(
         "Inside the blocks", "the residual stream has the valley, what stands before each sum has not.",
         inside_blocks, inside_words, subblock_panels,
     ),
-    "table2": Experiment(
+    "table2": PaperExperiment(
         "A layer without labels", "metrics choose a layer that beats the last.",
         chosen_layers, chosen_words, rule_panels, table=chosen_table,
     ),
-    "theorems": Experiment(
+    "theorems": PaperExperiment(
         "Theorems 1 to 3", "EffRank <= exp S1; prompt entropy bounds the growth of dataset entropy; InfoNCE bounds H.",
         lambda setting: check_theorems(seed=setting.seed), theorem_words,
         lambda frame: theorem_panels(frame, STATEMENTS), table=theorem_table,

@@ -1,4 +1,4 @@
-"""Extreme prompts (Figure 6): what repetition, randomness and length do to prompt entropy at every layer.
+"""Effect of repetition, randomness and length on prompt entropy at each layer (Figure 6).
 
 Prompts are changed as token ids, so their number of tokens stays, and all of them share the model's batches.
 """
@@ -13,15 +13,15 @@ import polars as pl
 import torch
 
 from midlayer_encoders._types import Layer
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import Normalization, prompt_entropy
 from midlayer_encoders.paper.token_ids import check_experiment, experiment_frame, ids_reader, text_values, tokenized
 from midlayer_encoders.reading.reader import LayerReader
+from midlayer_encoders.validation import check_choice
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["PROMPT_KINDS", "PromptKind", "extreme_prompts", "replaced", "shortened"]
 
 PromptKind: TypeAlias = Literal["repetition", "resampling", "randomness", "length"]
 """Tokens become one token of the prompt, others of its tokens, or any of the vocabulary; or the prompt ends early."""
@@ -56,17 +56,16 @@ def replaced(
         >>> replaced([5, 6, 7, 8], 1.0, kind="repetition", vocabulary=(), generator=generator)
         [6, 6, 6, 6]
     """
-    held = [place for place, one in enumerate(ids) if one not in fixed]
-    own = [ids[place] for place in held]
+    text_tokens = [token for token in ids if token not in fixed]
     draws = torch.rand(len(ids), generator=generator, dtype=torch.float64)
-    pool = vocabulary if kind == "randomness" else own
-    if not own or not pool:
+    pool = vocabulary if kind == "randomness" else text_tokens
+    if not text_tokens or not pool:
         return list(ids)
     picks = torch.randint(len(pool), (len(ids),), generator=generator).tolist()
     chosen = picks if kind != "repetition" else [picks[0]] * len(ids)
     return [
-        pool[pick] if one not in fixed and draw < probability else one
-        for one, draw, pick in zip(ids, draws.tolist(), chosen, strict=True)
+        pool[pick] if token not in fixed and draw < probability else token
+        for token, draw, pick in zip(ids, draws.tolist(), chosen, strict=True)
     ]
 
 
@@ -77,7 +76,7 @@ def shortened(ids: Sequence[int], length: int, *, fixed: Sequence[int] = ()) -> 
         >>> shortened([1, 5, 6, 7, 8, 2], 4, fixed=(1, 2))
         [1, 5, 6, 2]
     """
-    tail = next((place for place, one in enumerate(reversed(ids)) if one not in fixed), 0)
+    tail = next((index for index, token in enumerate(reversed(ids)) if token not in fixed), 0)
     return [*ids[: length - tail], *ids[len(ids) - tail :]]
 
 
@@ -152,23 +151,23 @@ def _changed(
     model: Any = encoder[0].model
     special = set(encoder.tokenizer.all_special_ids)
     size = min(len(encoder.tokenizer), len(model.get_input_embeddings().weight))
-    vocabulary = [one for one in range(size) if one not in special] if kind == "randomness" else []
+    vocabulary = [token for token in range(size) if token not in special] if kind == "randomness" else []
     generator = torch.Generator().manual_seed(seed)  # the same for every amount
     change = partial(replaced, kind=kind, vocabulary=vocabulary, fixed=tuple(special), generator=generator)
-    return [change(one, amount) for one in ids]
+    return [change(text_ids, amount) for text_ids in ids]
 
 
 def _prefixes(
     encoder: LayerEncoder, ids: Sequence[Sequence[int]], lengths: Sequence[int]
 ) -> dict[tuple[PromptKind, float], list[list[int]]]:
-    long = [one for one in ids if len(one) >= max(lengths)]
+    long = [text_ids for text_ids in ids if len(text_ids) >= max(lengths)]
     if len(long) < 2:
         raise OptionError(
             f"`lengths` must leave 2 texts or more that are as long, but {len(long)} have {max(lengths)} tokens. "
             f"Pass longer texts, or shorter lengths (the longest text has {max(map(len, ids))})."
         )
     special = tuple(encoder.tokenizer.all_special_ids)
-    return {("length", n): [shortened(one, n, fixed=special) for one in long] for n in sorted(lengths)}
+    return {("length", n): [shortened(text_ids, n, fixed=special) for text_ids in long] for n in sorted(lengths)}
 
 
 def _measured(
@@ -178,14 +177,13 @@ def _measured(
     token_budget: int,
 ) -> Iterator[dict[str, object]]:
     """Yield the mean entropy of each condition and layer; the prompts of all conditions share batches."""
-    flat = [one for many in prompts.values() for one in many]
+    flat = [text_ids for texts in prompts.values() for text_ids in texts]
     entropy = partial(prompt_entropy, normalization=normalization)
     values = text_values(reader, flat, entropy, token_budget=token_budget)
     start = 0
-    for (kind, amount), many in prompts.items():
-        means = values[:, start : start + len(many)].mean(1)
-        start += len(many)
+    for (kind, amount), texts in prompts.items():
+        means = values[:, start : start + len(texts)].mean(1)
+        start += len(texts)
         for layer, value in zip(reader.layers, means.tolist(), strict=True):
-            yield {
-                "layer": layer, "name": "prompt_entropy", "value": value, "condition": kind, "amount": float(amount),
-            }  # fmt: skip
+            row = {"layer": layer, "name": "prompt_entropy", "value": value}
+            yield row | {"condition": kind, "amount": float(amount)}

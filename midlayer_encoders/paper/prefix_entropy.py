@@ -34,7 +34,6 @@ from midlayer_encoders.spectra import Method
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["entropy_along", "prefix_entropies"]
 
 _ELEMENTS = 2**24  # numbers in the prefixes' matrices at a time: 128 MB in float64
 _TOGETHER = 16  # prefixes at a time on a CPU: more would be made too large, fewer would be many calls
@@ -79,23 +78,31 @@ def prefix_entropies(
     """
     check_entropy_options(alpha, normalization)
     count, width = states.shape
-    wanted = torch.arange(1, count + 1) if lengths is None else torch.tensor(list(lengths), dtype=torch.int64)
-    if wanted.numel() == 0 or int(wanted.min()) < 1 or int(wanted.max()) > count:
+    prefix_lengths = torch.arange(1, count + 1) if lengths is None else torch.tensor(list(lengths), dtype=torch.int64)
+    if prefix_lengths.numel() == 0 or int(prefix_lengths.min()) < 1 or int(prefix_lengths.max()) > count:
         raise OptionError(f"`lengths` must be within [1, {count}], the tokens of `states`, but got {lengths}.")
     rows = states.double()
     if center:
         rows = rows - rows.mean(0)  # any fixed shift is as good, and small numbers lose fewer digits
-    gram, wanted = rows @ rows.T, wanted.to(states.device)
+    gram, prefix_lengths = rows @ rows.T, prefix_lengths.to(states.device)
     if alpha == 2:
-        return normalized_entropy(_collision_entropies(gram, wanted, center, unit), wanted, width, normalization)
-    entropy = torch.empty(len(wanted), dtype=torch.float64, device=states.device)
+        return normalized_entropy(
+            _collision_entropies(gram, prefix_lengths, center, unit), prefix_lengths, width, normalization
+        )
+    entropy = torch.empty(len(prefix_lengths), dtype=torch.float64, device=states.device)
     # Prefixes of like length together, each group in the corner of the Gram matrix that it needs.
-    most = _TOGETHER if gram.device.type == "cpu" else len(wanted)
-    for some in torch.split(wanted.argsort(), max(1, min(most, _ELEMENTS // gram.numel()))):
-        longest = int(wanted[some[-1]])
-        corner = _prefix_grams(gram[:longest, :longest], wanted[some], center, unit)
-        entropy[some] = entropy_of_gram(
-            corner, wanted[some], wanted[some], width, alpha=alpha, normalization=normalization, method=method
+    most = _TOGETHER if gram.device.type == "cpu" else len(prefix_lengths)
+    for group in torch.split(prefix_lengths.argsort(), max(1, min(most, _ELEMENTS // gram.numel()))):
+        longest = int(prefix_lengths[group[-1]])
+        corner = _prefix_grams(gram[:longest, :longest], prefix_lengths[group], center, unit)
+        entropy[group] = entropy_of_gram(
+            corner,
+            prefix_lengths[group],
+            prefix_lengths[group],
+            width,
+            alpha=alpha,
+            normalization=normalization,
+            method=method,
         )
     return entropy
 
@@ -116,8 +123,8 @@ def _centering(gram: Tensor, lengths: Tensor, center: bool, unit: bool) -> tuple
         middle = torch.where(inside, means, 0.0).sum(-1) / lengths
     squares = gram.diagonal() - 2 * means + middle[:, None]
     longest = torch.where(inside, gram.diagonal(), 0.0).amax(-1, keepdim=True)
-    kept = inside & ~(squares <= (_ROUNDING * longest if center else 0.0))  # NaN is kept
-    return means, middle, torch.where(kept, squares.rsqrt() if unit else torch.ones_like(squares), 0.0)
+    nonzero = inside & ~(squares <= (_ROUNDING * longest if center else 0.0))  # True for NaN
+    return means, middle, torch.where(nonzero, squares.rsqrt() if unit else torch.ones_like(squares), 0.0)
 
 
 def _collision_entropies(gram: Tensor, lengths: Tensor, center: bool, unit: bool) -> Tensor:
@@ -143,7 +150,7 @@ def entropy_along(
     texts: Sequence[str],
     *,
     layers: Sequence[Layer] | str = "all",
-    every: int = 1,
+    stride: int = 1,
     alpha: float = 1.0,
     normalization: Normalization = "raw",
     max_length: int = 128,
@@ -157,7 +164,7 @@ def entropy_along(
         encoder: with the whole model.
         texts: such as worked solutions; two or more, of three tokens or more each.
         layers: ``"all"`` or some.
-        every: measure the prefixes of so many tokens, twice as many, and so on.
+        stride: number of tokens between the measured prefixes.
         alpha: order of the entropy.
         normalization: what it is divided by.
         max_length: tokens after which a text is truncated.
@@ -170,8 +177,8 @@ def entropy_along(
         (how many are that long).
     """
     check_experiment(encoder, texts)
-    if every < 1:
-        raise OptionError(f"`every` must be a positive number of tokens, but got {every}.")
+    if stride < 1:
+        raise OptionError(f"`stride` must be a positive number of tokens, but got {stride}.")
     ids = tokenized(encoder, texts, max_length=max_length)
     reader = ids_reader(encoder, layers=layers)
     if not pass_per_prefix and looks_ahead(reader.model, reader.anatomy, reader.preprocess([ids[0]])):
@@ -179,62 +186,65 @@ def entropy_along(
             f"`encoder` must hold a causal model for all prefixes to come from one pass, but the first token of "
             f"{encoder.spec.model} sees the last. Pass `pass_per_prefix=True` (--pass-per-prefix): a pass for each."
         )
-    entropies = _entropies_alone if pass_per_prefix else _entropies_together
-    values = entropies(reader, ids, every, token_budget, alpha=alpha, normalization=normalization)
-    return _along_frame(encoder, reader.layers, values, every, dataset)
+    entropies = _entropies_per_prefix if pass_per_prefix else _entropies_in_one_pass
+    values = entropies(reader, ids, stride, token_budget, alpha=alpha, normalization=normalization)
+    return _along_frame(encoder, reader.layers, values, stride, dataset)
 
 
-def _entropies_together(
-    reader: LayerReader, ids: Sequence[Sequence[int]], every: int, token_budget: int, **options: Any
+def _entropies_in_one_pass(
+    reader: LayerReader, ids: Sequence[Sequence[int]], stride: int, token_budget: int, **options: Any
 ) -> Tensor:
     """Return the entropy of each layer, text and prefix, ``(L, N, P)``, from one pass over each text."""
-    values = _no_values(reader, ids, every)
+    values = _no_values(reader, ids, stride)
     rows = {layer: row for row, layer in enumerate(reader.layers)}
 
     def tokens(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
-        for one, real, text in zip(states, mask, positions, strict=True):
-            found = prefix_entropies(one[real], range(every, len(ids[text]) + 1, every), **options)
-            values[rows[layer], text, : len(found)] = found.cpu()
+        for text_states, real, text in zip(states, mask, positions, strict=True):
+            lengths = range(stride, len(ids[text]) + 1, stride)
+            entropies = prefix_entropies(text_states[real], lengths, **options)
+            values[rows[layer], text, : len(entropies)] = entropies.cpu()
 
-    for _ in reader.embed(ids, plan_batches([len(one) for one in ids], token_budget=token_budget), tokens=tokens):
+    for _ in reader.embed(
+        ids, plan_batches([len(text_ids) for text_ids in ids], token_budget=token_budget), tokens=tokens
+    ):
         pass
     return values
 
 
-def _entropies_alone(
-    reader: LayerReader, ids: Sequence[Sequence[int]], every: int, token_budget: int, **options: Any
+def _entropies_per_prefix(
+    reader: LayerReader, ids: Sequence[Sequence[int]], stride: int, token_budget: int, **options: Any
 ) -> Tensor:
     """Return the same from a pass over each prefix."""
-    values = _no_values(reader, ids, every)
-    places = [(text, place) for text, one in enumerate(ids) for place in range(len(one) // every)]
-    prefixes = [ids[text][: every * (place + 1)] for text, place in places]
-    found = text_values(reader, prefixes, partial(prompt_entropy, **options), token_budget=token_budget)
-    for (text, place), column in zip(places, found.T, strict=True):
+    values = _no_values(reader, ids, stride)
+    places = [(text, place) for text, text_ids in enumerate(ids) for place in range(len(text_ids) // stride)]
+    prefixes = [ids[text][: stride * (place + 1)] for text, place in places]
+    entropies = text_values(reader, prefixes, partial(prompt_entropy, **options), token_budget=token_budget)
+    for (text, place), column in zip(places, entropies.T, strict=True):
         values[:, text, place] = column
     return values
 
 
-def _no_values(reader: LayerReader, ids: Sequence[Sequence[int]], every: int) -> Tensor:
-    shape = len(reader.layers), len(ids), max(map(len, ids)) // every
+def _no_values(reader: LayerReader, ids: Sequence[Sequence[int]], stride: int) -> Tensor:
+    shape = len(reader.layers), len(ids), max(map(len, ids)) // stride
     return torch.full(shape, torch.nan, dtype=torch.float64)
 
 
 def _along_frame(
-    encoder: LayerEncoder, layers: Sequence[int], values: Tensor, every: int, dataset: str
+    encoder: LayerEncoder, layers: Sequence[int], values: Tensor, stride: int, dataset: str
 ) -> pl.DataFrame:
     reached = values[0].isfinite().sum(0)
     rows = [
         {
             "layer": layer,
             "name": "prompt_entropy",
-            "value": float(found.mean()),
-            "position": every * (place + 1),
-            "deviation": float(found.std(correction=0)),
-            "texts": len(found),
+            "value": float(reached_values.mean()),
+            "position": stride * (place + 1),
+            "deviation": float(reached_values.std(correction=0)),
+            "texts": len(reached_values),
         }
         for row, layer in enumerate(layers)
         for place in range(int((reached > 0).sum()))
-        for found in [values[row, :, place][values[row, :, place].isfinite()]]
+        for reached_values in [values[row, :, place][values[row, :, place].isfinite()]]
     ]
     extra = {"position": pl.Int64(), "deviation": pl.Float64(), "texts": pl.Int64()}
     return experiment_frame(encoder, rows, dataset=dataset, extra=extra)

@@ -1,4 +1,4 @@
-"""The paper's own per-layer results, as tables from its public repository, read into tidy frames."""
+"""Read the per-layer results in the paper's public repository as tidy frames."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Literal, TypeAlias, get_args
 
 import polars as pl
 
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import FRAME_SCHEMA, check_frame
+from midlayer_encoders.validation import check_choice
 
-__all__ = ["Recipe", "data_folder", "reference_metrics", "reference_scores"]
-
-Recipe: TypeAlias = Literal["like-for-like", "paper"]
-"""English subsets, averaged, of layers that have every task; or the first listed subset of whatever tasks there are."""
+Averaging: TypeAlias = Literal["like-for-like", "paper"]
+"""Average English subsets over layers with all tasks, or take the first subset of the available tasks."""
 
 _ENGLISH = ("default", "en", "en-ext", "en-en")
 
@@ -27,7 +26,7 @@ _METRICS = {
     "lidar": "lidar",
     "dime": "dime",
 }
-"""The tables' names of metrics, and ours."""
+"""Our names of the metrics in the tables."""
 
 _TASKS = {
     "amazon_counterfactual": "AmazonCounterfactualClassification",
@@ -60,44 +59,43 @@ _TASKS = {
     "tweet_sentiment_extraction": "TweetSentimentExtractionClassification",
     "twentynewsgroups-clustering": "TwentyNewsgroupsClustering",
 }
-"""The datasets that metrics were measured on, and the tasks that are scored on them."""
+"""The mteb tasks of the datasets in the tables."""
 
 
 def data_folder() -> Path | None:
-    """Return the folder of corpora and tasks that the variable ``MIDLAYER_DATA`` names; ``None`` where it is not set.
+    """Return the folder of corpora and tasks in the variable ``MIDLAYER_DATA``, or ``None`` if it is not set.
 
-    The paper's tables lie in ``reference`` beside it. A folder that is not there is an error: without it
-    fewer things would run, and nobody would know why.
+    The paper's tables are in the sibling folder ``reference``. A folder that does not exist is an error.
     """
-    named = os.environ.get("MIDLAYER_DATA")
-    if not named:
+    variable = os.environ.get("MIDLAYER_DATA")
+    if not variable:
         return None
-    folder = Path(named).expanduser()
+    folder = Path(variable).expanduser()
     if not folder.is_dir():
         raise OptionError(f"`MIDLAYER_DATA` must name a folder, but there is no {folder}. Correct it, or unset it.")
     return folder
 
 
-def reference_scores(folder: Path | str, *, recipe: Recipe = "like-for-like") -> pl.DataFrame:
+def reference_scores(folder: Path | str, *, averaging: Averaging = "like-for-like") -> pl.DataFrame:
     """Return the tidy frame of the scores in the reference tables, of every model and revision.
 
     A model is called by family and size, as ``Pythia-410m``. Scores are of the test split.
 
     Args:
-        folder: where ``mteb_layer_scores.csv.xz`` lies.
-        recipe: ``"like-for-like"`` averages the English subsets of a task, and keeps only layers on which every task of
-            the model was scored. ``"paper"`` takes the first listed subset of each task and every layer, as the paper's
-            Table 2 did: its averages of different layers may be over different tasks.
+        folder: folder of ``mteb_layer_scores.csv.xz``.
+        averaging: ``"like-for-like"`` averages the English subsets of a task and drops layers without scores for all
+            tasks of the model. ``"paper"`` takes the first subset of each task and all layers, like Table 2;
+            the means of two layers may then cover different tasks.
     """
-    check_choice("recipe", recipe, get_args(Recipe))
+    check_choice("averaging", averaging, get_args(Averaging))
     table = _read(folder, "mteb_layer_scores").filter(pl.col("split") == "test").drop_nulls("main_score")
-    if recipe == "like-for-like":
+    if averaging == "like-for-like":
         table = table.filter(pl.col("subset").is_in(_ENGLISH))
     keys = ["family", "size", "revision", "num_layers", "layer", "task"]
     subsets = table.group_by(keys, maintain_order=True)
-    one = pl.col("main_score").mean() if recipe == "like-for-like" else pl.col("main_score").first()
-    scores = subsets.agg(one.alias("value"))
-    if recipe == "like-for-like":
+    score = pl.col("main_score").mean() if averaging == "like-for-like" else pl.col("main_score").first()
+    scores = subsets.agg(score.alias("value"))
+    if averaging == "like-for-like":
         scores = _complete(scores)
     return _tidy(scores.with_columns(dataset=pl.col("task"), name=pl.lit("main_score")), kind="score")
 
@@ -117,19 +115,19 @@ def reference_metrics(folder: Path | str, *, normalization: str = "maxEntropy") 
     table = _read(folder, "layer_metrics").with_columns(pl.col("value").cast(pl.Float64, strict=False))
     check_choice("normalization", normalization, table["normalization"].unique().sort().to_list())
     plain = pl.col("metric").is_in(["infonce", "curvature"])
-    kept = table.filter(
+    rows = table.filter(
         pl.when(plain).then(pl.col("normalization") == "raw").otherwise(pl.col("normalization") == normalization),
         pl.col("value").is_finite(),
     )
     tested = (pl.col("split") == "test").any().over("family", "size", "revision", "dataset", "metric")
-    kept = kept.filter((pl.col("split") == "test") | ~tested)
+    rows = rows.filter((pl.col("split") == "test") | ~tested)
     mamba, last = pl.col("family") == "mamba", pl.col("layer") == pl.col("num_layers")
-    kept = kept.filter(~(mamba & (pl.col("layer") == pl.col("num_layers") - 1))).with_columns(
+    rows = rows.filter(~(mamba & (pl.col("layer") == pl.col("num_layers") - 1))).with_columns(
         layer=pl.when(mamba & ~last).then(pl.col("layer") + 1).otherwise(pl.col("layer")),
         name=pl.col("metric").replace_strict(_METRICS),
         dataset=pl.col("dataset").str.strip_prefix("mteb/").replace(_TASKS),
     )
-    return _tidy(kept, kind="metric")
+    return _tidy(rows, kind="metric")
 
 
 def _read(folder: Path | str, name: str) -> pl.DataFrame:
@@ -145,10 +143,10 @@ def _read(folder: Path | str, name: str) -> pl.DataFrame:
 
 
 def _complete(scores: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of layers that have as many tasks as the model has in all."""
+    """Return the rows of layers that have all tasks of their model."""
     model = ["family", "size", "revision"]
-    every = pl.col("task").n_unique().over(model)
-    return scores.filter(pl.col("task").n_unique().over([*model, "layer"]) == every)
+    num_tasks = pl.col("task").n_unique().over(model)
+    return scores.filter(pl.col("task").n_unique().over([*model, "layer"]) == num_tasks)
 
 
 def _tidy(table: pl.DataFrame, *, kind: str) -> pl.DataFrame:

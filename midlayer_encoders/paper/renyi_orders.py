@@ -1,4 +1,4 @@
-"""The order of the entropy (Figure 7): Rényi entropies of power-law spectra. Mathematics; no model."""
+"""Rényi entropies of power-law spectra by order (Figure 7)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from torch import Tensor
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.spectra import spectral_entropy
-
-__all__ = ["order_entropies", "power_law"]
 
 ORDERS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 EXPONENTS = tuple(step / 8 for step in range(33))  # 0 to 4
@@ -63,16 +61,21 @@ def order_entropies(
             f"`orders` and `exponents` must name one or more, exponents of 0 or more, but got {list(orders)} and "
             f"{list(exponents)}."
         )
-    of = NamedSubject("power law", f"n={size}", 0)
+    subject = NamedSubject("power law", f"n={size}", 0)
     rows: list[dict[str, Any]] = []
     for beta in exponents:
         values = power_law(size, beta)
         for alpha in orders:
             whole = float(spectral_entropy(torch.diag(values), alpha=alpha, method="exact"))
             head = float(spectral_entropy(torch.diag(values[: size // 2]), alpha=alpha, method="exact"))
-            found = {"matrix_entropy": whole / math.log(size), "tail_share": (whole - head) / whole}
-            for name, value in found.items():
+            values_by_name = {"matrix_entropy": whole / math.log(size), "tail_share": (whole - head) / whole}
+            for name, value in values_by_name.items():
                 rows += tidy_rows(
-                    {0: value}, of, kind="metric", dataset="i^-beta", name=name, extra={"alpha": alpha, "beta": beta}
+                    {0: value},
+                    subject,
+                    kind="metric",
+                    dataset="i^-beta",
+                    name=name,
+                    extra={"alpha": alpha, "beta": beta},
                 )
     return tidy_frame(rows, extra={"alpha": pl.Float64(), "beta": pl.Float64()})

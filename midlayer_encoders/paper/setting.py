@@ -1,4 +1,4 @@
-"""What the paper's experiments are run on: models, texts, tables, and how much of them."""
+"""Models, texts, tables and options of the paper's experiments."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from midlayer_encoders._types import Layer
-from midlayer_encoders.analysis.checkpoints import files_fingerprint
+from midlayer_encoders.comparing.checkpoints import files_fingerprint
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.files import read_kept
+from midlayer_encoders.files import read_artifact
 from midlayer_encoders.frame import tidy_frame
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.paper.reference import reference_metrics, reference_scores
@@ -25,7 +25,6 @@ from midlayer_encoders.tasks.docstrings import versions
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["MissingInputError", "Setting"]
 
 REFERENCE = " (reference)"
 """What is added to the names of the paper's own models and numbers, so that they do not pass for measured ones."""
@@ -36,12 +35,12 @@ TENTHS: tuple[Layer, ...] = (0, *(tenth / 10 for tenth in range(1, 11)))
 
 
 class MissingInputError(MidlayerError):
-    """An experiment that lacks something to run on; the message says what, and how to give it."""
+    """An experiment lacks an input; the message says which, and how to pass it."""
 
 
 @dataclass
 class Setting:
-    """What experiments are run on. One model is in memory at a time.
+    """Inputs and options of the experiments; one model is in memory at a time.
 
     Attributes:
         models: names or folders.
@@ -99,21 +98,21 @@ class Setting:
         return [*self.models, *self.options.adapters, *self.tasks.split(","), *reference, *checkpoints]
 
     def encoder(self, model: str) -> LayerEncoder:
-        """Return the encoder of a model, which stays loaded until another is asked for."""
+        """Return the encoder of a model, loaded until another one is requested."""
         key = (model, files_fingerprint(model))  # weights that changed on the disk are read again
         if key not in self._loaded:
             self._loaded.clear()
             self._loaded[key] = self.load(model)
         return self._loaded[key]
 
-    def wanted_models(self, least: int = 1) -> tuple[str, ...]:
-        """Return the models, or raise where there are too few."""
+    def required_models(self, least: int = 1) -> tuple[str, ...]:
+        """Return the models, or raise an error if there are too few."""
         if len(self.models) < least:
             words = "a model: pass --model" if least == 1 else f"{least} models: pass --model {least} times"
             raise MissingInputError(f"It needs {words}.")
         return self.models
 
-    def some_texts(self, times: int = 1) -> tuple[str, ...]:
+    def required_texts(self, times: int = 1) -> tuple[str, ...]:
         """Return ``limit`` texts, or so many times as many, or raise where there are none."""
         if not self.texts:
             raise MissingInputError("It needs texts: pass --texts FILE (the paper's are WikiText's paragraphs).")
@@ -127,19 +126,18 @@ class Setting:
 
     def sweep(self, model: str) -> pl.DataFrame:
         """Return scores on the tasks, and metrics on their texts, of every layer; kept in the folder."""
-        from midlayer_encoders.sweeping import sweep
-        from midlayer_encoders.sweeping.result import read_notes
+        from midlayer_encoders.sweeping import SweepSettings, sweep
+        from midlayer_encoders.sweeping.sweep_result import read_notes
 
         folder = self.out / "sweeps" / f"{self.models.index(model)}-{self.digest}"
-        notes = read_kept(folder / "sweep.json", read_notes)
-        frame = read_kept(folder / "frame.parquet", pl.read_parquet)
+        notes = read_artifact(folder / "sweep.json", read_notes)
+        frame = read_artifact(folder / "frame.parquet", pl.read_parquet)
         if notes is not None and frame is not None and not notes.failures:
             return frame
-        result = sweep(
-            self.encoder(model), self.tasks.split(","), layers=self.layers, metrics="paper", views=4,
-            metric_texts=4 * self.limit, out=folder, workers=self.workers,
-            scoring="mteb",  # the paper's numbers are mteb's, so that what stands beside them is mteb's own too
-        )  # fmt: skip
+        # The paper's numbers are mteb's, so mteb scores every layer.
+        settings = SweepSettings(scoring="mteb", workers=self.workers, metric_texts=4 * self.limit, views=4)
+        tasks = self.tasks.split(",")
+        result = sweep(self.encoder(model), tasks, layers=self.layers, metrics="paper", out=folder, settings=settings)
         if result.failures:
             reasons = "; ".join(f"{task}: {error}" for task, error in result.failures.items())
             raise MidlayerError(f"Some tasks failed. {reasons}")
@@ -153,7 +151,7 @@ class Setting:
         """Return the paper's metrics of every layer on the texts; kept in the folder."""
         path = self.out / "metrics" / f"{self.models.index(model)}-{self.digest}.parquet"
         options: dict[str, Any] = {"metrics": "paper", "views": 4, "seed": self.seed, "dataset": "texts"}
-        return kept_frame(path, lambda: measure_layers(self.encoder(model), self.some_texts(4), **options))
+        return kept_frame(path, lambda: measure_layers(self.encoder(model), self.required_texts(4), **options))
 
     def with_reference(self, models: Sequence[str]) -> list[pl.DataFrame]:
         """Return the frames of sweeps, and one of the paper's own scores and metrics of some models, or raise."""
@@ -173,8 +171,8 @@ class Setting:
         Its curvature is left out: it is NaN in most layers.
         """
         frame = self._of_reference(reference_metrics, models)
-        kept = frame.filter(pl.col("dataset") == "wikitext", pl.col("name") != "curvature")
-        return kept.with_columns(pl.col("name") + REFERENCE)
+        metrics = frame.filter(pl.col("dataset") == "wikitext", pl.col("name") != "curvature")
+        return metrics.with_columns(pl.col("name") + REFERENCE)
 
     def _of_reference(self, read: Callable[[Path], pl.DataFrame], models: Sequence[str]) -> pl.DataFrame:
         if self.reference is None:

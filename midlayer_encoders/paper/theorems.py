@@ -1,4 +1,4 @@
-r"""Numerical checks of the paper's Theorems 1 to 3, as printed and as they hold.
+r"""Numerical checks of the paper's Theorems 1 to 3, as printed and as corrected.
 
 Theorem 1 (4 in the appendix) compares effective rank and entropy. Theorem 2 (5 and 6) says how the dataset entropy of
 order 2 grows when every prompt's entropy is at its largest or at its smallest; its proof takes
@@ -21,8 +21,6 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.metrics import dataset_entropy, effective_rank, infonce, matrix_entropy
 
-__all__ = ["STATEMENTS", "Check", "check_theorems", "theorem_verdicts"]
-
 STATEMENTS = {
     "1, as printed": "EffRank(Z) <= exp S1(Z)",
     "1, the other way round": "exp S1(Z) <= EffRank(Z)",
@@ -35,7 +33,7 @@ STATEMENTS = {
     "3, information and entropy": "I(X; Z) <= H(Z), Shannon's",
     "3, matrix entropy for H": "log N - InfoNCE <= S1 of the embeddings",
 }
-"""What is checked, in words."""
+"""Descriptions of the statements."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """Whether the relation holds, but for rounding."""
+        """True if the relation holds up to rounding."""
         if self.relation == "=":
             return abs(self.left - self.right) <= 0.25 * abs(self.right)
         return self.left <= self.right * (1 + 1e-9) + self.slack
@@ -87,17 +85,17 @@ def check_theorems(*, draws: int = 1000, width: int = 256, seed: int = 0) -> pl.
         *_information(generator),
         *_matrix_entropy_for_h(generator),
     ]
-    of = NamedSubject("mathematics", None, 0)
+    subject = NamedSubject("mathematics", None, 0)
     rows: list[dict[str, Any]] = []
-    for draw, one in enumerate(checks):
-        extra = {"statement": one.statement, "draw": draw, "holds": one.holds}
-        for name, value in (("left", one.left), ("right", one.right)):
-            rows += tidy_rows({0: value}, of, kind="metric", dataset=one.case, name=name, extra=extra)
+    for draw, check in enumerate(checks):
+        extra = {"statement": check.statement, "draw": draw, "holds": check.holds}
+        for name, value in (("left", check.left), ("right", check.right)):
+            rows += tidy_rows({0: value}, subject, kind="metric", dataset=check.case, name=name, extra=extra)
     return tidy_frame(rows, extra={"statement": pl.String(), "draw": pl.Int64(), "holds": pl.Boolean()})
 
 
 def theorem_verdicts(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return for each statement how many draws there were, in how many it holds, and the range of left over right."""
+    """Return the number of draws of each statement, in how many it holds, and the range of left over right."""
     sides = frame.pivot("name", index=["statement", "draw", "holds"], values="value")
     ratio = pl.col("left") / pl.col("right")
     return sides.group_by("statement", maintain_order=True).agg(

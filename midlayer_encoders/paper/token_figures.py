@@ -1,4 +1,4 @@
-"""What the paper's figures of tokens and spectra are run on, and what the numbers say of its claims."""
+"""The paper's figures on tokens, spectra and theorems."""
 
 from __future__ import annotations
 
@@ -10,19 +10,6 @@ from midlayer_encoders.paper.prefix_entropy import entropy_along
 from midlayer_encoders.paper.setting import MissingInputError, Setting
 from midlayer_encoders.paper.subblocks import subblocks
 from midlayer_encoders.paper.theorems import STATEMENTS, theorem_verdicts
-
-__all__ = [
-    "along_solutions",
-    "along_words",
-    "changed_prompts",
-    "inside_blocks",
-    "inside_words",
-    "order_words",
-    "prompt_words",
-    "theorem_table",
-    "theorem_words",
-]
-
 
 # --- Figure 5: along the sequence -----------------------------------------------------------------------------------
 
@@ -36,12 +23,12 @@ def along_solutions(setting: Setting) -> pl.DataFrame:
         entropy_along(
             setting.encoder(model),
             texts,
-            every=4,
+            stride=4,
             max_length=min(2 * setting.max_length, setting.encoder(model).max_seq_length or 2 * setting.max_length),
             pass_per_prefix=setting.pass_per_prefix,
             dataset="solutions",
         )
-        for model in setting.wanted_models()
+        for model in setting.required_models()
     )
 
 
@@ -68,10 +55,10 @@ def changed_prompts(setting: Setting) -> pl.DataFrame:
     lengths = [length for length in LENGTHS if length <= setting.max_length]
     return pl.concat(
         extreme_prompts(
-            setting.encoder(model), setting.some_texts(), kinds=PROMPT_KINDS, lengths=lengths,
+            setting.encoder(model), setting.required_texts(), kinds=PROMPT_KINDS, lengths=lengths,
             max_length=setting.max_length, seed=setting.seed,
         )
-        for model in setting.wanted_models()
+        for model in setting.required_models()
     )  # fmt: skip
 
 
@@ -115,8 +102,8 @@ def order_words(frame: pl.DataFrame) -> list[str]:
 def inside_blocks(setting: Setting) -> pl.DataFrame:
     """Return token metrics at every point inside the blocks."""
     return pl.concat(
-        subblocks(setting.encoder(model), setting.some_texts(), max_length=setting.max_length)
-        for model in setting.wanted_models()
+        subblocks(setting.encoder(model), setting.required_texts(), max_length=setting.max_length)
+        for model in setting.required_models()
     )
 
 

@@ -1,8 +1,5 @@
-"""Token states normed and summed in one reading of them, on a GPU, as a Triton kernel.
-
-The plain way writes the normed states, in float32 and again in the model's dtype, and reads them several times.
-"""
-# Triton's kernels are no Python: their parameters have no types that mypy knows.
+"""A Triton kernel that normalizes and sums token states in one pass over them."""
+# The parameters of Triton kernels have no types.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 
 from __future__ import annotations
@@ -18,13 +15,12 @@ from torch import Tensor
 try:
     import triton
     import triton.language as tl
-except ImportError:  # The module can still be imported, to be read or collected by pytest; nothing in it can run.
+except ImportError:  # pytest still imports this module
     triton = tl = None
 
-__all__ = ["kernel_runs", "normed_sums"]
 
-_WIDEST = 8192  # dimensions that one program holds in registers
-_SPAN = 128  # tokens of one text in one program
+_MAX_WIDTH = 8192  # dimensions that fit into the registers of one program
+_SPAN = 128  # tokens per program
 
 
 def _jit(kernel: Any) -> Any:
@@ -55,7 +51,7 @@ def _sum_tokens(
     for start in range(part * SPAN, end, ROWS):
         at = start + tl.arange(0, ROWS)
         weight = tl.load(weights + b * T + at, mask=at < end, other=0.0)
-        real = weight != 0  # what stands at padding is not looked at, NaN included
+        real = weight != 0  # padding is never loaded, so NaN there has no effect
         inside = real[:, None] & (cols < D)[None, :]
         token = states + b * batch_stride + at[:, None].to(tl.int64) * token_stride + cols[None, :]
         x = tl.load(token, mask=inside, other=0.0).to(tl.float32)
@@ -70,22 +66,22 @@ def _sum_tokens(
 
 
 def normed_sums(states: Tensor, weights: Tensor, *, scale: bool, center: bool, eps: float) -> Tensor:
-    """Return the weighted sum of each text's tokens, each scaled to a root mean square of one first where asked.
+    """Return the weighted sum of each text's tokens, optionally scaled to a root mean square of one.
 
     Args:
         states: shape ``(B, T, D)``, the last axis contiguous.
-        weights: of the tokens, zero at padding, shape ``(B, T)``.
+        weights: token weights, zero at padding, shape ``(B, T)``.
         scale: divide each token by its root mean square.
-        center: subtract the token's own mean before that.
+        center: first subtract the token's mean.
         eps: added to the mean square.
 
     Returns:
-        Shape ``(B, D)``, float32, the same to the bit from run to run.
+        Shape ``(B, D)``, float32, deterministic.
     """
     B, T, D = states.shape
     parts, cols = triton.cdiv(T, _SPAN), triton.next_power_of_2(D)
     sums = torch.empty(B, parts, D, device=states.device)
-    with torch.cuda.device_of(states):  # Triton launches on the current device, whatever the tensors' own.
+    with torch.cuda.device_of(states):  # Triton launches on the current device
         _sum_tokens[(B, parts)](
             states, weights.float().contiguous(), sums, D, T, states.stride(0), states.stride(1), eps, SPAN=_SPAN,
             ROWS=max(1, min(16, 8192 // cols)), COLS=cols, SCALE=scale, CENTER=center, num_warps=8 if cols > 256 else 4,
@@ -94,13 +90,13 @@ def normed_sums(states: Tensor, weights: Tensor, *, scale: bool, center: bool, e
 
 
 def kernel_runs(states: Tensor) -> bool:
-    """Return whether the kernel can read the states: on a GPU, or in Triton's interpreter."""
+    """Return True if the kernel supports the states, on a GPU or in Triton's interpreter."""
     B, T, D = states.shape
-    if states.stride(-1) != 1 or states.dtype == torch.float64 or D > _WIDEST or not B * T or not _triton_is_here():
+    if states.stride(-1) != 1 or states.dtype == torch.float64 or D > _MAX_WIDTH or not B * T or not _has_triton():
         return False
     return states.is_cuda or (os.environ.get("TRITON_INTERPRET") == "1" and states.device.type == "cpu")
 
 
 @cache
-def _triton_is_here() -> bool:
+def _has_triton() -> bool:
     return find_spec("triton") is not None

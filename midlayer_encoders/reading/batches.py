@@ -1,4 +1,4 @@
-"""Batches planned over a whole list of inputs: like lengths together, each within a budget of tokens."""
+"""Plan batches of inputs of similar length within a token budget."""
 
 from __future__ import annotations
 
@@ -7,43 +7,42 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from midlayer_encoders.errors import check_count, check_texts
 from midlayer_encoders.media import audio_lengths, check_taken, medium_of
 from midlayer_encoders.models.padding import suffers_from_padding
+from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.source import LayerSource
-from midlayer_encoders.reading.texts import encoded
-from midlayer_encoders.reading.turns import turn
-
-__all__ = ["TokenBudget", "batches_of", "check_budget", "count_tokens", "plan_batches", "tokens_that_fit"]
+from midlayer_encoders.reading.tokenization import backend_encodings
+from midlayer_encoders.validation import check_count, check_texts
 
 TokenBudget: TypeAlias = int | Literal["auto"]
-"""Tokens in a batch; ``"auto"`` for as many as the device runs best with."""
+"""Tokens in a batch; ``"auto"`` for the best number on the device."""
 
-_ON_CPU = 4096  # tokens: what a batch holds where memory is no faster for more of it
-_ON_GPU = 65536  # beyond which an H200 was no faster (benchmarks/results/sweep_gpu.md)
-_LEAST = 1024
-_MOST_MEDIA = 32  # images or waveforms in a batch
-_HOP = 320  # samples that most audio models make one state of
-_COUNTED = 4096  # texts tokenized at a time to count them: all at once would be held in memory
-_TRIED = 8  # of these, counted by the tokenizer itself too
+_CPU_TOKENS = 4096
+_MAX_GPU_TOKENS = 65536  # beyond this an H200 was no faster (benchmarks/results/sweep_gpu.md)
+_MIN_GPU_TOKENS = 1024
+_MAX_MEDIA = 32  # images or waveforms in a batch
+_HOP = 320  # samples per state in most audio models
+_COUNTED_TEXTS = 4096  # texts tokenized at once, to limit memory
+_VERIFIED_TEXTS = 8  # of these, also counted by the plain tokenizer
 
 
 def plan_batches(lengths: Sequence[int], *, token_budget: int = 4096, max_texts: int = 256) -> list[list[int]]:
-    """Return batches of positions: like lengths together, the longest first, each within the budget when padded.
+    """Return batches of positions, sorted by descending length, each within the budget after padding.
 
-    The plan depends on the whole list alone, so a run, a resumed run and one shared among processes make the same
-    batches, and so the same vectors to the last bit.
+    The plan depends only on the lengths, so resumed and distributed runs use the same batches and compute bitwise
+    equal vectors.
 
     Args:
-        lengths: tokens of each text.
-        token_budget: texts times longest text in a batch. A text longer than that gets a batch of its own.
-        max_texts: texts in a batch, at the most.
+        lengths: number of tokens of each text.
+        token_budget: maximum of texts times longest text in a batch; a longer text is a batch by itself.
+        max_texts: maximum number of texts in a batch.
 
     Example:
         >>> plan_batches([3, 9, 4, 2], token_budget=12)
         [[1], [2, 0, 3]]
     """
-    token_budget, max_texts = check_count("token_budget", token_budget), check_count("max_texts", max_texts)
+    token_budget = check_count("token_budget", token_budget)
+    max_texts = check_count("max_texts", max_texts)
     batches: list[list[int]] = []
     for position in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
         longest = lengths[batches[-1][0]] if batches else 0
@@ -55,43 +54,43 @@ def plan_batches(lengths: Sequence[int], *, token_budget: int = 4096, max_texts:
 
 
 def check_budget(token_budget: TokenBudget) -> TokenBudget:
-    """Return a number of tokens, or ``"auto"``, or raise."""
+    """Validate a number of tokens or ``"auto"``."""
     return "auto" if token_budget == "auto" else check_count("token_budget", token_budget, "tokens")
 
 
 def tokens_that_fit(source: LayerSource) -> int:
-    """Return how many tokens a batch should hold on a source's device: a power of two.
+    """Return the number of tokens in a batch on a source's device, a power of two.
 
-    On a GPU half of the free memory is used at the most. A token takes its states, those of the widest matrix inside a
-    block, and copies in float32; the blocks after the last layer, and what would make logits of it, never run.
+    On a GPU a batch uses at most half of the free memory: the states of a token, its widest states inside a block, and
+    copies in float32.
     """
     if source.device.type != "cuda":
-        return _ON_CPU
-    model, config = source.transformer, getattr(source.transformer, "config", None)
-    weights = [parameter for parameter in model.parameters() if parameter.ndim == 2]
-    width = int(getattr(config, "hidden_size", None) or min((min(one.shape) for one in weights), default=1024))
+        return _CPU_TOKENS
+    config = getattr(source.transformer, "config", None)
+    weights = [parameter for parameter in source.transformer.parameters() if parameter.ndim == 2]
+    width = int(getattr(config, "hidden_size", None) or min((min(weight.shape) for weight in weights), default=1024))
     inner = int(getattr(config, "intermediate_size", None) or 4 * width)
-    entry = max((one.element_size() for one in weights), default=4)
+    item_size = max((weight.element_size() for weight in weights), default=4)
     free, _ = torch.cuda.mem_get_info(source.device)
     free += torch.cuda.memory_reserved(source.device) - torch.cuda.memory_allocated(source.device)
-    fitting = free // 2 // (entry * (8 * width + 3 * inner) + 4 * 4 * width)
-    return max(_LEAST, min(_ON_GPU, 1 << max(fitting.bit_length() - 1, 0)))
+    fitting = free // 2 // (item_size * (8 * width + 3 * inner) + 4 * 4 * width)
+    return max(_MIN_GPU_TOKENS, min(_MAX_GPU_TOKENS, 1 << max(fitting.bit_length() - 1, 0)))
 
 
 def batches_of(
     source: LayerSource, inputs: Sequence[Any], *, token_budget: int = 4096, max_texts: int = 256, prompt: str = ""
 ) -> list[list[int]]:
-    """Return batches over a whole list of texts, images or waveforms, as :func:`plan_batches`.
+    """Return batches of texts, images or waveforms; see :func:`plan_batches`.
 
-    An image counts as one token, a waveform as the states that are made of it. Where padding would change the states of
-    an input, a batch holds inputs of one length.
+    An image counts as one token, a waveform as its number of states. If padding changes the states of the model, a
+    batch holds inputs of one length.
 
     Args:
-        source: reads the inputs.
-        inputs: the whole list.
-        token_budget: tokens in a batch.
-        max_texts: texts in a batch, at the most.
-        prompt: put before each text.
+        source: the model.
+        inputs: all inputs.
+        token_budget: maximum number of tokens in a batch.
+        max_texts: maximum number of texts in a batch.
+        prompt: prompt prepended to each text.
     """
     if not inputs:
         return []
@@ -103,15 +102,15 @@ def batches_of(
         batches = plan_batches(lengths, token_budget=token_budget, max_texts=max_texts)
         return _by_length(source, batches, lengths)
     if medium == "image":
-        return plan_batches([1] * len(inputs), token_budget=token_budget, max_texts=_MOST_MEDIA)
+        return plan_batches([1] * len(inputs), token_budget=token_budget, max_texts=_MAX_MEDIA)
     lengths = audio_lengths(inputs, source.sampling_rate)
     states = [-(-length // _HOP) for length in lengths]
-    batches = plan_batches(states, token_budget=token_budget, max_texts=_MOST_MEDIA)
+    batches = plan_batches(states, token_budget=token_budget, max_texts=_MAX_MEDIA)
     return _by_length(source, batches, lengths)
 
 
 def _by_length(source: LayerSource, batches: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    """Return batches of one length each, where padding would change the states."""
+    """Split batches by length if padding changes the states."""
     if not suffers_from_padding(source.transformer):
         return batches
     return [
@@ -122,16 +121,16 @@ def _by_length(source: LayerSource, batches: list[list[int]], lengths: Sequence[
 
 
 def count_tokens(source: LayerSource, texts: Sequence[str]) -> list[int]:
-    """Return the number of tokens of each text, after truncation to the longest that the source takes."""
+    """Return the number of tokens of each text after truncation."""
     counts: list[int] = []
     tokenizer: Any = source.tokenizer
-    how: dict[str, Any] = {"truncation": True, "max_length": source.max_seq_length, "verbose": False}
-    for start in range(0, len(texts), _COUNTED):
-        some = list(texts[start : start + _COUNTED])
+    options: dict[str, Any] = {"truncation": True, "max_length": source.max_seq_length, "verbose": False}
+    for start in range(0, len(texts), _COUNTED_TEXTS):
+        chunk = list(texts[start : start + _COUNTED_TEXTS])
         with turn(tokenizer):
-            tried = [len(ids) for ids in tokenizer(some[:_TRIED], **how)["input_ids"]]
-            found = encoded(tokenizer, some)  # as the call before it was set to truncate
-            if found is None or [len(one) for one in found[:_TRIED]] != tried:
-                found = tokenizer(some, **how)["input_ids"]
-        counts += map(len, found)
+            expected = [len(ids) for ids in tokenizer(chunk[:_VERIFIED_TEXTS], **options)["input_ids"]]
+            encodings = backend_encodings(tokenizer, chunk)  # with the truncation of the call above
+            if encodings is None or [len(encoding) for encoding in encodings[:_VERIFIED_TEXTS]] != expected:
+                encodings = tokenizer(chunk, **options)["input_ids"]
+        counts += map(len, encodings)
     return counts

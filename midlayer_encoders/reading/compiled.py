@@ -1,4 +1,4 @@
-"""The blocks of a model compiled, for as long as many batches pass through them."""
+"""Compile the blocks of a model temporarily."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ from torch import nn
 
 from midlayer_encoders.models.anatomy import Anatomy
 
-__all__ = ["compiled_blocks"]
-
 
 @contextmanager
 def compiled_blocks(model: nn.Module, anatomy: Anatomy) -> Iterator[None]:
-    """Run each block of a model as ``torch.compile`` makes it, until the ``with`` block ends.
+    """Compile each block of a model with ``torch.compile`` inside a ``with`` block.
 
-    A block is compiled by itself, for batches of any size: all blocks share what is compiled for one, and what is read
-    between them is read as before. What they compute is rounded in another order.
+    Blocks are compiled separately, for batches of any size, so they share compiled code and hooks between them still
+    work. Rounding differs from the uncompiled model.
     """
     blocks = {id(block): block for block in (anatomy.block(model, k) for k in range(1, anatomy.num_layers + 1))}
-    own = [(block, vars(block).get("forward")) for block in blocks.values()]  # accelerate gives blocks one of their own
+    forwards = [(block, vars(block).get("forward")) for block in blocks.values()]  # set by accelerate
     try:
         for block in blocks.values():
-            # Its forward and not the module itself, whose hooks are made anew for each pass.
+            # Compile `forward`, not the module, whose hooks change with each pass.
             block.forward = torch.compile(block.forward, dynamic=True)
         yield
     finally:
-        for block, forward in own:
+        for block, forward in forwards:
             vars(block).pop("forward", None)
             if forward is not None:
                 block.forward = forward

@@ -1,7 +1,7 @@
-"""Batches on their way through a model: inputs made ahead, copies beside the passes, nothing that waits for the device.
+"""Overlap preprocessing, copies and forward passes of batches.
 
-A batch is prepared in another thread while those before it pass; its inputs and its vectors travel in pinned memory on
-streams of their own, the vectors of all layers in one copy with one flag that says whether they are finite.
+Another thread prepares the next batches. Inputs and vectors are copied through pinned memory on separate CUDA streams,
+the vectors of all layers in one copy with one flag for finiteness.
 """
 
 from __future__ import annotations
@@ -11,70 +11,75 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from midlayer_encoders._types import Norm, Pooling
+from midlayer_encoders._types import Norm, Pooling, ReadSite
 from midlayer_encoders.errors import NotFiniteError
 from midlayer_encoders.models.anatomy import Anatomy
-from midlayer_encoders.models.compat import without_cache
+from midlayer_encoders.models.transformers_internals import without_cache
 from midlayer_encoders.reading.ahead import ahead
-from midlayer_encoders.reading.capture import Receive, capture
+from midlayer_encoders.reading.capture import STREAM, capture
 from midlayer_encoders.reading.causal import causal_attention, mask_is_needless, padded_right
 from midlayer_encoders.reading.fused import FusedPooling
 from midlayer_encoders.reading.pooling import real_tokens
-from midlayer_encoders.reading.prefix import SharedPrefix, pays, shared_prefix
 from midlayer_encoders.recipes.counting import Counting
-
-__all__ = ["Passed", "TokenReceive", "passes"]
 
 TokenReceive: TypeAlias = Callable[[int, Tensor, Tensor, list[int]], None]
 """Called with the layer, the raw states ``(B, T, D)``, the mask ``(B, T)`` and the inputs' positions."""
 
-_THREADS = 2  # one tokenizer serves one thread at a time; images and audio are read side by side
+_THREADS = 2  # for images and audio; a tokenizer serves one thread at a time
 
 _log = logging.getLogger(__name__)
 
 
-class Reading(Protocol):
-    """What is read of which model, as :class:`~midlayer_encoders.reading.reader.LayerReader` says it."""
+@dataclass(frozen=True)
+class ReaderSettings:
+    """What to read from a model, and how.
+
+    Attributes:
+        model: the transformer, uncut or cut after the last layer to read, in eval mode.
+        preprocess: returns the model's inputs for a list of texts, images or waveforms; called from any thread.
+        anatomy: structure of ``model``.
+        layers: layers to read, in the order of the results.
+        norm: ``"final"`` or ``"none"``.
+        pooling: how token states become one vector.
+        truncate_dim: number of leading dimensions to return, ``None`` for all.
+        device: device of the inputs; ``None`` if ``preprocess`` returns them on the right device.
+        unmasked: omit the padding mask if a trial shows that it has no effect, as in causal models padded on the right.
+        counting: which tokens to pool.
+        site: ``"block"``, or ``"attention"`` or ``"mlp"`` for their contribution to the residual stream, before any
+            scale or norm. ``norm`` applies to any site.
+    """
+
+    model: nn.Module
+    preprocess: Callable[[list[Any]], Mapping[str, Any]]
+    anatomy: Anatomy
+    layers: Sequence[int]
+    norm: Norm = "final"
+    pooling: Pooling = "mean"
+    truncate_dim: int | None = None
+    device: torch.device | None = None
+    unmasked: bool = False
+    counting: Counting = Counting()
+    site: ReadSite = "block"
 
     @property
-    def model(self) -> nn.Module: ...
-    @property
-    def preprocess(self) -> Callable[[list[Any]], Mapping[str, Any]]: ...
-    @property
-    def anatomy(self) -> Anatomy: ...
-    @property
-    def layers(self) -> Sequence[int]: ...
-    @property
-    def norm(self) -> Norm: ...
-    @property
-    def pooling(self) -> Pooling: ...
-    @property
-    def counting(self) -> Counting: ...
-    @property
-    def truncate_dim(self) -> int | None: ...
-    @property
-    def sites(self) -> tuple[str]: ...
-    @property
-    def device(self) -> torch.device | None: ...
-    @property
-    def unmasked(self) -> bool: ...
-    @property
-    def shared(self) -> tuple[int, ...]: ...
+    def sites(self) -> tuple[str]:
+        """The name of the site inside a block."""
+        return (STREAM if self.site == "block" else self.site,)
 
 
 @dataclass(frozen=True)
 class Passed:
-    """One batch whose pass was started: its vectors are there once :meth:`vectors` returns, in whichever thread.
+    """A batch whose pass has started; :meth:`vectors` waits for its vectors in any thread.
 
     Attributes:
-        positions: of its inputs in the whole list.
-        inputs: its inputs, for errors.
-        layers: of its vectors.
+        positions: positions of its inputs in the whole list.
+        inputs: its inputs, for error messages.
+        layers: layers of its vectors.
     """
 
     positions: list[int]
@@ -86,21 +91,21 @@ class Passed:
 
     @property
     def pinned(self) -> bool:
-        """Whether the vectors lie in pinned memory, which is not to be kept."""
+        """True if the vectors are in pinned memory, which must be released soon."""
         return self._copied is not None
 
     def vectors(self) -> Tensor:
-        """Return the vectors, ``(L, B, D)`` float32 on the CPU, when the device has made them.
+        """Wait for the vectors and return them, ``(L, B, D)`` float32 on the CPU.
 
         Raises:
-            NotFiniteError: naming the layer and input whose states hold NaN or infinity.
+            NotFiniteError: if a vector contains NaN or infinity; the message names the layer and the input.
         """
         if self._copied is not None:
-            self._copied.synchronize()  # other threads go on meanwhile
+            self._copied.synchronize()
         if not bool(self._finite):
-            row, place = (~self._host.isfinite().all(dim=2)).nonzero()[0].tolist()
+            row, index = (~self._host.isfinite().all(dim=2)).nonzero()[0].tolist()
             raise NotFiniteError(
-                f"Layer {self.layers[row]} gives NaN or infinity for {str(self.inputs[place])[:80]!r}. "
+                f"Layer {self.layers[row]} gives NaN or infinity for {str(self.inputs[index])[:80]!r}. "
                 "Load the model with dtype='float32', or check its weights."
             )
         return self._host
@@ -108,86 +113,88 @@ class Passed:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """The inputs of a batch, and whether they are texts padded on the right with nothing but ids and mask."""
+    """The model's inputs of a batch, and whether they are only ids and a mask, padded on the right."""
 
     features: Mapping[str, Any]
-    right: bool
+    is_padded_right: bool
 
     @property
     def size(self) -> int:
-        """Entries of its largest tensor, for texts the tokens."""
+        """Number of elements of the largest tensor; for texts the number of tokens."""
         return max((value.numel() for value in self.features.values() if isinstance(value, Tensor)), default=0)
 
 
 def passes(
-    reader: Reading,
+    reader: ReaderSettings,
     inputs: Sequence[Any],
     batches: Sequence[Sequence[int]],
     *,
     tokens: TokenReceive | None = None,
 ) -> Generator[Passed, None, None]:
-    """Yield each batch once its pass is started, without waiting for the device to end it.
+    """Yield each batch once its pass has started, without waiting for the device.
 
     Args:
-        reader: says what is read of which model.
-        inputs: the whole list.
-        batches: positions in it.
-        tokens: also handed the raw states of every layer.
+        reader: what to read from which model.
+        inputs: all inputs.
+        batches: positions of the inputs of each batch.
+        tokens: also called with the raw states of each layer.
     """
     flow = _Flow(reader, inputs, tokens)
     lists = [list(batch) for batch in batches]
-    if len(lists) < 2:  # nothing to be ahead of
+    if len(lists) < 2:
         for batch in lists:
             yield from flow.halving(batch, partial(flow.prepare, batch))
         return
-    with closing(ahead(flow.prepare, lists, threads=_THREADS)) as made:
-        for batch, prepared in made:
+    with closing(ahead(flow.prepare, lists, threads=_THREADS)) as prepared_batches:
+        for batch, prepared in prepared_batches:
             yield from flow.halving(batch, prepared)
 
 
 class _Flow:
-    """What the batches of one run have in common: how they are pooled, the streams, and how large they may be."""
+    """State shared by the batches of a run: pooling, streams and the size limit."""
 
-    def __init__(self, reader: Reading, inputs: Sequence[Any], tokens: TokenReceive | None) -> None:
-        self.reader, self.inputs, self.tokens = reader, inputs, tokens
+    def __init__(self, reader: ReaderSettings, inputs: Sequence[Any], tokens: TokenReceive | None) -> None:
+        self.reader = reader
+        self.inputs = inputs
+        self.tokens = tokens
         final = reader.anatomy.final if reader.norm == "final" else ()
         self.pooled = FusedPooling([reader.model.get_submodule(path) for path in final], reader.pooling)
         self.needless: bool | None = None if reader.unmasked else False
-        # Whether there may be one, until it is tried.
-        self._shared: SharedPrefix | bool = tokens is None and pays(reader.shared, len(inputs))
-        self.most: int | None = None  # entries of a batch that memory was seen to be too small for
+        self.size_limit: int | None = None  # smallest size that ran out of memory
         self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
 
     @torch.inference_mode()
     def prepare(self, batch: Sequence[int]) -> _Prepared:
-        """Return the model's inputs of a batch, in pinned memory where they will be copied to a GPU."""
-        made = dict(self.reader.preprocess([self.inputs[position] for position in batch]))
+        """Return the model's inputs of a batch, in pinned memory if the model is on a GPU."""
+        features = dict(self.reader.preprocess([self.inputs[position] for position in batch]))
         device = self.reader.device
-        right = self.needless is not False and padded_right(made)
+        is_padded_right = self.needless is not False and padded_right(features)
         if device is not None and device.type == "cuda":
-            made = {
+            features = {
                 key: value.pin_memory() if isinstance(value, Tensor) and value.device.type == "cpu" else value
-                for key, value in made.items()
+                for key, value in features.items()
             }
-        return _Prepared(made, right)
+        return _Prepared(features, is_padded_right)
 
     def halving(self, batch: list[int], prepared: Callable[[], _Prepared]) -> Iterator[Passed]:
-        """Pass one batch; when memory runs out, its two halves, and from then on no batch as large as that."""
-        alone = len(batch) == 1 or self.tokens is not None  # a metric must not see a state twice
+        """Run a batch; if memory runs out, run its halves, and halve later batches of that size."""
+        indivisible = len(batch) == 1 or self.tokens is not None  # a metric must receive each state once
         size = 0
         try:
-            made = prepared()
-            size = made.size
-            passed = self._launch(batch, made) if alone or self.most is None or size < self.most else None
+            inputs = prepared()
+            size = inputs.size
+            fits = indivisible or self.size_limit is None or size < self.size_limit
+            passed = self._launch(batch, inputs) if fits else None
         except torch.OutOfMemoryError:
-            if alone:
+            if indivisible:
                 raise
-            if self.most is None:
+            if self.size_limit is None:
                 _log.warning(
-                    "Memory ran out in a batch of %d inputs: batches as large as that pass in halves. "
-                    "A smaller `token_budget` makes smaller ones from the start.", len(batch),
-                )  # fmt: skip
-            self.most = size or self.most
+                    "Out of memory in a batch of %d inputs: batches of this size are split in halves. "
+                    "Pass a smaller `token_budget` to avoid this.",
+                    len(batch),
+                )
+            self.size_limit = size or self.size_limit
             passed = None
         if passed is not None:
             yield passed
@@ -199,17 +206,16 @@ class _Flow:
 
     @torch.inference_mode()
     def _launch(self, batch: list[int], prepared: _Prepared) -> Passed:
-        reader, places = self.reader, {layer: place for place, layer in enumerate(self.reader.layers)}
+        reader = self.reader
+        rows = {layer: row for row, layer in enumerate(reader.layers)}
         features = self._moved(prepared.features)
         real = features.get("attention_mask")
         attention: AbstractContextManager[object] = nullcontext()
-        shared: SharedPrefix | None = None
-        if prepared.right and self._mask_is_needless(features):
+        if prepared.is_padded_right and self._mask_is_needless(features):
             attention = causal_attention(features["input_ids"].device)
-            shared = self._shared_by(features["input_ids"], features["attention_mask"])
             features = {key: value for key, value in features.items() if key != "attention_mask"}
         masks: dict[Any, tuple[Tensor, Tensor]] = {}
-        made: list[Tensor] = []
+        stacked: list[Tensor] = []
         order: list[int] = []
 
         def receive(layer: int, _: str, states: Tensor) -> None:
@@ -221,79 +227,65 @@ class _Flow:
             if self.tokens is not None:
                 self.tokens(layer, states, mask, batch)
             vectors = self.pooled(states, counted)[:, : reader.truncate_dim]
-            if not made:  # of all layers, so that one copy brings them to the host; other devices' layers come here
-                made.append(torch.empty(len(places), *vectors.shape, device=vectors.device))
-            made[0][places[layer]].copy_(vectors, non_blocking=True)
-            order.append(places[layer])
+            if not stacked:  # one tensor for all layers, copied to the CPU at once
+                stacked.append(torch.empty(len(rows), *vectors.shape, device=vectors.device))
+            stacked[0][rows[layer]].copy_(vectors, non_blocking=True)
+            order.append(rows[layer])
 
-        features = without_cache(reader.model, features) if shared is None else shared.rest(features["input_ids"])
-        handed: Receive = receive if shared is None else shared.whole(receive)
+        features = without_cache(reader.model, features)
         self.pooled.begin()
         with attention:
-            capture(reader.model, features, handed, anatomy=reader.anatomy, layers=reader.layers, sites=reader.sites)
-        for place, vectors in zip(order, self.pooled.settle() or (), strict=False):
-            made[0][place].copy_(vectors[:, : reader.truncate_dim])
+            capture(reader.model, features, receive, anatomy=reader.anatomy, layers=reader.layers, sites=reader.sites)
+        for row, vectors in zip(order, self.pooled.settle() or (), strict=False):
+            stacked[0][row].copy_(vectors[:, : reader.truncate_dim])
         inputs = [self.inputs[position] for position in batch]
-        return Passed(batch, inputs, reader.layers, *self._to_host(made[0]))
+        return Passed(batch, inputs, reader.layers, *self._to_host(stacked[0]))
 
     def _mask_is_needless(self, features: Mapping[str, Any]) -> bool:
         if self.needless is None:
             self.needless = mask_is_needless(self.reader.model, self.reader.anatomy, features)
         return self.needless
 
-    def _shared_by(self, ids: Tensor, mask: Tensor) -> SharedPrefix | None:
-        """Return the tokens that all texts of a batch begin with, where they need not pass again."""
-        reader, count = self.reader, len(self.reader.shared)
-        if self._shared is True and mask[:, : count + 1].all():
-            example = ids[0, count : int(mask[0].sum())]
-            made = shared_prefix(
-                reader.model, reader.anatomy, reader.shared, example, layers=reader.layers, sites=reader.sites
-            )
-            self._shared = made if made is not None else False
-        if isinstance(self._shared, bool):
-            return None
-        return self._shared if self._shared.begins(ids, mask) else None
-
     def _streams_of(self, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-        """Return the streams on which inputs come to a device and vectors leave it."""
+        """Return the streams that copy inputs to a device and vectors from it."""
         if device not in self._streams:
             self._streams[device] = (torch.cuda.Stream(device), torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         return self._streams[device]
 
     def _moved(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        """Return features on the model's device; those that come from pinned memory come beside the pass before."""
+        """Return features on the model's device; copies from pinned memory overlap with the previous pass."""
         device = self.reader.device
         if device is None:
             return dict(features)
         if device.type != "cuda":
             return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in features.items()}
-        coming, _ = self._streams_of(device)
-        here = torch.cuda.current_stream(device)
-        with torch.cuda.stream(coming):
+        incoming, _ = self._streams_of(device)
+        current = torch.cuda.current_stream(device)
+        with torch.cuda.stream(incoming):
             moved = {
                 key: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
                 for key, value in features.items()
             }
-        here.wait_stream(coming)
+        current.wait_stream(incoming)
         for key, value in moved.items():
             if isinstance(value, Tensor) and value is not features[key]:
-                value.record_stream(here)
+                value.record_stream(current)
         return moved
 
     def _to_host(self, vectors: Tensor) -> tuple[Tensor, Tensor, torch.cuda.Event | None]:
-        """Return where the vectors, and whether they are finite, will be on the host, and the event after which."""
+        """Start copying the vectors and their finiteness to the CPU; return both and the event to wait for."""
         finite = vectors.isfinite().all()
         if not vectors.is_cuda:
             return vectors.cpu(), finite.cpu(), None
-        _, leaving = self._streams_of(vectors.device)
-        leaving.wait_stream(torch.cuda.current_stream(vectors.device))
-        with torch.cuda.stream(leaving):
+        _, outgoing = self._streams_of(vectors.device)
+        outgoing.wait_stream(torch.cuda.current_stream(vectors.device))
+        with torch.cuda.stream(outgoing):
             host = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
             flag = torch.empty((), dtype=torch.bool, pin_memory=True)
             host.copy_(vectors, non_blocking=True)
             flag.copy_(finite, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record(leaving)
-        vectors.record_stream(leaving)
-        finite.record_stream(leaving)
+            copied.record(outgoing)
+        vectors.record_stream(outgoing)
+        finite.record_stream(outgoing)
         return host, flag, copied

@@ -1,4 +1,4 @@
-"""The final norm, applied to the states of any layer."""
+"""Apply the final norm to the states of any layer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from torch import Tensor, nn
 from midlayer_encoders._types import Norm
 from midlayer_encoders.models.anatomy import Anatomy
 
-__all__ = ["final_norm"]
-
 
 def final_norm(model: nn.Module, anatomy: Anatomy, norm: Norm) -> Callable[[Tensor], Tensor]:
-    """Return what the states ``(B, T, D)`` of a layer pass through before they are used.
+    """Return a function that normalizes the states ``(B, T, D)`` of a layer.
 
-    With ``norm="final"`` these are the modules that the model itself applies after its last block, in order (usually
-    one norm, sometimes a projection too); with ``norm="none"`` the states are returned as they are.
+    With ``norm="final"`` it applies the modules after the model's last block (usually one norm, sometimes also a
+    projection); with ``norm="none"`` it returns the states unchanged.
     """
     modules = [model.get_submodule(path) for path in anatomy.final] if norm == "final" else []
 

@@ -1,4 +1,4 @@
-"""Token states to one vector, for many layers inside one forward pass; the same numbers as sentence-transformers'."""
+"""Pool token states into one vector, numerically equal to sentence-transformers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import POOLINGS, Pooling
-from midlayer_encoders.errors import check_choice
-from midlayer_encoders.models import compat
-
-__all__ = ["pool", "real_tokens", "token_places", "token_weights"]
+from midlayer_encoders.models import transformers_internals as internals
+from midlayer_encoders.validation import check_choice
 
 
 def pool(states: Tensor, mask: Tensor, pooling: Pooling = "mean") -> Tensor:
-    r"""Return one vector for each text, over its real tokens, whichever side is padded.
+    r"""Return one vector per text, pooled over its real tokens; texts may be padded on either side.
 
     .. math::
         \text{mean: } \frac{\sum_t m_t z_t}{\sum_t m_t}, \qquad
@@ -26,7 +24,7 @@ def pool(states: Tensor, mask: Tensor, pooling: Pooling = "mean") -> Tensor:
         pooling: ``"mean"``, ``"last"``, ``"cls"`` (the first token), ``"max"`` or ``"weightedmean"``.
 
     Returns:
-        Shape ``(B, D)``, float32 or better. A text without tokens gives zeros.
+        Shape ``(B, D)``, float32 or better. Zeros for a text without tokens.
 
     Example:
         >>> states = torch.tensor([[[1.0], [3.0], [9.0]]])
@@ -48,40 +46,39 @@ def pool(states: Tensor, mask: Tensor, pooling: Pooling = "mean") -> Tensor:
 
 
 def token_weights(mask: Tensor, pooling: Pooling, dtype: torch.dtype) -> Tensor:
-    """Return what each token counts in a ``"mean"`` or ``"weightedmean"``, zero at padding, shape ``(B, T)``."""
+    """Return the token weights of a ``"mean"`` or ``"weightedmean"``, zero at padding, shape ``(B, T)``."""
     dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     return mask.to(dtype) if pooling == "mean" else mask * mask.cumsum(dim=1).to(dtype)
 
 
 def token_places(mask: Tensor, pooling: Pooling) -> tuple[Tensor, Tensor]:
-    """Return whether each text has a token, shape ``(B, 1)``, and the place of its first (``"cls"``) or last one."""
+    """Return whether each text has a token, shape ``(B, 1)``, and the index of its first (``"cls"``) or last one."""
     last = mask.shape[1] - 1
     place = mask.int().argmax(dim=1) if pooling == "cls" else last - mask.int().flip(1).argmax(dim=1)
     return mask.any(dim=1, keepdim=True), place
 
 
 def real_tokens(real: Tensor | None, states: Tensor, *, model: nn.Module | None = None) -> Tensor:
-    """Return which states are of real tokens, bool, shape ``(B, T)``; all of them where the inputs do not say.
+    """Return the bool mask of real tokens, shape ``(B, T)``; all true without an attention mask.
 
-    Audio models convolve their samples or spectra down to fewer states than the mask of their inputs has entries.
-    Those that say how (Wav2Vec2, HuBERT, WavLM) are asked; Whisper's states are every second one of its spectra.
+    Audio models downsample their inputs, so the input mask is longer than the states. Wav2Vec2, HuBERT and WavLM
+    have a method that downsamples the mask; Whisper keeps every second spectrum.
 
     Args:
-        real: the ``attention_mask`` of the model's inputs, one row for each.
+        real: the ``attention_mask`` of the model's inputs.
         states: shape ``(B, T, D)``.
-        model: the transformer, to be asked.
+        model: the transformer.
     """
     if real is None or len(real) != len(states) or real.ndim != 2:
         return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
     real, length = real.to(states.device), states.shape[1]
     if real.shape[1] == length:
         return real.bool()
-    if (
-        getattr(model, "main_input_name", "") == "input_ids" and length > real.shape[1]
-    ):  # padded to whole windows inside
+    main_input = getattr(model, "main_input_name", "")
+    if main_input == "input_ids" and length > real.shape[1]:  # the model pads to whole windows
         return torch.nn.functional.pad(real, (0, length - real.shape[1])).bool()
-    if model is not None and compat.has_mask_of_states(model):
-        return compat.mask_of_states(model, length, real)
-    if getattr(model, "main_input_name", "") == "input_features":
+    if model is not None and internals.has_mask_of_states(model):
+        return internals.mask_of_states(model, length, real)
+    if main_input == "input_features":
         return real[:, :: -(-real.shape[1] // length)].bool()
     return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)

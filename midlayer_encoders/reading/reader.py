@@ -1,94 +1,55 @@
-"""``LayerReader``: many layers of a model from one forward pass for each batch."""
+"""``LayerReader``: read many layers of a model from one forward pass per batch."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import READ_SITES, Layer, Norm, Pooling, ReadSite
-from midlayer_encoders.errors import LayerIndexError, OptionError, check_choice
+from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layers
 from midlayer_encoders.models.sites import block_sites
-from midlayer_encoders.reading.capture import STREAM, capture
-from midlayer_encoders.reading.flow import Passed, TokenReceive, passes
+from midlayer_encoders.reading.capture import capture
+from midlayer_encoders.reading.flow import Passed, ReaderSettings, TokenReceive, passes
 from midlayer_encoders.reading.norm import final_norm
 from midlayer_encoders.reading.pooling import pool, real_tokens
-from midlayer_encoders.reading.prefix import shared_ids
 from midlayer_encoders.reading.source import LayerSource
-from midlayer_encoders.reading.texts import TextInputs
-from midlayer_encoders.recipes.counting import Counting
-
-__all__ = ["LayerReader", "TokenReceive", "layer_reader", "site_layers"]
+from midlayer_encoders.reading.tokenization import TextInputs
+from midlayer_encoders.validation import check_choice
 
 
-@dataclass(frozen=True)
-class LayerReader:
-    """Reads the vectors of many layers from one forward pass for each batch.
-
-    Attributes:
-        model: the transformer, uncut or cut after the last wanted layer, in eval mode.
-        preprocess: makes the model's inputs of a list of texts, images or waveforms, in whichever thread.
-        anatomy: of ``model``.
-        layers: which layers, in the order of the results.
-        norm: ``"final"`` or ``"none"``.
-        pooling: how token states become one vector.
-        truncate_dim: number of leading dimensions of a vector to keep, ``None`` for all.
-        device: where the inputs are copied to; ``None`` where ``preprocess`` makes them there.
-        unmasked: leave out the padding mask where it is seen to change nothing: causal models padded on the right.
-        counting: which tokens count in the pooling.
-        site: ``"block"``, or ``"attention"`` or ``"mlp"``: what these add to the stream in each block, before any scale
-            or norm on it. ``norm`` applies to whichever is read.
-        shared: ids of the tokens that texts begin with, which then pass once where the model allows it.
-    """
-
-    model: nn.Module
-    preprocess: Callable[[list[Any]], Mapping[str, Any]]
-    anatomy: Anatomy
-    layers: Sequence[int]
-    norm: Norm = "final"
-    pooling: Pooling = "mean"
-    truncate_dim: int | None = None
-    device: torch.device | None = None
-    unmasked: bool = False
-    counting: Counting = Counting()
-    site: ReadSite = "block"
-    shared: tuple[int, ...] = ()
-
-    @property
-    def sites(self) -> tuple[str]:
-        """The site by the name it has inside a block."""
-        return (STREAM if self.site == "block" else self.site,)
+class LayerReader(ReaderSettings):
+    """Reads the vectors of many layers from one forward pass per batch."""
 
     def read(
         self, inputs: Mapping[str, Any], positions: list[int], *, tokens: TokenReceive | None = None
     ) -> list[Tensor]:
-        """Return the vectors of one batch, ``(B, D)`` in float32 or better for each layer, where the layer lies.
+        """Return the vectors of one batch, ``(B, D)`` in float32 or better for each layer, on the layer's device.
 
-        Modes, gradients and precision are the caller's: a callback reads a model in training through this method.
+        This method does not change mode, gradients or precision, so callbacks can read a model in training.
 
         Args:
             inputs: keyword arguments of the model's forward.
-            positions: of the batch in the whole list, handed on to ``tokens``.
-            tokens: also handed the raw states of every layer.
+            positions: positions of the batch in the whole list, passed to ``tokens``.
+            tokens: also called with the raw states of each layer.
         """
         real = inputs.get("attention_mask")
         normed = final_norm(self.model, self.anatomy, self.norm)
-        made: dict[int, Tensor] = {}
+        vectors: dict[int, Tensor] = {}
 
         def receive(layer: int, _: str, states: Tensor) -> None:
             mask = real_tokens(real, states, model=self.model)
             if tokens is not None:
                 tokens(layer, states, mask, positions)
-            made[layer] = pool(normed(states), self.counting(mask), self.pooling)[:, : self.truncate_dim]
+            vectors[layer] = pool(normed(states), self.counting(mask), self.pooling)[:, : self.truncate_dim]
 
         capture(self.model, inputs, receive, anatomy=self.anatomy, layers=self.layers, sites=self.sites)
-        return [made[layer] for layer in self.layers]
+        return [vectors[layer] for layer in self.layers]
 
     def embed(
         self, inputs: Sequence[Any], batches: Sequence[Sequence[int]], *, tokens: TokenReceive | None = None
@@ -96,31 +57,31 @@ class LayerReader:
         """Yield the positions of each batch and its vectors, ``(L, B, D)`` float32 on the CPU.
 
         Args:
-            inputs: the whole list.
-            batches: positions in it, from :func:`~midlayer_encoders.reading.batches.batches_of`.
-            tokens: also handed the raw states of every layer, the mask and the positions.
+            inputs: all inputs.
+            batches: positions of each batch, from :func:`~midlayer_encoders.reading.batches.batches_of`.
+            tokens: also called with the raw states of each layer, the mask and the positions.
 
         Raises:
-            NotFiniteError: naming the layer and input whose states hold NaN or infinity.
+            NotFiniteError: if a vector contains NaN or infinity; the message names the layer and the input.
         """
-        behind = 0 if tokens is not None or self.device is None or self.device.type != "cuda" else 1
-        waiting: deque[Passed] = deque()
+        max_pending = 0 if tokens is not None or self.device is None or self.device.type != "cuda" else 1
+        pending: deque[Passed] = deque()
         with closing(self.passes(inputs, batches, tokens=tokens)) as started:
             for passed in started:
-                waiting.append(passed)
-                if len(waiting) > behind:
-                    yield _kept(waiting.popleft())
-        yield from map(_kept, waiting)
+                pending.append(passed)
+                if len(pending) > max_pending:
+                    yield _positions_and_vectors(pending.popleft())
+        yield from map(_positions_and_vectors, pending)
 
     def passes(
         self, inputs: Sequence[Any], batches: Sequence[Sequence[int]], *, tokens: TokenReceive | None = None
     ) -> Generator[Passed, None, None]:
-        """Yield each batch as soon as its pass is started: the vectors are waited for by whoever asks for them.
+        """Yield each batch once its pass has started, without waiting for its vectors.
 
         Args:
-            inputs: the whole list.
-            batches: positions in it.
-            tokens: as in :meth:`embed`.
+            inputs: all inputs.
+            batches: positions of each batch.
+            tokens: see :meth:`embed`.
         """
         return passes(self, inputs, batches, tokens=tokens)
 
@@ -132,26 +93,26 @@ class LayerReader:
         tokens: TokenReceive | None = None,
         done: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """Return the vectors of all inputs in their order, shape ``(L, N, D)`` float32 on the CPU.
+        """Return the vectors of all inputs in order, shape ``(L, N, D)`` float32 on the CPU.
 
         Args:
-            inputs: the whole list.
-            batches: all positions in it.
-            tokens: as in :meth:`embed`.
-            done: called after each batch with the number of inputs in it.
+            inputs: all inputs.
+            batches: positions of each batch, covering all inputs.
+            tokens: see :meth:`embed`.
+            done: called after each batch with its number of inputs.
         """
-        whole: Tensor | None = None
+        all_vectors: Tensor | None = None
         for positions, vectors in self.embed(inputs, batches, tokens=tokens):
-            if whole is None:
-                whole = vectors.new_empty(len(vectors), len(inputs), vectors.shape[2])
-            whole[:, positions] = vectors
+            if all_vectors is None:
+                all_vectors = vectors.new_empty(len(vectors), len(inputs), vectors.shape[2])
+            all_vectors[:, positions] = vectors
             if done is not None:
                 done(len(positions))
-        return torch.empty(len(self.layers), 0, 0) if whole is None else whole
+        return torch.empty(len(self.layers), 0, 0) if all_vectors is None else all_vectors
 
 
-def _kept(passed: Passed) -> tuple[list[int], Tensor]:
-    """Return the positions and vectors of a batch, in memory that may be kept."""
+def _positions_and_vectors(passed: Passed) -> tuple[list[int], Tensor]:
+    """Return the positions and vectors of a batch, copied from pinned memory."""
     vectors = passed.vectors()
     return passed.positions, vectors.clone() if passed.pinned else vectors
 
@@ -165,31 +126,31 @@ def layer_reader(
     prompt: str = "",
     site: ReadSite = "block",
 ) -> LayerReader:
-    """Return what reads the layers of a source's model from one pass a batch.
+    """Return a reader of the layers of a source's model.
 
     Args:
-        source: an encoder of the whole model, or of one cut after the last layer of interest.
-        layers: ``"all"`` or some.
-        norm: of the vectors; the source's own by default.
-        pooling: likewise.
-        prompt: put before each text.
-        site: what of each layer is read. Layer 0 has no attention and no MLP: there ``"all"`` begins with layer 1.
+        source: an encoder of the whole model, or of one cut after the last layer to read.
+        layers: ``"all"`` or a list of layers.
+        norm: norm of the vectors; by default that of the source.
+        pooling: pooling; by default that of the source.
+        prompt: prompt prepended to each text.
+        site: part of each block to read. Layer 0 has no attention or MLP, so ``"all"`` then starts at layer 1.
     """
     check_choice("site", site, READ_SITES)
     if source.after_pooling:
         raise OptionError(
-            f"`encoder` must be a model and its pooling to read its layers, but {source.after_pooling[0]} follows "
-            "them, which is made for its own vectors. Make it without `center`, `embed_filter` and `normalize`, and "
-            "with one layer."
+            f"`encoder` must end with its pooling to read its layers, but has the module "
+            f"{source.after_pooling[0]} after it. Create it without `center`, `embed_filter` and `normalize`, and with "
+            "one layer."
         )
     anatomy = source.anatomy
     if not anatomy.num_blocks:
         raise OptionError(
-            f"`encoder` must keep a block to read layers from, but {source.name} was cut at layer 0. "
-            "Make it with layer=-1."
+            f"`encoder` must have at least one block, but {source.name} was cut at layer 0. Create it with layer=-1."
         )
-    wanted = site_layers(layers, source.layer, site, name=source.name)  # a raw one keeps a block that is not a layer
-    _check_site(source.transformer, anatomy, wanted, site)
+    # With norm="none" the model has one block more than `source.layer`.
+    layer_numbers = site_layers(layers, source.layer, site, name=source.name)
+    _verify_site(source.transformer, anatomy, layer_numbers, site)
 
     def plain(inputs: list[Any]) -> dict[str, Any]:
         return source.host_inputs(inputs, prompt=prompt or None)
@@ -199,7 +160,7 @@ def layer_reader(
         source.transformer,
         TextInputs(source.tokenizer, plain, prompt),
         anatomy,
-        wanted,
+        layer_numbers,
         norm or source.norm,
         pooling or source.pooling,
         source.truncate_dim,
@@ -207,44 +168,35 @@ def layer_reader(
         unmasked=source.device.type in ("cpu", "cuda"),
         counting=source.counting,
         site=site,
-        shared=shared_ids(plain, None if prompt else source.counting.placed.front) if _may_share(source) else (),
     )
 
 
-def _may_share(source: LayerSource) -> bool:
-    """Return whether it may pay to have the tokens that texts begin with pass once.
-
-    On a GPU attention to what is in a cache needs a mask, and with one the quickest kernels do not run.
-    """
-    return source.device.type == "cpu" and "text" in source.media and source.tokenizer is not None
-
-
 def site_layers(layers: Sequence[Layer] | str, num_layers: int, site: ReadSite, *, name: str) -> list[int]:
-    """Return layers as ascending numbers; ``"all"`` leaves out the embeddings, which have no attention and no MLP.
+    """Return layers as ascending numbers; ``"all"`` omits the embeddings for attention and MLP.
 
     Example:
         >>> site_layers("all", 3, "block", name="m"), site_layers("all", 3, "mlp", name="m")
         ([0, 1, 2, 3], [1, 2, 3])
     """
-    wanted = resolve_layers(layers, num_layers, name=name)
+    numbers = resolve_layers(layers, num_layers, name=name)
     if site == "block":
-        return wanted
+        return numbers
     if isinstance(layers, str):
-        return wanted[1:]
-    if wanted[0] == 0:
+        return numbers[1:]
+    if numbers[0] == 0:
         raise LayerIndexError(
-            f"`layers` must be from 1 up with site={site!r}: layer 0 of {name} is its embeddings, which no {site} "
-            "wrote. Leave it out, or pass 'all' for every block."
+            f"`layers` must be 1 or higher with site={site!r}: layer 0 of {name} is its embeddings, which have no "
+            f"{site}. Leave it out, or pass 'all' for all blocks."
         )
-    return wanted
+    return numbers
 
 
-def _check_site(model: nn.Module, anatomy: Anatomy, layers: Sequence[int], site: ReadSite) -> None:
-    """Raise unless every block that is read has the site."""
+def _verify_site(model: nn.Module, anatomy: Anatomy, layers: Sequence[int], site: ReadSite) -> None:
+    """Verify that all blocks to read have the site."""
     for layer in layers if site != "block" else ():
         block = anatomy.block(model, layer)
         if site not in block_sites(block, getattr(model, "config", None)):
             raise OptionError(
-                f"`site` must be one that the blocks have, but block {layer} of {type(model).__name__}, a "
-                f"{type(block).__name__}, has no {site} that is known here. Read site='block', or other layers."
+                f"`site` must exist in all blocks, but block {layer} of {type(model).__name__}, a "
+                f"{type(block).__name__}, has no {site}. Read site='block', or other layers."
             )

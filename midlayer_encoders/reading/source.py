@@ -1,4 +1,4 @@
-"""What a model must offer for its layers to be read: a ``LayerEncoder`` does."""
+"""The protocol of models whose layers can be read; ``LayerEncoder`` implements it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,9 @@ from midlayer_encoders._types import EncoderSpec, Norm, Pooling
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.recipes.counting import Counting
 
-__all__ = ["LayerSource"]
-
 
 class LayerSource(Protocol):
-    """A model, and what turns texts, images or audio into its inputs.
-
-    The rooms that read layers know this protocol, not the encoder class, which lies on a floor above them.
-    """
+    """A model and the preprocessing of its texts, images or audio."""
 
     name: str
     norm: Norm
@@ -32,49 +27,49 @@ class LayerSource(Protocol):
 
     @property
     def transformer(self) -> nn.Module:
-        """The model itself, whole or cut after the last layer of interest."""
+        """The model, whole or cut after the last layer to read."""
 
     @property
     def anatomy(self) -> Anatomy:
-        """Where the model keeps its parts."""
+        """The structure of the model."""
 
     @property
     def spec(self) -> EncoderSpec:
-        """Everything that changes a vector."""
+        """All settings that affect the vectors."""
 
     @property
     def media(self) -> list[str]:
-        """What it takes: ``"text"``, ``"image"``, ``"audio"``."""
+        """Supported inputs: ``"text"``, ``"image"``, ``"audio"``."""
 
     @property
     def sampling_rate(self) -> int | None:
-        """Samples a second of its audio."""
+        """Audio samples per second."""
 
     @property
     def max_seq_length(self) -> int | None:
-        """Tokens after which a text is truncated."""
+        """Maximum number of tokens; longer texts are truncated."""
 
     @property
     def default_prompt(self) -> str:
-        """What is put before a text when no prompt is named."""
+        """The prompt used by default."""
 
     @property
     def counting(self) -> Counting:
-        """Which tokens count in the pooling."""
+        """Which tokens to pool."""
 
     @property
     def after_pooling(self) -> list[str]:
-        """Names of the modules that follow the pooling; they are made for one layer."""
+        """Names of the modules after the pooling, which are specific to one layer."""
 
     @property
     def device(self) -> torch.device:
-        """Where the model's inputs must be."""
+        """The device of the model's inputs."""
 
     def host_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
-        """Return the inputs of a batch as the model takes them, not yet on its device."""
+        """Return the model's inputs of a batch on the CPU."""
 
     def model_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
-        """Return the inputs of a batch as the model takes them, on its device."""
+        """Return the model's inputs of a batch on its device."""
 
     def eval(self) -> Any:
-        """Switch dropout off."""
+        """Disable dropout."""

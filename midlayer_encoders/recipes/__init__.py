@@ -1,6 +1,6 @@
-"""How a text is put to a model: templates, which tokens count, what is done to vectors, and the named recipes.
+"""Recipes: templates around texts, the tokens to pool, transformations of vectors, and the named recipes.
 
-What needs torch (``counting``, ``vectors``) is imported from its own module: the command line reads the names alone.
+Import ``counting`` and ``vectors`` from their modules: they need torch, and the command line reads the names only.
 """
 
 from __future__ import annotations
@@ -15,21 +15,28 @@ from midlayer_encoders.recipes.recipe import (
     recipe_of,
     recipes_of,
 )
-from midlayer_encoders.recipes.template import KINDS, Frame, Placed, check_template, frames_of, with_frame
+from midlayer_encoders.recipes.template import (
+    TEXT_KINDS,
+    TemplateParts,
+    TokenLayout,
+    add_template,
+    check_template,
+    split_template,
+)
 
 __all__ = [
-    "KINDS",
     "PLAIN",
     "RECIPES",
     "SMALLEST_SAMPLE",
-    "Frame",
-    "Placed",
+    "TEXT_KINDS",
     "Recipe",
     "Template",
+    "TemplateParts",
+    "TokenLayout",
+    "add_template",
     "check_template",
-    "frames_of",
     "has_name",
     "recipe_of",
     "recipes_of",
-    "with_frame",
+    "split_template",
 ]

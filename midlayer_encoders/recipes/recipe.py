@@ -1,4 +1,4 @@
-"""``Recipe``: how a text is put to a model and what becomes of its states; the named recipes, with their sources."""
+"""``Recipe``: how a text becomes a vector; and the named recipes with their sources."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
-from midlayer_encoders.errors import OptionError, check_choice, check_count, check_flag, check_text, did_you_mean
+from midlayer_encoders.errors import OptionError, did_you_mean
 from midlayer_encoders.recipes.template import check_template
-
-__all__ = ["PLAIN", "RECIPES", "SMALLEST_SAMPLE", "Recipe", "Template", "has_name", "recipe_of", "recipes_of"]
+from midlayer_encoders.validation import check_choice, check_count, check_flag, check_text
 
 Template: TypeAlias = str | Mapping[str, str]
 """``'Before {text} after'``, or one for each of ``"query"``, ``"document"`` and ``"text"`` (whatever is neither)."""
@@ -21,19 +20,19 @@ class Recipe:
     """How a text becomes a vector, before and after the model.
 
     Attributes:
-        name: in frames, on pages and in commands.
-        template: what stands around the text, with ``{text}`` in its place, once or (the text is then repeated) twice.
-        layer: or layers, for an encoder that is made without naming one; a sweep or a selection looks at them all.
-        norm: ``None`` leaves that to whoever uses the recipe.
-        pooling: ``None`` likewise; under a template that ends in a question it is ``"last"``.
-        skip_first: tokens at the beginning that no mean counts: causal models put outsized states there.
-        template_tokens: whether a mean counts the tokens of the template too. Of a text that stands there twice, the
-            second copy is pooled when it does not.
-        center: subtract the mean vector of texts like those to come.
-        whiten: after that, scale every direction by its spread over those texts, shrunk toward equal scales.
-        embed_filter: keep the middle singular directions of the model's output embeddings alone.
+        name: name in frames, on pages and in commands.
+        template: text with ``{text}`` once, or twice to repeat the text.
+        layer: layer or layers of an encoder that names none; a sweep or a selection reads all layers.
+        norm: ``None`` leaves the encoder's.
+        pooling: ``None`` leaves the encoder's; a template that ends in a question needs ``"last"``.
+        skip_first: number of tokens at the start that are not pooled: causal models have massive activations there.
+        template_tokens: whether to pool the tokens of the template, too. Otherwise the text is pooled, and of a
+            repeated text the second copy.
+        center: subtract the mean vector of sample texts.
+        whiten: then scale every direction by its spread over these texts, shrunk toward equal scales.
+        embed_filter: keep only the middle singular directions of the model's output embeddings.
         normalize: scale every vector to length 1.
-        source: where the recipe is from.
+        source: where the recipe comes from.
     """
 
     name: str
@@ -51,9 +50,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if not check_text("name", self.name).strip():
-            raise OptionError("`name` must hold a word: it stands in frames, on pages and in commands.")
+            raise OptionError("`name` must not be blank: it appears in frames, on pages and in commands.")
         if self.template is not None:
-            # A copy: what the caller does to a mapping later is not checked.
+            # A copy, because a mapping may change later.
             object.__setattr__(self, "template", check_template("template", self.template))
         if isinstance(self.layer, Sequence):
             object.__setattr__(self, "layer", tuple(self.layer))  # a list has no hash
@@ -61,37 +60,36 @@ class Recipe:
             check_choice("norm", self.norm, NORMS)
         if self.pooling is not None:
             check_choice("pooling", self.pooling, POOLINGS)
-        check_count("skip_first", self.skip_first, least=0)
+        check_count("skip_first", self.skip_first, minimum=0)
         for name in ("template_tokens", "center", "whiten", "embed_filter", "normalize"):
             check_flag(name, getattr(self, name))
         if self.whiten and not self.center:
-            raise OptionError("`whiten` must be False without `center`: directions are scaled around the mean.")
+            raise OptionError("`whiten` must be False without `center`, because it scales directions around the mean.")
 
     @property
     def changes_vectors(self) -> bool:
-        """Whether anything is done to pooled vectors."""
+        """Whether the recipe transforms pooled vectors."""
         return self.center or self.embed_filter or self.normalize
 
     def before_vectors(self) -> Recipe:
-        """Return this recipe without what it does to pooled vectors, and without its layer."""
-        words = [word for word in self.name.split("+") if word not in ("center", "whiten", "filter", "normalize")]
+        """Return this recipe without its layer and its transformations of pooled vectors."""
+        parts = [part for part in self.name.split("+") if part not in ("center", "whiten", "filter", "normalize")]
         return replace(
-            self, name="+".join(words), layer=None, center=False, whiten=False, embed_filter=False, normalize=False
+            self, name="+".join(parts), layer=None, center=False, whiten=False, embed_filter=False, normalize=False
         )
 
     def changed(self) -> dict[str, Any]:
-        """Return what differs from the plain text, by name."""
-        aside = ("name", "source")
+        """Return the fields that differ from their defaults, by name."""
         return {
-            one.name: getattr(self, one.name)
-            for one in fields(self)
-            if one.name not in aside and getattr(self, one.name) != one.default
+            item.name: getattr(self, item.name)
+            for item in fields(self)
+            if item.name not in ("name", "source") and getattr(self, item.name) != item.default
         }
 
 
 PLAIN = "plain"
 SMALLEST_SAMPLE = 16
-"""Texts to center on: the mean of fewer is one of them as much as what all share."""
+"""Minimum number of texts to center on."""
 
 _ALL = (
     Recipe(name=PLAIN, source="the text itself, with the encoder's own pooling"),
@@ -128,11 +126,11 @@ _ALL = (
 RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
 """The named recipes.
 
-Token prepending (Fu et al., 2024) is not among them: it changes the states between blocks, which no plain folder does.
+Token prepending (Fu et al., 2024) is not included: it changes states between blocks, which no plain folder can do.
 """
 
 
-_ADDED: Mapping[str, Mapping[str, Any]] = {
+_SUFFIXES: Mapping[str, Mapping[str, Any]] = {
     "center": {"center": True},
     "whiten": {"center": True, "whiten": True},
     "filter": {"embed_filter": True},
@@ -141,11 +139,11 @@ _ADDED: Mapping[str, Mapping[str, Any]] = {
     "mean": {"pooling": "mean"},
     "last": {"pooling": "last"},
 }
-"""What may be added to the name of a recipe, after a plus sign."""
+"""Suffixes of a recipe's name, after a plus sign."""
 
 
 def recipe_of(argument: str, value: Any) -> Recipe:
-    """Return a recipe as it is, or the one of this name, to which ``+center`` and the like may be added.
+    """Return a recipe from its name, with optional suffixes such as ``+center``, or return a :class:`Recipe`.
 
     Example:
         >>> recipe_of("recipe", "one-word").pooling
@@ -155,22 +153,22 @@ def recipe_of(argument: str, value: Any) -> Recipe:
     """
     if isinstance(value, Recipe):
         return value
-    name, *added = value.split("+") if isinstance(value, str) else ("",)
-    unknown = next((word for word in added if word not in _ADDED), None)
+    name, *suffixes = value.split("+") if isinstance(value, str) else ("",)
+    unknown = next((suffix for suffix in suffixes if suffix not in _SUFFIXES), None)
     if name not in RECIPES or unknown is not None:
-        near = did_you_mean(name, RECIPES) if unknown is None else did_you_mean(unknown, _ADDED)
+        near = did_you_mean(name, RECIPES) if unknown is None else did_you_mean(unknown, _SUFFIXES)
         raise OptionError(
-            f"`{argument}` must be a Recipe or one of {', '.join(map(repr, RECIPES))}, to which "
-            f"{', '.join('+' + word for word in _ADDED)} may be added, but got {value!r}.{near}"
+            f"`{argument}` must be a Recipe or one of {', '.join(map(repr, RECIPES))}, with optional "
+            f"{', '.join('+' + suffix for suffix in _SUFFIXES)}, but got {value!r}.{near}"
         )
-    fields_of: dict[str, Any] = {}
-    for word in added:
-        fields_of |= _ADDED[word]
-    return replace(RECIPES[name], **fields_of, name=value) if added else RECIPES[name]
+    changes: dict[str, Any] = {}
+    for suffix in suffixes:
+        changes |= _SUFFIXES[suffix]
+    return replace(RECIPES[name], **changes, name=value) if suffixes else RECIPES[name]
 
 
 def has_name(recipe: Recipe) -> bool:
-    """Return whether a recipe's name alone makes it."""
+    """Return True if the recipe's name alone defines it."""
     try:
         return recipe_of("recipe", recipe.name) == recipe
     except OptionError:
@@ -178,14 +176,13 @@ def has_name(recipe: Recipe) -> bool:
 
 
 def recipes_of(argument: str, values: Any) -> list[Recipe]:
-    """Return several recipes, from their names, ``"all"``, or as they are; no two of one name."""
+    """Return several recipes from names, :class:`Recipe` objects or ``"all"``; their names must differ."""
     if values == "all":
         return list(_ALL)
-    given: Sequence[Any] = values if isinstance(values, list | tuple) else [values]
-    found = [recipe_of(argument, value) for value in given]
-    if not found:
+    recipes = [recipe_of(argument, value) for value in (values if isinstance(values, list | tuple) else [values])]
+    if not recipes:
         raise OptionError(f"`{argument}` must name a recipe, but got none. Write {argument}=['plain', 'one-word'].")
-    names = [recipe.name for recipe in found]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise OptionError(f"`{argument}` must be recipes of different names, but got {min(twice)!r} twice.")
-    return found
+    names = [recipe.name for recipe in recipes]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise OptionError(f"`{argument}` must be recipes of different names, but got {min(repeated)!r} twice.")
+    return recipes

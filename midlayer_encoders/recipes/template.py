@@ -1,7 +1,7 @@
-"""Templates: what stands around a text, and its token ids inside the tokenizer's own post-processor.
+"""Templates around texts, stored as token ids in the tokenizer's post-processor.
 
-A folder that holds such a tokenizer needs nothing else: whoever loads it gets the template, special tokens stay where
-the tokenizer puts them, and truncation leaves the template whole.
+A folder with such a tokenizer applies the template wherever it is loaded; special tokens keep their places, and
+truncation shortens the text, not the template.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from midlayer_encoders.errors import OptionError, check_text, shown
+from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.validation import check_text
 
-__all__ = ["KINDS", "Frame", "Placed", "check_template", "frames_of", "with_frame"]
-
-HOLE = "{text}"
-KINDS = ("text", "query", "document")
-_MOST_COPIES = 2
-_SHORTEST = 1  # tokens of a text that a template must leave room for
+_PLACEHOLDER = "{text}"
+TEXT_KINDS = ("text", "query", "document")
+_MAX_COPIES = 2
 
 
 @dataclass(frozen=True)
-class Frame:
-    """What stands before a text, between its copies (``None`` where there is one) and after it."""
+class TemplateParts:
+    """The parts of a template before the text, between its two copies (``None`` for one copy) and after it."""
 
     before: str = ""
     between: str | None = None
@@ -32,19 +30,19 @@ class Frame:
 
     @property
     def copies(self) -> int:
-        """How often the text stands there."""
+        """Number of copies of the text."""
         return 1 if self.between is None else 2
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Where a text's tokens are among those of its frame.
+class TokenLayout:
+    """Positions of a text's tokens in a template.
 
     Attributes:
-        front: tokens before the (first) copy, special ones included.
-        between: tokens between two copies.
-        back: tokens after the last copy, special ones included.
-        copies: of the text.
+        front: number of tokens before the first copy, including special tokens.
+        between: number of tokens between two copies.
+        back: number of tokens after the last copy, including special tokens.
+        copies: number of copies of the text.
     """
 
     front: int = 0
@@ -54,175 +52,189 @@ class Placed:
 
     @property
     def added(self) -> int:
-        """How many tokens are not the text's."""
+        """Number of tokens that do not belong to the text."""
         return self.front + self.between + self.back
 
 
 def check_template(argument: str, template: Any) -> str | dict[str, str]:
-    """Return a template as it is kept, or raise.
+    """Return a valid template, or raise an :class:`OptionError`.
 
     Example:
         >>> check_template("template", 'The essence of "{text}" is:"')
         'The essence of "{text}" is:"'
     """
     if isinstance(template, Mapping):
-        kept = {check_text(f"kind in {argument}", kind): text for kind, text in template.items()}
-        if not kept:
-            raise OptionError(f"`{argument}` must be for one of {', '.join(map(repr, KINDS))}, but is empty.")
-        if unknown := sorted(set(kept) - set(KINDS)):
-            raise OptionError(f"`{argument}` must be for {', '.join(map(repr, KINDS))}, but has {unknown[0]!r}.")
-        for kind, text in kept.items():
-            _frame(f"{argument}[{kind!r}]", text)
-        frames_of(kept)
-        return kept
-    _frame(argument, template)
+        templates = {check_text(f"kind in {argument}", kind): text for kind, text in template.items()}
+        if not templates:
+            raise OptionError(f"`{argument}` must be for one of {', '.join(map(repr, TEXT_KINDS))}, but is empty.")
+        if unknown := sorted(set(templates) - set(TEXT_KINDS)):
+            raise OptionError(f"`{argument}` must be for {', '.join(map(repr, TEXT_KINDS))}, but has {unknown[0]!r}.")
+        for kind, text in templates.items():
+            _split(f"{argument}[{kind!r}]", text)
+        split_template(templates)
+        return templates
+    _split(argument, template)
     return str(template)
 
 
-def frames_of(template: str | Mapping[str, str] | None) -> dict[str, Frame]:
-    """Return the frame of each kind of text; they end alike, since one tokenizer makes them all.
+def split_template(template: str | Mapping[str, str] | None) -> dict[str, TemplateParts]:
+    """Return the parts of the template for each kind of text; they must end alike, because one tokenizer adds them.
 
     Example:
-        >>> frames_of('"{text}" in one word:')["query"]
-        Frame(before='"', between=None, after='" in one word:')
+        >>> split_template('"{text}" in one word:')["query"]
+        TemplateParts(before='"', between=None, after='" in one word:')
     """
     if template is None or isinstance(template, str):
-        return dict.fromkeys(KINDS, Frame() if template is None else _frame("template", template))
-    frames = {kind: _frame("template", template.get(kind, template.get("text", HOLE))) for kind in KINDS}
-    if len({(frame.between, frame.after) for frame in frames.values()}) > 1:
-        lacking = [kind for kind in KINDS if kind not in template]
-        cure = f" Give a template for {lacking[0]!r} too: without one it is the text alone." if lacking else ""
+        return dict.fromkeys(TEXT_KINDS, TemplateParts() if template is None else _split("template", template))
+    parts = {kind: _split("template", template.get(kind, template.get("text", _PLACEHOLDER))) for kind in TEXT_KINDS}
+    if len({(part.between, part.after) for part in parts.values()}) > 1:
+        missing = [kind for kind in TEXT_KINDS if kind not in template]
+        cure = f" Give a template for {missing[0]!r} too: without one it is the text alone." if missing else ""
         raise OptionError(
-            "`template` must end alike for queries, documents and other texts: what stands after a text is in the "
-            "tokenizer, which does not know one from the other; what stands before it may differ." + cure
+            "`template` must end alike for queries, documents and other texts: the tokenizer adds the part after a "
+            "text and cannot distinguish them; only the part before a text may differ." + cure
         )
-    return frames
+    return parts
 
 
-def _frame(argument: str, template: Any) -> Frame:
-    words = check_text(argument, template)
-    parts = words.split(HOLE)
-    if not 2 <= len(parts) <= _MOST_COPIES + 1:
+def _split(argument: str, template: Any) -> TemplateParts:
+    parts = check_text(argument, template).split(_PLACEHOLDER)
+    if not 2 <= len(parts) <= _MAX_COPIES + 1:
         raise OptionError(
-            f"`{argument}` must hold {HOLE} once, or twice to repeat the text, but got {shown(template)}."
+            f"`{argument}` must hold {_PLACEHOLDER} once, or twice to repeat the text, but got {short_repr(template)}."
         )
-    return Frame(parts[0], parts[1] if len(parts) > 2 else None, parts[-1])
+    return TemplateParts(parts[0], parts[1] if len(parts) > 2 else None, parts[-1])
 
 
-def with_frame(tokenizer: Any, frame: Frame, *, model: str) -> tuple[Any, Placed]:
-    """Return a copy of a tokenizer that puts a frame around every text, and where the text's tokens then are.
+def add_template(tokenizer: Any, parts: TemplateParts, *, model: str) -> tuple[Any, TokenLayout]:
+    """Return a copy of a tokenizer that adds a template to every text, and the positions of the text's tokens.
 
     Args:
-        tokenizer: a fast one.
-        frame: to put around texts.
+        tokenizer: a fast tokenizer.
+        parts: the template.
         model: name of the model, for errors.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise OptionError(
-            f"`template` must be None for {model}: its tokenizer is not one of the `tokenizers` library, which alone "
-            "can hold a template. Put the words around the texts yourself."
+            f"`template` must be None for {model}: only fast tokenizers of the `tokenizers` library can hold a "
+            "template. Add the template to the texts yourself."
         )
     from tokenizers import normalizers, processors
     from transformers import PreTrainedTokenizerFast
 
     opening, closing = _special_ids(tokenizer)
-    leads = _leading_space(tokenizer, frame)
-    before, between, after = _ids(tokenizer, frame, leads, model)
+    space_in_text = _space_belongs_to_text(tokenizer, parts)
+    before, between, after = _part_ids(tokenizer, parts, space_in_text, model)
     pieces = {"OPENING": opening, "BEFORE": before, "BETWEEN": between, "AFTER": after, "CLOSING": closing}
-    there = {name: ids for name, ids in pieces.items() if ids}
-    order = ["OPENING", "BEFORE", "$A", *(["BETWEEN", "$A"] if frame.copies > 1 else []), "AFTER", "CLOSING"]
-    single = " ".join(name for name in order if name == "$A" or name in there)
-    names = {name: [str(token) for token in tokenizer.convert_ids_to_tokens(ids)] for name, ids in there.items()}
-    made = copy.deepcopy(backend)
-    made.post_processor = processors.TemplateProcessing(
-        single=single,
-        pair=" ".join(
-            name for name in ("OPENING", "BEFORE", "$A", "$B", "AFTER", "CLOSING") if name[0] == "$" or name in there
-        ),
-        special_tokens=[{"id": name, "ids": ids, "tokens": names[name]} for name, ids in there.items()],
+    pieces = {name: ids for name, ids in pieces.items() if ids}
+    copies = ["$A", "BETWEEN", "$A"] if parts.copies > 1 else ["$A"]
+
+    def sequence(texts: list[str]) -> str:
+        names = ["OPENING", "BEFORE", *texts, "AFTER", "CLOSING"]
+        return " ".join(name for name in names if name.startswith("$") or name in pieces)
+
+    backend = copy.deepcopy(backend)
+    backend.post_processor = processors.TemplateProcessing(
+        single=sequence(copies),
+        pair=sequence(["$A", "$B"]),
+        special_tokens=[
+            {"id": name, "ids": ids, "tokens": [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]}
+            for name, ids in pieces.items()
+        ],
     )
-    if leads:
-        own = [made.normalizer] if made.normalizer is not None else []
-        made.normalizer = normalizers.Sequence([normalizers.Prepend(" "), *own])
-    placed = Placed(len(opening) + len(before), len(between), len(after) + len(closing), frame.copies)
-    # The class of the model's own tokenizer may write its post-processor anew when it is loaded.
-    framed = PreTrainedTokenizerFast(
-        tokenizer_object=made, model_max_length=_longest(tokenizer, placed, model),
-        padding_side=tokenizer.padding_side, truncation_side=tokenizer.truncation_side,
-        model_input_names=list(tokenizer.model_input_names), **tokenizer.special_tokens_map,
-    )  # fmt: skip
-    _check(tokenizer, framed, placed, " " if leads else "", model)
-    return framed, placed
+    if space_in_text:
+        existing = [backend.normalizer] if backend.normalizer is not None else []
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(" "), *existing])
+    layout = TokenLayout(len(opening) + len(before), len(between), len(after) + len(closing), parts.copies)
+    # The class of the model's tokenizer might rebuild its post-processor when it is loaded.
+    with_template = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=_max_length(tokenizer, layout, model),
+        padding_side=tokenizer.padding_side,
+        truncation_side=tokenizer.truncation_side,
+        model_input_names=list(tokenizer.model_input_names),
+        **tokenizer.special_tokens_map,
+    )
+    _verify(tokenizer, with_template, layout, " " if space_in_text else "", model)
+    return with_template, layout
 
 
 def _special_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the ids that a tokenizer itself puts before and after a text."""
-    alone = tokenizer("a", add_special_tokens=False)["input_ids"]
+    """Return the ids that a tokenizer adds before and after a text."""
+    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]
-    starts = [at for at in range(len(whole) - len(alone) + 1) if whole[at : at + len(alone)] == alone]
-    at = starts[-1] if starts else 0
-    return whole[:at], whole[at + len(alone) :]
+    starts = [start for start in range(len(whole) - len(bare) + 1) if whole[start : start + len(bare)] == bare]
+    start = starts[-1] if starts else 0
+    return whole[:start], whole[start + len(bare) :]
 
 
-def _leading_space(tokenizer: Any, frame: Frame) -> bool:
-    """Return whether the space before a text is left to the text's own tokens, as where both are one string."""
-    ends = [part[-1:] for part in (frame.before, frame.between) if part]
-    spaced = bool(ends) and set(ends) == {" "}
+def _space_belongs_to_text(tokenizer: Any, parts: TemplateParts) -> bool:
+    """Return True if the space before the text is tokenized with the text, as in one string."""
+    ends = {part[-1:] for part in (parts.before, parts.between) if part}
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
-    return spaced and "ByteLevel" in json.dumps([settings["pre_tokenizer"], settings["normalizer"]])
+    return ends == {" "} and "ByteLevel" in json.dumps([settings["pre_tokenizer"], settings["normalizer"]])
 
 
-def _ids(tokenizer: Any, frame: Frame, leads: bool, model: str) -> tuple[list[int], list[int], list[int]]:
-    """Return the ids of what stands before, between and after the text."""
-    end = -1 if leads else None
-    before = _alone(tokenizer, frame.before[:end] if leads else frame.before, model)
-    between = frame.between or ""
-    return before, _after(tokenizer, between[:end] if leads else between, model), _after(tokenizer, frame.after, model)
+def _part_ids(
+    tokenizer: Any, parts: TemplateParts, space_in_text: bool, model: str
+) -> tuple[list[int], list[int], list[int]]:
+    """Return the ids of the parts before, between and after the text."""
+    before = parts.before
+    between = parts.between or ""
+    if space_in_text:
+        before = before[:-1]
+        between = between[:-1]
+    return (
+        _ids(tokenizer, before, model),
+        _following_ids(tokenizer, between, model),
+        _following_ids(tokenizer, parts.after, model),
+    )
 
 
-def _alone(tokenizer: Any, words: str, model: str) -> list[int]:
+def _ids(tokenizer: Any, words: str, model: str) -> list[int]:
     ids: list[int] = tokenizer(words, add_special_tokens=False)["input_ids"] if words else []
     unknown = tokenizer.unk_token_id
     if words.strip() and (not ids or (unknown is not None and set(ids) == {unknown})):
         raise OptionError(
-            f"`template` must be in words that the tokenizer of {model} knows, but {words!r} leaves "
+            f"`template` must be in words that the tokenizer of {model} knows, but {words!r} gives "
             f"{'unknown tokens only' if ids else 'no token'}. Try other words."
         )
     return ids
 
 
-def _after(tokenizer: Any, words: str, model: str) -> list[int]:
-    """Return the ids of what follows a text: those that it has there, where that does not depend on the text."""
-    alone = _alone(tokenizer, words, model)
-    found: list[list[int]] = []
+def _following_ids(tokenizer: Any, words: str, model: str) -> list[int]:
+    """Return the ids of words after a text, in context if these do not depend on the text."""
+    isolated = _ids(tokenizer, words, model)
+    in_context: list[list[int]] = []
     for text in ("a", "the"):
-        first = tokenizer(text, add_special_tokens=False)["input_ids"]
+        text_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         whole = tokenizer(text + words, add_special_tokens=False)["input_ids"]
-        found.append(whole[len(first) :] if whole[: len(first)] == first else alone)
-    return found[0] if found[0] == found[1] and found[0] else alone
+        in_context.append(whole[len(text_ids) :] if whole[: len(text_ids)] == text_ids else isolated)
+    return in_context[0] if in_context[0] == in_context[1] and in_context[0] else isolated
 
 
-def _longest(tokenizer: Any, placed: Placed, model: str) -> int:
-    """Return the length to truncate to, at which the whole, with both copies of a text, is no longer than before."""
-    most = int(tokenizer.model_max_length)
-    room = (most - placed.added) // placed.copies
-    if room < _SHORTEST:
+def _max_length(tokenizer: Any, layout: TokenLayout, model: str) -> int:
+    """Return the length to truncate to, so that template and all copies fit the model's maximum."""
+    max_length = int(tokenizer.model_max_length)
+    room = (max_length - layout.added) // layout.copies
+    if room < 1:
         raise OptionError(
-            f"`template` must leave room for a text: with it {placed.added} tokens are not the text's, and {model} is "
-            f"to take {most}. Write a shorter one, or pass a larger `max_length`."
+            f"`template` must leave room for a text, but adds {layout.added} tokens, and {model} takes {max_length}. "
+            "Write a shorter template, or pass a larger `max_length`."
         )
-    return room + placed.added
+    return room + layout.added
 
 
-def _check(plain: Any, framed: Any, placed: Placed, lead: str, model: str) -> None:
-    """Raise unless a text's own tokens stand where they should."""
+def _verify(plain: Any, with_template: Any, layout: TokenLayout, lead: str, model: str) -> None:
+    """Raise an :class:`OptionError` unless a text's tokens are at the positions of the layout."""
     text = "A text of words"
-    own, whole = plain(lead + text, add_special_tokens=False)["input_ids"], framed(text)["input_ids"]
-    length = (len(whole) - placed.added) // placed.copies
-    last = whole[len(whole) - placed.back - length : len(whole) - placed.back]
-    if len(whole) != placed.added + placed.copies * length or last != own:
+    text_ids = plain(lead + text, add_special_tokens=False)["input_ids"]
+    whole = with_template(text)["input_ids"]
+    length = (len(whole) - layout.added) // layout.copies
+    last_copy = whole[len(whole) - layout.back - length : len(whole) - layout.back]
+    if len(whole) != layout.added + layout.copies * length or last_copy != text_ids:
         raise OptionError(
-            f"`template` cannot be put into the tokenizer of {model}, which makes other tokens of a text inside it. "
-            "Put the words around the texts yourself."
+            f"`template` cannot be added to the tokenizer of {model}, which tokenizes a text differently inside it. "
+            "Add the template to the texts yourself."
         )

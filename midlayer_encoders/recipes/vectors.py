@@ -1,4 +1,4 @@
-"""What is done to pooled vectors: centering, whitening and filtering, as one linear map."""
+"""Transformations of pooled vectors: centering, whitening and filtering, as one linear map."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from torch import Tensor
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes.recipe import SMALLEST_SAMPLE
 
-__all__ = ["LEFT_OUT", "middle_directions", "vector_map"]
-
 LEFT_OUT = (0.02, 0.25)
-"""Shares of the singular directions of the output embeddings that are left out: of the largest and of the smallest."""
+"""Fractions of the largest and of the smallest singular directions of the output embeddings that are left out."""
 
 
 def middle_directions(embeddings: Tensor, left_out: tuple[float, float] = LEFT_OUT) -> Tensor:
@@ -22,25 +20,26 @@ def middle_directions(embeddings: Tensor, left_out: tuple[float, float] = LEFT_O
     .. math::
         W = U \operatorname{diag}(s) V^\top, \qquad P = V_{a:b} V_{a:b}^\top
 
-    The largest directions tell frequent tokens from rare ones, the smallest carry little (EmbedFilter, arXiv
+    The largest directions separate frequent from rare tokens; the smallest carry little (EmbedFilter, arXiv
     2606.07502).
 
     Args:
         embeddings: one row for each token, shape ``(T, D)``.
-        left_out: shares of the largest and of the smallest directions.
+        left_out: fractions of the largest and of the smallest directions to leave out.
     """
     rows = embeddings.double()
     values, vectors = torch.linalg.eigh(rows.mT @ rows)  # ascending
-    largest, smallest = math.ceil(left_out[0] * len(values)), int(left_out[1] * len(values))
-    kept = vectors[:, smallest : len(values) - largest]
-    projection: Tensor = kept @ kept.mT
+    largest = math.ceil(left_out[0] * len(values))
+    smallest = int(left_out[1] * len(values))
+    middle = vectors[:, smallest : len(values) - largest]
+    projection: Tensor = middle @ middle.mT
     return projection
 
 
 def vector_map(
     vectors: Tensor | None, *, width: int, whiten: bool = False, projection: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    r"""Return the matrix and the offset by which a vector is filtered, centered and whitened, in that order.
+    r"""Return the matrix and the offset that filter, center and whiten a vector, in that order.
 
     .. math::
         y = S\,(P x - P \bar x), \qquad S = \bigl((1 - \lambda)\,\Sigma + \lambda \tfrac{\operatorname{tr} \Sigma}{D}
@@ -49,9 +48,9 @@ def vector_map(
     with Ledoit and Wolf's :math:`\lambda`.
 
     Args:
-        vectors: of texts like those to come, shape ``(N, D)``; ``None`` for no centering.
+        vectors: vectors of sample texts, shape ``(N, D)``; ``None`` for no centering.
         width: number of dimensions D.
-        whiten: whether directions are scaled.
+        whiten: whether to scale directions.
         projection: a filter, shape ``(D, D)``.
 
     Returns:
@@ -66,16 +65,16 @@ def vector_map(
         )
     filtered = vectors.double().cpu() @ matrix.mT
     if whiten:
-        matrix = _unspread(filtered) @ matrix
+        matrix = _whitening(filtered) @ matrix
     return matrix, -(matrix @ vectors.double().cpu().mean(dim=0))
 
 
-def _unspread(vectors: Tensor) -> Tensor:
+def _whitening(vectors: Tensor) -> Tensor:
     """Return the inverse square root of the shrunk covariance, scaled to keep the mean length of vectors."""
     from sklearn.covariance import ledoit_wolf
 
     covariance, _ = ledoit_wolf(vectors.numpy())
     values, directions = torch.linalg.eigh(torch.from_numpy(covariance))
     scales = values.clamp(min=values.max() * 1e-9).rsqrt() * values.mean().sqrt()
-    made: Tensor = (directions * scales) @ directions.mT
-    return made
+    matrix: Tensor = (directions * scales) @ directions.mT
+    return matrix

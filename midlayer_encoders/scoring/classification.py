@@ -1,4 +1,4 @@
-"""Classification: logistic regressions of a few examples of each class, the mean over draws."""
+"""Classification: logistic regressions on a few examples of each class, averaged over draws."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from torch import Tensor
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.scoring.logistic import logistic_regressions
 
-__all__ = ["Classifiers", "Experiment", "classification_scores", "predictions"]
-
 
 @dataclass(frozen=True)
-class Experiment:
-    """What one regression is fitted to and asked: rows and labels, labels from 0 to the number of classes less 1."""
+class ClassifierData:
+    """Rows and labels that one classifier is trained and tested on; labels are numbered from 0."""
 
     train: Tensor
     train_labels: Tensor
@@ -25,92 +23,86 @@ class Experiment:
     test_labels: Tensor
 
 
-def predictions(
-    vectors: Tensor, experiments: Sequence[Experiment], *, strength: float, max_iterations: int, tolerance: float
-) -> Tensor:
-    """Return the predicted label of every row asked, shape ``(L, E, T)``, for experiments of one shape and test.
+@dataclass(frozen=True)
+class Classifiers:
+    """The classifiers of a task and their settings.
 
-    Args:
-        vectors: of N rows at L layers, shape ``(L, N, D)``.
-        experiments: E of them, with as many rows and the same classes in each, and the same T rows asked.
+    Attributes:
+        data: of each classifier.
         strength: scikit-learn's ``C``.
         max_iterations: scikit-learn's ``max_iter``.
         tolerance: scikit-learn's ``tol``.
+        measure: score of test labels and predictions; ``None`` for accuracy.
     """
-    device, layers = vectors.device, len(vectors)
-    known = torch.unique(experiments[0].train_labels)  # classes without an example are never predicted
-    if len(known) < 2:
-        raise OptionError("A classification must have examples of at least two classes to learn from, but has one.")
-    train = torch.stack([one.train for one in experiments]).to(device)
-    labels = torch.searchsorted(known, torch.stack([one.train_labels for one in experiments])).to(device)
-    weights, bias = logistic_regressions(
-        vectors[:, train].flatten(0, 1), labels.repeat(layers, 1), classes=len(known), strength=strength,
-        max_iterations=max_iterations, tolerance=tolerance,
-    )  # fmt: skip
-    weights, bias = (x.to(vectors.dtype).view(layers, -1, *x.shape[1:]) for x in (weights, bias))
-    asked = vectors[:, experiments[0].test.to(device)]
-    found = []
-    for number in range(len(experiments)):
-        logits = asked @ weights[:, number] + bias[:, number, None]
-        found.append((logits[..., 0] > 0).long() if logits.shape[2] == 1 else logits.argmax(dim=2))
-    chosen: Tensor = known.to(device)[torch.stack(found, dim=1)]
-    return chosen
 
-
-def classification_scores(vectors: Tensor, experiments: Sequence[Experiment], **how: Any) -> Tensor:
-    """Return the share of right predictions at each layer, the mean over experiments.
-
-    Args:
-        vectors: of N rows at L layers, shape ``(L, N, D)``.
-        experiments: any number, not necessarily of one shape.
-        how: ``strength``, ``max_iterations`` and ``tolerance`` of :func:`predictions`.
-    """
-    return Classifiers(tuple(experiments), **how).scores(vectors)
-
-
-@dataclass(frozen=True)
-class Classifiers:
-    """The experiments of a task, and how they are scored: by accuracy, or by ``measure`` of labels and predictions."""
-
-    experiments: tuple[Experiment, ...]
+    data: tuple[ClassifierData, ...]
     strength: float = 1.0
     max_iterations: int = 100
     tolerance: float = 1e-4
     measure: Callable[[Any, Any], float] | None = None
 
     def scores(self, vectors: Tensor) -> Tensor:
-        """Return one score for each layer, shape ``(L,)``."""
+        """Return the mean score of the classifiers at each layer, shape ``(L,)``."""
         total = vectors.new_zeros(len(vectors), dtype=torch.float64)
         for group in self._groups():
-            found = predictions(
-                vectors, group, strength=self.strength, max_iterations=self.max_iterations, tolerance=self.tolerance
-            )
-            wanted = torch.stack([one.test_labels for one in group]).to(found.device)
-            total += self._measured(found, wanted).sum(dim=1)
-        return total / len(self.experiments)
+            predicted = self.predictions(vectors, group)
+            labels = torch.stack([data.test_labels for data in group]).to(predicted.device)
+            total += self._measured(labels, predicted).sum(dim=1)
+        return total / len(self.data)
 
-    def numbers(self, rows: int, dim: int) -> int:
-        """Return about how many numbers of four bytes a layer takes."""
-        one = self.experiments[0]
-        size, classes = len(one.train), len(torch.unique(one.train_labels))
+    def predictions(self, vectors: Tensor, group: Sequence[ClassifierData]) -> Tensor:
+        """Return the predicted labels of T test rows, shape ``(L, E, T)``.
+
+        Args:
+            vectors: of N rows at L layers, shape ``(L, N, D)``.
+            group: of E classifiers with the same classes, number of training rows, and test rows.
+        """
+        device, layers = vectors.device, len(vectors)
+        classes = torch.unique(group[0].train_labels)  # classes without an example are never predicted
+        if len(classes) < 2:
+            raise OptionError("A classification task must have training examples of two or more classes, but has one.")
+        train = torch.stack([data.train for data in group]).to(device)
+        labels = torch.searchsorted(classes, torch.stack([data.train_labels for data in group])).to(device)
+        weights, bias = logistic_regressions(
+            vectors[:, train].flatten(0, 1),
+            labels.repeat(layers, 1),
+            classes=len(classes),
+            strength=self.strength,
+            max_iterations=self.max_iterations,
+            tolerance=self.tolerance,
+        )
+        weights, bias = (x.to(vectors.dtype).view(layers, -1, *x.shape[1:]) for x in (weights, bias))
+        test = vectors[:, group[0].test.to(device)]
+        predicted = []
+        for number in range(len(group)):
+            logits = test @ weights[:, number] + bias[:, number, None]
+            predicted.append((logits[..., 0] > 0).long() if logits.shape[2] == 1 else logits.argmax(dim=2))
+        labels_of_classes: Tensor = classes.to(device)[torch.stack(predicted, dim=1)]
+        return labels_of_classes
+
+    def size_per_layer(self, rows: int, dim: int) -> int:
+        """Return approximately how many numbers of four bytes a layer needs."""
+        first = self.data[0]
+        size, classes = len(first.train), len(torch.unique(first.train_labels))
         inner = size if 2 * size <= dim else dim
-        # In eight bytes: the rows, the memory of L-BFGS and what an evaluation makes.
-        solving = 2 * len(self.experiments) * (size * dim + 28 * (inner + 1) * classes + 6 * size * classes)
-        return rows * dim + solving + len(one.test) * (dim + 2 * classes)
+        # In eight bytes: the rows, the memory of L-BFGS and the temporaries of an evaluation.
+        solving = 2 * len(self.data) * (size * dim + 28 * (inner + 1) * classes + 6 * size * classes)
+        return rows * dim + solving + len(first.test) * (dim + 2 * classes)
 
-    def _groups(self) -> list[list[Experiment]]:
-        """Return experiments that can be fitted side by side."""
-        groups: dict[Any, list[Experiment]] = {}
-        for one in self.experiments:
-            classes = tuple(torch.unique(one.train_labels).tolist())
-            groups.setdefault((len(one.train), classes, tuple(one.test.tolist())), []).append(one)
+    def _groups(self) -> list[list[ClassifierData]]:
+        """Return classifiers that can be trained at once."""
+        groups: dict[Any, list[ClassifierData]] = {}
+        for data in self.data:
+            classes = tuple(torch.unique(data.train_labels).tolist())
+            groups.setdefault((len(data.train), classes, tuple(data.test.tolist())), []).append(data)
         return list(groups.values())
 
-    def _measured(self, found: Tensor, wanted: Tensor) -> Tensor:
+    def _measured(self, labels: Tensor, predicted: Tensor) -> Tensor:
+        """Return the score of each classifier, shape ``(L, E)``."""
         if self.measure is None:
-            return (found == wanted).double().mean(dim=2)
+            return (predicted == labels).double().mean(dim=2)
         values = [
-            [self.measure(y.numpy(), x.numpy()) for x, y in zip(layer, wanted.cpu(), strict=True)]
-            for layer in found.cpu()
+            [self.measure(y.numpy(), x.numpy()) for x, y in zip(layer, labels.cpu(), strict=True)]
+            for layer in predicted.cpu()
         ]
-        return torch.tensor(values, dtype=torch.float64, device=found.device)
+        return torch.tensor(values, dtype=torch.float64, device=predicted.device)

@@ -1,22 +1,20 @@
-"""The store that a sweep writes and reads: a folder of shards, and an index rebuilt from them.
+"""Store embeddings of all layers in a folder of shards, with an index built from them.
 
-A shard is whole or not there and never changes, so processes need no lock to share a store: each writes shards of its
-own and takes note of the others'.
+A shard is complete or absent and never changes, so processes share a store without locks: each writes its own shards
+and reads those of the others.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import math
 import os
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from uuid import uuid4
@@ -24,8 +22,8 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from midlayer_encoders.errors import DiskFullError, LayerIndexError, NotFiniteError, OptionError, check_choice
-from midlayer_encoders.files import clear_left, lock, make_folder, set_aside, write_file
+from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError
+from midlayer_encoders.files import make_folder, remove_leftovers, set_aside, write_file
 from midlayer_encoders.store.index import Index, Places
 from midlayer_encoders.store.shard import (
     DTYPES,
@@ -35,28 +33,23 @@ from midlayer_encoders.store.shard import (
     Shard,
     StoreError,
     TextNotStoredError,
-    map_rows,
+    layer_checksums,
     read_head,
+    read_rows,
+    verify_rows,
     write_shard,
 )
-
-__all__ = ["EmbeddingStore", "StoreDtype", "read_label", "text_key"]
+from midlayer_encoders.validation import check_choice
 
 StoreDtype: TypeAlias = Literal["float16", "float32"]
 
-_TIER = 64  # this many shards of about one size become one
-_LARGE = 4 * 2**20  # bytes of a shard that is left as it is: larger ones are no faster to read (benchmarks/results)
-_MERGED = 512 * 2**20  # bytes of a merged shard, about
-
-_THREADS = min(8, os.cpu_count() or 1)  # that compare checksums, and copy rows
-_NOTHING_ASKED: tuple[bytes, int, Places] = (b"", -1, {})
+_THREADS = min(8, os.cpu_count() or 1)  # for checksums and copies
 
 _discarding = threading.Lock()
-_log = logging.getLogger(__name__)
 
 
 def text_key(text: str, prompt: str = "") -> str:
-    """Return the key of a text under a prompt: 32 hexadecimal digits made of their content.
+    """Return the key of a text under a prompt: 32 hexadecimal digits that depend on their content.
 
     Example:
         >>> text_key("a text")
@@ -64,24 +57,24 @@ def text_key(text: str, prompt: str = "") -> str:
         >>> text_key("a text", prompt="query: ") == text_key("query: a text")
         False
     """
-    # The prompt's length keeps ("ab", "c") and ("a", "bc") apart; half a surrogate pair is a legal str.
+    # The prompt's length distinguishes ("ab", "c") from ("a", "bc"); a lone surrogate is a legal str.
     content = f"{len(prompt)}:{prompt}{text}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(content, digest_size=KEY_BYTES).hexdigest()
 
 
 class EmbeddingStore:
-    """The embeddings of texts at some layers of one encoder, kept in a folder.
+    """The embeddings of texts at some layers of one encoder, in a folder.
 
-    Any number of processes may read, write and merge at the same time, with an object each. An object keeps no file
-    open between calls: it need not be closed, and can be pickled.
+    Any number of processes may read and write at the same time, each with its own object. An object keeps no file open
+    between calls, so it needs no closing and can be pickled.
 
     Args:
-        root: folder of stores; this one lies in ``root / key``.
+        root: folder of stores; this one is in ``root / key``.
         key: digest of everything that changes a vector except the layer and the text.
-        layers: layers of every embedding. What was stored with more layers is used, what was stored with fewer is not.
+        layers: layers of every embedding. Texts stored with more layers are used, texts stored with fewer are not.
         dim: number D of dimensions.
-        dtype: on disk; ``"float16"`` takes half the room, at a relative error of ``2 ** -11`` above ``6e-5``.
-        description: what the key stands for, to be read by people.
+        dtype: on disk; ``"float16"`` takes half the space, with a relative error of ``2 ** -11`` above ``6e-5``.
+        description: a readable description of the key.
 
     Example:
         >>> import tempfile
@@ -121,28 +114,28 @@ class EmbeddingStore:
         self.dtype = dtype
         self._index = Index()
         self._ignored: set[str] = set()  # shards that lack a layer
-        self._checked: dict[str, set[int]] = defaultdict(set)  # layers of each shard whose checksum was right
-        self._asked = _NOTHING_ASKED
+        self._verified: dict[str, set[int]] = defaultdict(set)  # layers of each shard whose checksum matched
         self._open(description or {})
 
     def _open(self, description: Mapping[str, object]) -> None:
         make_folder(self.folder)
-        label = self.folder / "store.json"
-        ours = {"format": FORMAT, "dim": self.dim, "dtype": self.dtype}
-        if read_label(label) is None:
-            if label.is_file():
-                set_aside(label, "it is no label of a store")
-            write_file(label, json.dumps({**ours, "description": dict(description)}, indent=2, default=str).encode())
-        found = read_label(label) or {}
-        for name, value in ours.items():
-            if found.get(name) != value:
+        path = self.folder / "store.json"
+        expected = {"format": FORMAT, "dim": self.dim, "dtype": self.dtype}
+        if read_label(path) is None:
+            if path.is_file():
+                set_aside(path, "it does not describe a store")
+            content = json.dumps({**expected, "description": dict(description)}, indent=2, default=str)
+            write_file(path, content.encode())
+        label = read_label(path) or {}
+        for name, value in expected.items():
+            if label.get(name) != value:
                 raise OptionError(
-                    f"`{name}` must be {found.get(name)!r} for the store in {self.folder}, but got {value!r}: "
+                    f"`{name}` must be {label.get(name)!r} for the store in {self.folder}, but got {value!r}: "
                     "pass that, choose another `key` or `root`, or remove the folder."
                 )
-        with suppress(OSError):  # on a disk that is read-only, no matter
-            os.utime(label, follow_symlinks=False)  # the time of last use
-        clear_left(self.folder)
+        with suppress(OSError):  # a read-only disk
+            os.utime(path, follow_symlinks=False)  # the time of last use
+        remove_leftovers(self.folder)
         self.refresh()
 
     def __len__(self) -> int:
@@ -155,35 +148,28 @@ class EmbeddingStore:
         return f"EmbeddingStore({str(self.folder)!r}, {len(self)} texts x {len(self.layers)} layers x {self.dim})"
 
     def refresh(self) -> None:
-        """Take note of what other processes have written, merged and removed since."""
+        """Read which shards other processes have written or removed."""
         while True:
-            names = self._listed()
+            names = {path.name for path in self.folder.glob("*.safetensors")}
             try:
                 for name in sorted(names - self._index.shards.keys() - self._ignored):
-                    self._take_in(name)
+                    self._add(name)
             except FileNotFoundError:
-                continue  # merged by another process since it was listed
-            self._index.forget(self._index.shards.keys() - names)
+                continue  # removed since it was listed
+            self._index.remove(self._index.shards.keys() - names)
             return
 
-    def _listed(self) -> set[str]:
-        """Return the names of the shards, listed twice alike: one listing may miss what moves while it is made."""
-        names: set[str] | None = None
-        while names != (names := {path.name for path in self.folder.glob("*.safetensors")}):
-            pass
-        return names
-
-    def _take_in(self, name: str) -> None:
+    def _add(self, name: str) -> None:
         path = self.folder / name
         try:
             shard, keys = read_head(path)
-        except DamagedError as damage:
-            self._discard(name, damage)
+        except DamagedError as error:
+            self._discard(name, error)
             return
         except OSError:
             if not path.is_symlink():
                 raise
-            self._discard(name, DamagedError("it is a link that leads nowhere"))
+            self._discard(name, DamagedError("it is a dangling link"))
             return
         if (shard.store, shard.dim, shard.dtype) != (self.key, self.dim, self.dtype):
             raise StoreError(
@@ -198,105 +184,99 @@ class EmbeddingStore:
     def missing(self, keys: Sequence[str]) -> list[int]:
         """Return the indices of the keys that are not stored, each key once.
 
-        Whatever is not listed can be read at every layer: the checksums of the shards that hold it are compared, once
-        for each shard and object.
+        All other keys can be read at every layer: the checksums of their shards are verified, once per shard and
+        object.
         """
-        wanted = _joined(keys)
+        requested = _to_bytes(keys)
         while True:
             self.refresh()
-            numbers = self._index.find(wanted)
-            unchecked = [
-                (name, layer)
-                for name in self._index.places(numbers[numbers >= 0])
-                for layer in set(self.layers) - self._checked[name]
-            ]
+            rows = self._index.find(requested)
+            shards = self._index.places(rows[rows >= 0])
             try:
-                _in_threads(lambda one: self._map(*one), unchecked)
+                _run_in_threads(lambda name: self._verify(name, self.layers), shards)
                 break
             except FileNotFoundError:
                 continue
-        lacking = np.flatnonzero(numbers < 0).tolist()
-        first = {wanted[KEY_BYTES * index : KEY_BYTES * (index + 1)]: index for index in reversed(lacking)}
-        return sorted(first.values())
+        absent = np.flatnonzero(rows < 0).tolist()
+        return sorted({requested[position]: position for position in reversed(absent)}.values())
 
     def read(self, layer: int, keys: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Return the embeddings of texts at a layer, in the order asked, shape ``(N, D)``."""
+        """Return the embeddings of texts at a layer, in the order of ``keys``, shape ``(N, D)``."""
         if layer not in self.layers:
             raise LayerIndexError(
                 f"`layer` must be one of the stored layers {', '.join(map(str, self.layers))}, but got {layer}: open "
-                f"the store in {self.folder} with `layers` that include it, and write what is then missing."
+                f"the store in {self.folder} with `layers` that include it, and write the texts that are then missing."
             )
-        wanted = _joined(keys)
+        requested = _to_bytes(keys)
         embeddings = np.empty((len(keys), self.dim), dtype=np.float32)
 
-        def read(one: tuple[str, tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]) -> None:
-            name, (places, rows) = one
-            mapped = self._map(name, layer)
-            whole = rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all()
-            embeddings[places] = mapped[rows[0] : rows[-1] + 1] if whole else mapped[rows]
+        def read(name: str, positions: npt.NDArray[np.intp], rows: npt.NDArray[np.intp]) -> None:
+            self._verify(name, [layer])
+            with self._shard(name) as (path, shard):
+                embeddings[positions] = read_rows(path, shard, layer, rows)
 
         while True:
+            places = self._places(requested)
             try:
-                _in_threads(read, self._places(wanted).items())
+                _run_in_threads(lambda item: read(item[0], *item[1]), places.items())
                 return embeddings
             except FileNotFoundError:
                 self.refresh()
 
-    def _places(self, wanted: bytes) -> Places:
-        """Return where the rows of keys are, all of which must be stored: of the keys asked for last, from memory."""
-        kept, version, places = self._asked
-        if version == self._index.version and kept == wanted:
-            return places
-        numbers = self._index.find(wanted)
-        if (numbers < 0).any():
+    def _places(self, keys: Sequence[bytes]) -> Places:
+        """Return the shards and rows of keys, all of which must be stored."""
+        rows = self._index.find(keys)
+        if (rows < 0).any():
             self.refresh()
-            numbers = self._index.find(wanted)
-        lacking = np.flatnonzero(numbers < 0)
-        if len(lacking):
-            key = wanted[KEY_BYTES * lacking[0] : KEY_BYTES * (lacking[0] + 1)].hex()
+            rows = self._index.find(keys)
+        absent = np.flatnonzero(rows < 0)
+        if len(absent):
             raise TextNotStoredError(
-                f"`keys` must be stored in {self.folder}, but {len(lacking)} of {len(numbers)} are not, the first "
-                f"`keys[{lacking[0]}]` ({key}): embed and write those that `missing(keys)` lists."
+                f"`keys` must be stored in {self.folder}, but {len(absent)} of {len(rows)} are not, the first "
+                f"`keys[{absent[0]}]` ({keys[absent[0]].hex()}): embed and write those that `missing(keys)` lists."
             )
-        places = self._index.places(numbers)
-        self._asked = (wanted, self._index.version, places)
-        return places
+        return self._index.places(rows)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs: not what was asked for last."""
-        return {**vars(self), "_asked": _NOTHING_ASKED}
-
-    def _map(self, name: str, layer: int, *, again: bool = False) -> npt.NDArray[Any]:
-        """Return a shard's rows at a layer, mapped; their checksum is compared the first time, or ``again``.
+    @contextmanager
+    def _shard(self, name: str) -> Iterator[tuple[Path, Shard]]:
+        """Yield the path and metadata of a shard.
 
         Raises:
-            FileNotFoundError: another process has merged the shard, or it was damaged and is now set aside.
+            FileNotFoundError: the shard was removed, or it was damaged and is now set aside.
         """
         path = self.folder / name
+        shard = self._index.shards.get(name)
+        if shard is None:
+            raise FileNotFoundError(path)
         try:
-            rows = map_rows(path, self._index.shards[name], layer, check=again or layer not in self._checked[name])
-        except DamagedError as damage:
-            self._discard(name, damage)
-            raise FileNotFoundError(path) from damage
-        self._checked[name].add(layer)
-        return rows
+            yield path, shard
+        except DamagedError as error:
+            self._discard(name, error)
+            raise FileNotFoundError(path) from error
 
-    def _discard(self, name: str, damage: DamagedError) -> None:
-        """Set a damaged shard aside: its texts will be embedded again."""
+    def _verify(self, name: str, layers: Iterable[int]) -> None:
+        """Verify the checksums of a shard's layers, once per object."""
+        if unverified := set(layers) - self._verified[name]:
+            with self._shard(name) as (path, shard):
+                verify_rows(path, shard, unverified)
+            self._verified[name] |= unverified
+
+    def _discard(self, name: str, error: DamagedError) -> None:
+        """Set a damaged shard aside, so that its texts are embedded again."""
         with _discarding:
             self._ignored.add(name)
-            self._index.forget({name} & self._index.shards.keys())
-        set_aside(self.folder / name, f"{damage}")
+            self._index.remove({name} & self._index.shards.keys())
+        set_aside(self.folder / name, str(error))
 
     def write(self, keys: Sequence[str], embeddings: npt.NDArray[Any], *, finite: bool = False) -> None:
-        """Store the embeddings of texts at all layers: all of the texts or, if the process is killed, none.
+        """Store the embeddings of texts at all layers: all of them, or none if the process is killed.
 
-        Texts that are stored already are left as they are.
+        Texts that are already stored stay unchanged.
 
         Args:
             keys: N keys.
-            embeddings: shape ``(L, N, D)``, finite, and still so in the store's dtype.
-            finite: whether they are known to be finite as they are, so that what is not rounded is not looked at.
+            embeddings: shape ``(L, N, D)``, finite in the store's dtype.
+            finite: the caller has verified that they are finite, so only rounded values are checked.
         """
         embeddings = np.asarray(embeddings)
         expected = (len(self.layers), len(keys), self.dim)
@@ -304,88 +284,40 @@ class EmbeddingStore:
             raise OptionError(
                 f"`embeddings` must have the shape {expected} (layers, keys, dimensions), but got {embeddings.shape}."
             )
-        new = {key: row for row, key in enumerate(map(_key_bytes, keys)) if key not in self._index}
+        new = {key: row for row, key in enumerate(_to_bytes(keys)) if key not in self._index}
         if not new:
             return
         rows = embeddings if len(new) == len(keys) else embeddings[:, list(new.values())]
         if not finite or rows.dtype != self.dtype:
             rows = self._rounded(rows)
-        self._write_shard(list(new), ([of_layer] for of_layer in rows))
-        if self._groups(_TIER):
-            try:
-                self.merge(least=_TIER)
-            except DiskFullError as error:  # what was to be written is written
-                _log.warning("Small shards were not merged. %s", error)
-
-    def _rounded(self, embeddings: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        with np.errstate(over="ignore"):  # looked for below
-            rounded = embeddings.astype(self.dtype, copy=False)
-        if not np.isfinite(rounded).all():
-            place, row, _ = np.argwhere(~np.isfinite(rounded))[0]
-            if np.isfinite(embeddings[place, row]).all():
-                what = f"too large for {self.dtype}: use `dtype='float32'`"
-            else:
-                what = "NaN or infinite: look at that text, and at the dtype that the model runs in"
-            raise NotFiniteError(f"`embeddings` must be finite, but row {row} at layer {self.layers[place]} is {what}.")
-        return rounded
-
-    def _write_shard(self, keys: Sequence[bytes], rows: Iterable[Iterable[npt.NDArray[Any]]]) -> None:
-        # Shards are taken in by name: of a text stored twice, as a killed merge leaves it, the later one counts.
+        rows = np.ascontiguousarray(rows)
+        # Shards are added in the order of their names: if a text is stored twice, the later one counts.
         name = f"{time.time_ns():020d}-{uuid4().hex[:8]}.safetensors"
-        shard = Shard(self.key, self.layers, len(keys), self.dim, self.dtype, ())
+        shard = Shard(self.key, self.layers, len(new), self.dim, self.dtype, layer_checksums(rows))
         if not self.folder.exists():
             raise StoreError(f"The store in {self.folder} was removed while it was in use: run again.")
-        shard = write_shard(self.folder / name, shard, keys, rows)
-        self._index.add(name, shard, keys)
-        self._checked[name].update(self.layers)
+        write_shard(self.folder / name, shard, list(new), rows)
+        self._index.add(name, shard, list(new))
+        self._verified[name].update(self.layers)
 
-    def merge(self, *, least: int = 2) -> None:
-        """Make one shard of small shards of about one size, where there are ``least`` or more.
-
-        :meth:`write` does so when there are many. Nothing is lost if the process is killed, or the disk gets full.
-        """
-        with lock(self.folder / "merge.lock") as held:
-            if not held:
-                return  # another process is at it
-            self.refresh()
-            for names in self._groups(least):
-                try:
-                    self._merge(names)
-                except FileNotFoundError:
-                    continue  # damaged, or merged on a disk without locks: what is left is as good
-            self.refresh()
-
-    def _groups(self, least: int) -> list[list[str]]:
-        """Return the names of the shards to make one of."""
-        groups: dict[tuple[int, int], list[str]] = defaultdict(list)
-        total: dict[int, int] = defaultdict(int)
-        for name, shard in self._index.shards.items():
-            if shard.layers == self.layers and shard.size < _LARGE:
-                tier = int(math.log(shard.size, _TIER))
-                groups[tier, total[tier] // _MERGED].append(name)
-                total[tier] += shard.size
-        return [names for names in groups.values() if len(names) >= least]
-
-    def _merge(self, names: Sequence[str]) -> None:
-        # A text that is in another shard too, with these layers or more, is left out if the index points there.
-        keys = self._index.keys_in(names)
-        sources = self._index.places(self._index.find(b"".join(keys)))
-
-        def blocks(layer: int) -> Iterator[npt.NDArray[Any]]:
-            for name, (_, rows) in sources.items():
-                yield self._map(name, layer, again=True)[rows]
-
-        if keys:
-            in_order = [keys[place] for places, _ in sources.values() for place in places]
-            self._write_shard(in_order, map(blocks, self.layers))
-        for name in names:
-            with suppress(OSError):  # Windows keeps a file that is being read; a later merge removes it
-                (self.folder / name).unlink(missing_ok=True)
+    def _rounded(self, embeddings: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        with np.errstate(over="ignore"):  # checked below
+            rounded = embeddings.astype(self.dtype, copy=False)
+        if not np.isfinite(rounded).all():
+            position, row, _ = np.argwhere(~np.isfinite(rounded))[0]
+            if np.isfinite(embeddings[position, row]).all():
+                problem = f"too large for {self.dtype}: use `dtype='float32'`"
+            else:
+                problem = "NaN or infinite: check that text, and the dtype of the model"
+            raise NotFiniteError(
+                f"`embeddings` must be finite, but row {row} at layer {self.layers[position]} is {problem}."
+            )
+        return rounded
 
 
 def read_label(path: Path) -> dict[str, Any] | None:
-    """Return what a store's ``store.json`` says, or None where there is none that can be read."""
-    if not path.is_file():  # a FIFO would never end
+    """Return the content of a ``store.json``, or None if it is absent or unreadable."""
+    if not path.is_file():  # reading a FIFO would never end
         return None
     try:
         label = json.loads(path.read_bytes())
@@ -394,33 +326,22 @@ def read_label(path: Path) -> dict[str, Any] | None:
     return label if isinstance(label, dict) and {"format", "dim", "dtype"} <= label.keys() else None
 
 
-def _in_threads(call: Callable[[Any], object], items: Iterable[Any]) -> None:
-    """Call with each item, in several threads where that helps; the first error is raised when all have ended."""
-    several = list(items)
-    if len(several) < 2 or _THREADS < 2:
-        for item in several:
-            call(item)
-        return
-    with ThreadPoolExecutor(min(_THREADS, len(several)), thread_name_prefix="midlayer-store") as pool:
-        for future in [pool.submit(call, item) for item in several]:
+def _run_in_threads(function: Callable[[Any], object], items: Iterable[Any]) -> None:
+    """Call a function with each item, in several threads, and raise the first error after all have finished."""
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="midlayer-store") as pool:
+        for future in [pool.submit(function, item) for item in items]:
             future.result()
 
 
-def _joined(keys: Sequence[str]) -> bytes:
-    """Return the bytes of keys, one after another."""
-    with suppress(ValueError, TypeError):
-        if set(map(len, keys)) <= {2 * KEY_BYTES}:  # digits of one key must not be taken for another's
-            written = bytes.fromhex("".join(keys))
-            if len(written) == KEY_BYTES * len(keys):
-                return written
-    return b"".join(map(_key_bytes, keys))  # which names the wrong one
+def _to_bytes(keys: Sequence[str]) -> list[bytes]:
+    return [_key_bytes(key) for key in keys]
 
 
 def _key_bytes(key: str) -> bytes:
     try:
-        written = bytes.fromhex(key)
+        content = bytes.fromhex(key)
     except (ValueError, TypeError):
-        written = b""
-    if len(written) != KEY_BYTES:
+        content = b""
+    if len(content) != KEY_BYTES or len(key) != 2 * KEY_BYTES:
         raise OptionError(f"A key must be {2 * KEY_BYTES} hexadecimal digits, but got {key!r}: use `text_key(text)`.")
-    return written
+    return content

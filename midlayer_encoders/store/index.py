@@ -1,122 +1,71 @@
-"""Where each text's row is: the shards that are known, and their rows numbered through all of them."""
+"""Look up the shard and row of each text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from midlayer_encoders.store.shard import KEY_BYTES, Shard
-
-__all__ = ["Index", "Places"]
+from midlayer_encoders.store.shard import Shard
 
 Places: TypeAlias = dict[str, tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]
-"""By shard: places among the keys asked for, and their rows in the shard."""
-
-_FEW = 2048  # keys that are looked up one by one
+"""For each shard: positions among the requested keys, and their ascending rows in the shard."""
 
 
 class Index:
-    """A dictionary from keys to rows of shards. About 150 bytes a text.
+    """A dictionary from keys to rows, which are numbered across all shards. It takes about 150 bytes per text.
 
     Attributes:
-        shards: what the head of each shard says, by its file's name.
-        version: another number whenever a key may be elsewhere.
+        shards: the metadata of each shard, by file name.
     """
 
     def __init__(self) -> None:
         self.shards: dict[str, Shard] = {}
-        self._keys: dict[str, list[bytes]] = {}
-        self._firsts: dict[str, int] = {}  # number of each shard's first row, increasing
-        self._numbers: dict[bytes, int] = {}  # number of each key's row
+        self._keys: dict[str, Sequence[bytes]] = {}
+        self._starts: dict[str, int] = {}  # number of each shard's first row, increasing
+        self._rows: dict[bytes, int] = {}
         self._next = 0
-        self._table: tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.int64]] | None = None
-        self.version = 0
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._rows)
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._numbers
+        return key in self._rows
 
     def add(self, name: str, shard: Shard, keys: Sequence[bytes]) -> None:
-        """Take in a shard. A key that another shard has too is from now on read from this one."""
+        """Add a shard. A key that is also in an earlier shard is read from this one."""
         self.shards[name] = shard
-        self._keys[name] = list(keys)
-        self._firsts[name] = self._next
+        self._keys[name] = keys
+        self._starts[name] = self._next
         self._next += shard.count
-        self._number(name)
+        self._rows.update(zip(keys, range(self._starts[name], self._next), strict=True))
 
-    def _number(self, name: str) -> None:
-        self._table = None
-        self.version += 1
-        self._numbers.update(zip(self._keys[name], self._rows(name), strict=True))
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove shards, and the keys that no other shard holds."""
+        removed = list(names)
+        for name in removed:
+            del self.shards[name], self._keys[name], self._starts[name]
+        if removed:
+            self._rows.clear()
+            for name, keys in self._keys.items():
+                self._rows.update(zip(keys, range(self._starts[name], self._starts[name] + len(keys)), strict=True))
 
-    def forget(self, names: Iterable[str]) -> None:
-        """Leave out shards, and the keys that are in no other."""
-        gone = list(names)
-        for name in gone:
-            del self.shards[name], self._keys[name], self._firsts[name]
-        if gone:
-            self._numbers.clear()
-            self._table = None
-            self.version += 1
-            for name in self.shards:
-                self._number(name)
+    def find(self, keys: Sequence[bytes]) -> npt.NDArray[np.intp]:
+        """Return the row number of each key, -1 for a key that is not stored."""
+        return np.fromiter((self._rows.get(key, -1) for key in keys), np.intp, len(keys))
 
-    def keys_in(self, names: Iterable[str]) -> list[bytes]:
-        """Return the keys that are read from these shards."""
-        rows = ((key, row) for name in names for key, row in zip(self._keys[name], self._rows(name), strict=True))
-        return [key for key, row in rows if self._numbers[key] == row]
-
-    def _rows(self, name: str) -> range:
-        return range(self._firsts[name], self._firsts[name] + self.shards[name].count)
-
-    def find(self, keys: bytes) -> npt.NDArray[np.int64]:
-        """Return the number of the row of each key, -1 for those in no shard. The keys follow one another."""
-        count = len(keys) // KEY_BYTES
-        if count <= _FEW:
-            each = (keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES))
-            return np.fromiter((self._numbers.get(key, -1) for key in each), np.int64, count)
-        if self._table is None:
-            self._table = self._sorted()
-        heads, tails, numbers = self._table
-        found = np.full(count, -1, dtype=np.int64)
-        if not len(heads):
-            return found
-        wanted = np.frombuffer(keys, dtype=np.uint64).reshape(-1, 2)
-        order = np.argsort(wanted[:, 0])  # from front to back, which is faster than to and fro
-        head, tail = wanted[order, 0], wanted[order, 1]
-        place = np.searchsorted(heads, head)
-        # Almost never do two keys have the same first half: then the second one is the place after.
-        while len(order):
-            inside = place < len(heads)
-            inside[inside] = heads[place[inside]] == head[inside]
-            hit = inside.copy()
-            hit[inside] = tails[place[inside]] == tail[inside]
-            found[order[hit]] = numbers[place[hit]]
-            on = inside & ~hit
-            order, head, tail, place = order[on], head[on], tail[on], place[on] + 1
-        return found
-
-    def _sorted(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        """Return the first and second halves of all keys, in the order of the first, and their rows."""
-        halves = np.frombuffer(b"".join(self._numbers), dtype=np.uint64).reshape(-1, 2)
-        order = np.argsort(halves[:, 0])
-        numbers = np.fromiter(self._numbers.values(), np.int64, len(self._numbers))
-        return halves[order, 0], halves[order, 1], numbers[order]
-
-    def places(self, numbers: npt.NDArray[np.int64]) -> Places:
-        """Return, for each shard that holds some of the rows, their places in ``numbers`` and their rows in it."""
-        names, firsts = list(self._firsts), np.array(list(self._firsts.values()), dtype=np.intp)
-        order = np.argsort(numbers, kind="stable")  # each shard from front to back
-        ascending = numbers[order]
-        shards = np.searchsorted(firsts, ascending, side="right") - 1
-        starts = np.flatnonzero(np.diff(shards, prepend=-1))
-        groups = zip(starts, [*starts[1:], len(order)], strict=True) if len(order) else ()
+    def places(self, rows: npt.NDArray[np.intp]) -> Places:
+        """Return, for each shard that holds some of the rows, their positions in ``rows`` and their rows in it."""
+        names = list(self._starts)
+        starts = np.array(list(self._starts.values()), dtype=np.intp)
+        order = np.argsort(rows, kind="stable")
+        ascending = rows[order]
+        shards = np.searchsorted(starts, ascending, side="right") - 1
+        bounds = [*np.flatnonzero(np.diff(shards, prepend=-1)), len(order)]
         return {
-            names[shards[start]]: (order[start:end], ascending[start:end] - firsts[shards[start]])
-            for start, end in groups
+            names[shards[start]]: (order[start:end], ascending[start:end] - starts[shards[start]])
+            for start, end in pairwise(bounds)
         }

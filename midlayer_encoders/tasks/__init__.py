@@ -1,14 +1,12 @@
-"""What encoders are scored on: the paper's 32 mteb tasks, any other of mteb's, your own files, and five built-in ones.
+"""Tasks to score encoders on: the paper's 32 mteb tasks, all other mteb tasks, your own files, and five built-in tasks.
 
-Importing this room is quick; mteb, which takes seconds, is imported by the functions that need it.
+Importing this package is fast: functions that need mteb import it, which takes seconds.
 """
 
 from midlayer_encoders._random import isolated_random
 from midlayer_encoders.tasks.bm25 import BM25_PACKAGES, Bm25Search, has_bm25
 from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, STS_GRADES
-from midlayer_encoders.tasks.data import TASK_TYPES, TaskType, task_label
 from midlayer_encoders.tasks.overview import TaskOverview, task_overview
-from midlayer_encoders.tasks.reading import SUFFIXES, ColumnsError, TaskFileError
 from midlayer_encoders.tasks.sources import (
     PAPER_TASKS,
     TaskSource,
@@ -19,6 +17,8 @@ from midlayer_encoders.tasks.sources import (
     resolve_tasks,
     task_sources,
 )
+from midlayer_encoders.tasks.table_files import SUFFIXES, ColumnsError, TaskFileError
+from midlayer_encoders.tasks.task_data import TASK_TYPES, TaskType, task_label
 from midlayer_encoders.tasks.tfidf import (
     TextEncoder,
     TfidfEncoder,

@@ -1,4 +1,4 @@
-"""BM25, as mteb ranks by it: its own model over the library bm25s."""
+"""mteb's BM25 baseline, which uses the library bm25s."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import os
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["BM25_PACKAGES", "Bm25Search", "has_bm25"]
-
 BM25_PACKAGES = ("bm25s", "PyStemmer")
 _NAME = "mteb/baseline-bm25s"
-_AT_ONCE = 64  # queries whose ranking of a whole corpus is held in memory
+_QUERIES_PER_BATCH = 64  # whose rankings of the whole corpus are in memory
 
 
 def has_bm25() -> bool:
-    """Return whether what ranks by BM25 is installed."""
+    """Return True if the packages for BM25 are installed."""
     return find_spec("bm25s") is not None and find_spec("Stemmer") is not None
 
 
 class Bm25Search:
-    """mteb's BM25 (method ``lucene``, k1 1.5, b 0.75, the language's stop words and stemmer), as mteb asks for it.
+    """mteb's BM25 (method ``lucene``, k1 1.5, b 0.75, the language's stop words and stemmer) as an mteb search model.
 
-    Of a query with candidates all of them are ranked. mteb's own finds those that are among the first thousand of the
-    whole corpus, so that in a larger one it would lose some.
+    Unlike mteb's own model, it ranks all candidates of a query. mteb's model drops candidates that are not among the
+    first thousand documents of the whole corpus.
     """
 
     def __init__(self) -> None:
@@ -34,29 +32,29 @@ class Bm25Search:
         self._size = 0
 
     def index(self, corpus: Any, **kwargs: Any) -> None:
-        """Count the words of the documents."""
+        """Index the documents."""
         self._size = len(corpus)
         self._model.index(corpus, **kwargs)
 
     def search(self, queries: Any, *, top_k: int, top_ranked: Any = None, **kwargs: Any) -> dict[str, dict[str, float]]:
-        """Return the score of each query's best documents, or of its candidates."""
+        """Return the scores of each query's best documents or of its candidates."""
         if top_ranked is None:
             return dict(self._model.search(queries, top_k=top_k, **kwargs))
-        found: dict[str, dict[str, float]] = {}
-        for start in range(0, len(queries), _AT_ONCE):
-            some = queries.select(range(start, min(start + _AT_ONCE, len(queries))))
-            found |= self._model.search(some, top_k=self._size, top_ranked=top_ranked, **kwargs)
-        return found
+        scores: dict[str, dict[str, float]] = {}
+        for start in range(0, len(queries), _QUERIES_PER_BATCH):
+            batch = queries.select(range(start, min(start + _QUERIES_PER_BATCH, len(queries))))
+            scores |= self._model.search(batch, top_k=self._size, top_ranked=top_ranked, **kwargs)
+        return scores
 
 
 def _import_quietly() -> None:
-    """Import bm25s without its bars, which nothing but this variable turns off from here."""
-    before = os.environ.get("DISABLE_TQDM")
+    """Import bm25s without progress bars, which only this environment variable disables."""
+    previous = os.environ.get("DISABLE_TQDM")
     os.environ["DISABLE_TQDM"] = "1"
     try:
         import bm25s  # noqa: F401
     finally:
-        if before is None:
+        if previous is None:
             del os.environ["DISABLE_TQDM"]
         else:
-            os.environ["DISABLE_TQDM"] = before
+            os.environ["DISABLE_TQDM"] = previous

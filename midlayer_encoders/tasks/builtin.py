@@ -1,4 +1,4 @@
-"""Five tasks, one of each type, out of the docstrings of the libraries that are installed: no download, real prose."""
+"""Five built-in tasks of different types from the docstrings of installed libraries, without downloads."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.tasks.data import TaskData, TaskType
 from midlayer_encoders.tasks.docstrings import SHELVES, Entry, entries, versions
-
-__all__ = ["BUILTIN_TASKS", "STS_GRADES", "builtin_data"]
+from midlayer_encoders.tasks.task_data import TaskData, TaskType
 
 BUILTIN_TASKS: dict[str, TaskType] = {
     "DocstringLibraryClassification": "Classification",
@@ -30,7 +28,7 @@ STS_GRADES: tuple[str, ...] = (
     "two objects of one file",
     "one object",
 )
-"""What each grade of the built-in STS task means, from 0 to 4."""
+"""Meaning of each grade of the built-in STS task, from 0 to 4."""
 
 Pool: TypeAlias = tuple[tuple[Entry, ...], ...]
 """The objects of each shelf."""
@@ -41,14 +39,14 @@ _CANDIDATES = 10
 
 @cache
 def builtin_data(label: str) -> TaskData:
-    """Return the rows of the built-in task ``label``, the same for the same versions of the libraries."""
-    made = _MAKERS[label](_pool())
+    """Return the rows of the built-in task ``label``, which depend only on the versions of the libraries."""
+    rows = _MAKERS[label](_pool())
     origin = ",".join(f"{name}-{version}" for name, version in versions().items())
-    return TaskData(label=label, type=BUILTIN_TASKS[label], origin=origin, **made._asdict())
+    return TaskData(label=label, type=BUILTIN_TASKS[label], origin=origin, **rows._asdict())
 
 
 class _Rows(NamedTuple):
-    """What a maker knows of its task, by the names of :class:`~midlayer_encoders.tasks.data.TaskData`."""
+    """Fields of :class:`~midlayer_encoders.tasks.task_data.TaskData` that differ between the tasks."""
 
     description: str
     splits: Mapping[str, Mapping[str, Sequence[object]]]
@@ -64,7 +62,7 @@ def _library(pool: Pool) -> _Rows:
 
     return _Rows(
         "Which of six libraries is a sentence from? Names that give it away are masked.",
-        {  # an object's two texts are on the same side, or the one would give the other away
+        {  # both texts of an object are in the same split; otherwise one would reveal the other
             "train": columns(entry for shelf in pool for entry in shelf[::2]),
             "test": columns(entry for shelf in pool for entry in shelf[1::2]),
         },
@@ -76,7 +74,7 @@ def _subject(pool: Pool) -> _Rows:
     return _Rows(
         "Descriptions of objects, to be clustered by the part of a library they are from.",
         {"test": _columns(("sentences", "labels"), rows)},
-        # mteb draws this many with replacement, 16384 by default, ten times.
+        # mteb draws this many rows with replacement, 16384 by default, ten times.
         settings={"max_documents_per_cluster": len(rows), "n_clusters": 5},
     )
 
@@ -126,23 +124,23 @@ _MAKERS: dict[str, Callable[[Pool], _Rows]] = dict(
 
 
 def _on_shelves(pool: Pool) -> Iterator[tuple[Entry, Sequence[Entry]]]:
-    """Every object, and the shelf that it is from."""
+    """Return every object and its shelf."""
     return ((entry, shelf) for shelf in pool for entry in shelf)
 
 
 @cache
 def _pool() -> Pool:
-    """Up to twenty objects of each shelf, drawn by the hash of their texts, so that a new release changes few."""
+    """Return up to twenty objects of each shelf, ordered by a hash of their texts so that a new release changes few."""
     shelves = {(library, shelf): list[Entry]() for library in SHELVES for shelf in SHELVES[library]}
     for entry in entries():
         shelves[entry.library, entry.shelf].append(entry)
-    for (library, shelf), found in shelves.items():
-        if len(found) < _CANDIDATES:
+    for (library, shelf), objects in shelves.items():
+        if len(objects) < _CANDIDATES:
             raise MidlayerError(
                 f"The built-in tasks read docstrings in Python sources and need {_CANDIDATES} in {library} ({shelf}), "
-                f"but found {len(found)}. Install {library} with its .py files, or pass your own data as a task."
+                f"but found {len(objects)}. Install {library} with its .py files, or pass your own data as a task."
             )
-    return tuple(tuple(sorted(found, key=_order)[:_PER_SHELF]) for found in shelves.values())
+    return tuple(tuple(sorted(objects, key=_order)[:_PER_SHELF]) for objects in shelves.values())
 
 
 def _order(*objects: Entry) -> bytes:
@@ -151,18 +149,18 @@ def _order(*objects: Entry) -> bytes:
 
 
 def _nearest(entry: Entry, shelf: Sequence[Entry]) -> list[Entry]:
-    """The other objects of a shelf, those of the same file first."""
+    """Return the other objects of a shelf, those of the same file first."""
     others = [other for other in shelf if other != entry]
     return sorted(others, key=lambda other: (other.module != entry.module, _order(entry, other)))
 
 
-def _grade(one: Entry, other: Entry) -> int:
-    """How many of library, subject, file and object two entries share: an index into :data:`STS_GRADES`."""
-    pairs = zip(_place(one), _place(other), strict=True)
+def _grade(entry: Entry, other: Entry) -> int:
+    """Return how many of library, subject, file and object two entries share: an index into :data:`STS_GRADES`."""
+    pairs = zip(_location(entry), _location(other), strict=True)
     return next((depth for depth, (a, b) in enumerate(pairs) if a != b), len(STS_GRADES) - 1)
 
 
-def _place(entry: Entry) -> tuple[str, str, str, str]:
+def _location(entry: Entry) -> tuple[str, str, str, str]:
     return entry.library, entry.shelf, entry.module, entry.name
 
 

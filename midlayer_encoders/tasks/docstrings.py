@@ -1,4 +1,4 @@
-"""Plain sentences out of the docstrings of the libraries that every installation has: read, not imported."""
+"""Plain sentences from the docstrings of libraries that every installation has, read from their sources."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from functools import cache
 from pathlib import Path
 
 from midlayer_encoders.errors import MidlayerError
-
-__all__ = ["SHELVES", "Entry", "entries", "plain", "versions"]
 
 SHELVES: dict[str, dict[str, tuple[str, ...]]] = {
     "numpy": {
@@ -51,19 +49,19 @@ SHELVES: dict[str, dict[str, tuple[str, ...]]] = {
         "http": ("http", "urllib", "xmlrpc", "wsgiref"),
     },
 }
-"""Library, then subject, then where its source lies (folders, files or patterns under the library's root).
+"""By library and subject, the location of the sources: folders, files or patterns under the library's root.
 
-Subjects are chosen by hand: each is prose about one thing. Modules that many installations lack (tkinter, curses, the
-test suite), and those that repeat each other (``numpy.polynomial``, ``transformers.models``), are left out.
+The subjects are a manual selection of prose about one topic. It omits modules that many installations lack (tkinter,
+curses, the test suite) and modules that repeat each other (``numpy.polynomial``, ``transformers.models``).
 """
 
-_PACKAGES = {"sklearn": "scikit-learn"}  # where the package has another name than the module
+_PACKAGES = {"sklearn": "scikit-learn"}  # packages whose name differs from the module's
 _SKIPPED_FOLDERS = {"tests", "test", "testing", "externals", "_vendor", "__pycache__"}
 
 MASK = "something"
-"""Stands for every name that would give the library away."""
+"""Replaces every name that would reveal the library."""
 
-# Words of one library's dialect, and the plain word that all six share.
+# Terms of one library and the plain word that replaces them.
 _DIALECT = (
     (r"\b(nd-?arrays?|(sub)?tensors?|array[-_ ]likes?|dtensors?|tensordicts?)\b", "array"),
     (r"\bestimators?\b", "model"),
@@ -111,12 +109,12 @@ _SENTENCE_END = re.compile(r"(?<=[a-z)\d][.!?])\s+(?=[A-Z])")
 
 @dataclass(frozen=True, order=True)
 class Entry:
-    """One documented object: what its docstring says first, and what it says next.
+    """A documented object with two texts from its docstring.
 
     Attributes:
         library: one of the keys of :data:`SHELVES`.
         shelf: subject within the library.
-        module: file that defines the object, relative to the library.
+        module: file that defines the object, relative to the library's root.
         name: qualified name in the file.
         summary: first sentence.
         description: sentences after the first.
@@ -131,18 +129,18 @@ class Entry:
 
 
 def versions() -> dict[str, str]:
-    """Return the version of every library that the texts come from, the standard library's under ``python``."""
+    """Return the version of every library, that of the standard library under ``python``."""
     packages = {library: _PACKAGES.get(library, library) for library in SHELVES if library != "stdlib"}
     installed = {library: importlib.metadata.version(package) for library, package in packages.items()}
     return {"python": platform.python_version()} | installed
 
 
 def plain(text: str, name: str = "") -> str:
-    """Return ``text`` without markup, and with names that give the library away masked.
+    """Return ``text`` without markup, with names masked that would reveal the library.
 
     Args:
         text: reStructuredText or Markdown, one paragraph.
-        name: of the documented object: masked where it is written as code.
+        name: name of the documented object, which is masked in code markup.
 
     Example:
         >>> plain("Apply :class:`~torch.nn.ReLU` to a **PyTorch** tensor, as `fit_transform` does.")
@@ -150,8 +148,8 @@ def plain(text: str, name: str = "") -> str:
     """
     for pattern, replacement in _MARKUP:
         text = re.sub(pattern, replacement, text)
-    own = {name, name.rpartition(".")[2]}
-    text = _CODE.sub(lambda code: MASK if code[1].strip("()") in own else code[1], text)
+    object_names = {name, name.rpartition(".")[2]}
+    text = _CODE.sub(lambda code: MASK if code[1].strip("()") in object_names else code[1], text)
     for pattern, replacement in _DIALECT:
         text = re.sub(pattern, replacement, text, flags=re.IGNORECASE)
     text = _IDENTIFIER.sub(MASK, text)
@@ -160,21 +158,21 @@ def plain(text: str, name: str = "") -> str:
 
 @cache
 def entries() -> tuple[Entry, ...]:
-    """Return every usable entry of every shelf: distinct texts, in the order of the sources.
+    """Return all usable entries with distinct texts, in the order of the sources.
 
-    The sources are parsed and nothing is imported, so that ``python -OO``, which drops docstrings, changes nothing.
+    Nothing is imported: the sources are parsed, so ``python -OO``, which drops docstrings, has no effect.
     """
-    seen: set[str] = set()
-    kept = []
+    used: set[str] = set()
+    usable = []
     for library, shelves in SHELVES.items():
         for shelf, patterns in shelves.items():
             for entry in _shelf(library, shelf, patterns):
                 texts = {re.sub(r"[^a-z]", "", text.lower()) for text in (entry.summary, entry.description)}
-                keys = {*texts, f"{library}/{entry.module}:{entry.name}"}  # a name defined twice is one object
-                if len(texts) == 2 and not keys & seen:
-                    kept.append(entry)
-                    seen |= keys
-    return tuple(kept)
+                keys = {*texts, f"{library}/{entry.module}:{entry.name}"}  # a name that is defined twice counts once
+                if len(texts) == 2 and not keys & used:
+                    usable.append(entry)
+                    used |= keys
+    return tuple(usable)
 
 
 def _root(library: str) -> Path:
@@ -191,7 +189,7 @@ def _shelf(library: str, shelf: str, patterns: tuple[str, ...]) -> Iterator[Entr
     for path in sorted(path for pattern in patterns for path in _sources(root, pattern)):
         module = path.relative_to(root).with_suffix("").as_posix()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in others' sources
+            warnings.simplefilter("ignore")  # invalid escape sequences in the sources
             tree = ast.parse(path.read_bytes())
         for name, docstring in _documented(tree):
             texts = _sentences(docstring, name)
@@ -209,7 +207,7 @@ def _sources(root: Path, pattern: str) -> Iterator[Path]:
 
 
 def _documented(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Public functions, classes and their methods, each with its docstring."""
+    """Yield public functions, classes and methods with their docstrings."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             name = f"{prefix}{node.name}"
@@ -221,7 +219,7 @@ def _documented(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _paragraphs(docstring: str) -> Iterator[str]:
-    """The paragraphs before the first section of a docstring, those that are not prose as empty strings."""
+    """Yield the paragraphs before the first section of a docstring; those that are not prose are empty strings."""
     section = _SECTION.search(docstring)
     for block in re.split(r"\n\s*\n", docstring[: section.start()] if section else docstring):
         lines = block.splitlines()
@@ -232,14 +230,14 @@ def _paragraphs(docstring: str) -> Iterator[str]:
 
 
 def _sentences(docstring: str, name: str) -> tuple[str, str] | None:
-    """The first sentence, and the next ones up to about 25 words; ``None`` where either is not plain prose."""
-    found = (sentence for block in _paragraphs(docstring) for sentence in _SENTENCE_END.split(plain(block, name)))
-    summary = next(found, "")
+    """Return the first sentence and the next ones up to about 25 words, or ``None`` if either is not plain prose."""
+    sentences = (sentence for block in _paragraphs(docstring) for sentence in _SENTENCE_END.split(plain(block, name)))
+    summary = next(sentences, "")
     if not _usable(summary, low=5, high=20):
         return None
     description: list[str] = []
     words = 0
-    for sentence in found:
+    for sentence in sentences:
         if words < 12 and words + len(sentence.split()) <= 32 and _usable(sentence, low=5, high=32):
             description.append(sentence)
             words += len(sentence.split())
@@ -248,7 +246,7 @@ def _sentences(docstring: str, name: str) -> tuple[str, str] | None:
 
 
 def _usable(sentence: str, *, low: int, high: int) -> bool:
-    """Whether a sentence is prose of ``low`` to ``high`` words: no code, no stock phrase, mostly unmasked."""
+    """Return True if a sentence is prose of ``low`` to ``high`` words: no code, no stock phrase, mostly unmasked."""
     words = sentence.split()
     masked = sum(MASK in word for word in words)
     return (

@@ -1,4 +1,4 @@
-"""TF-IDF vectors, scored by mteb as every layer is; and what other baselines share with them."""
+"""The TF-IDF baseline, and the base class of text encoders that mteb evaluates."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ if TYPE_CHECKING:
     from mteb.types import Array
     from torch.utils.data import DataLoader
 
-__all__ = ["TextEncoder", "TfidfEncoder", "encoder_score", "source_texts", "task_texts", "tfidf_scores"]
-
 
 class TextEncoder(ABC):
-    """An mteb encoder of texts by whatever makes vectors of them, compared by their cosine.
+    """An mteb encoder of texts that compares vectors by their cosine.
 
     Args:
-        name: under which mteb files results.
-        revision: likewise.
+        name: name in mteb's results.
+        revision: revision in mteb's results.
     """
 
     def __init__(self, name: str, revision: str) -> None:
@@ -48,26 +46,26 @@ class TextEncoder(ABC):
         """Return one row for each text, shape ``(N, D)``."""
         return self.vectors([text for batch in inputs for text in batch["text"]])
 
-    def similarity(self, one: Array, other: Array) -> torch.Tensor:
-        """Return the cosine of every row with every row."""
+    def similarity(self, embeddings1: Array, embeddings2: Array) -> torch.Tensor:
+        """Return the cosine of every pair of rows."""
         from mteb.similarity_functions import cos_sim
 
-        return cos_sim(one, other)
+        return cos_sim(embeddings1, embeddings2)
 
-    def similarity_pairwise(self, one: Array, other: Array) -> Array:
-        """Return the cosine of each row with the same row of the other."""
+    def similarity_pairwise(self, embeddings1: Array, embeddings2: Array) -> Array:
+        """Return the cosine of each row with the corresponding row."""
         from mteb.similarity_functions import pairwise_cos_sim
 
-        return pairwise_cos_sim(one, other)
+        return pairwise_cos_sim(embeddings1, embeddings2)
 
 
 class TfidfEncoder(TextEncoder):
-    """An mteb encoder of TF-IDF vectors: L2-normed, float32, over the commonest 4096 words of ``texts``.
+    """An mteb encoder of TF-IDF vectors: L2-normed, float32, over the 4096 most common words of ``texts``.
 
-    Where no text has a word of two letters, as in some scripts and in formulas, the characters are counted instead.
+    If no text has a word of two letters, as in some scripts and in formulas, characters replace the words.
 
     Args:
-        texts: what the vocabulary and the document frequencies are counted on.
+        texts: texts for the vocabulary and the document frequencies.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -86,19 +84,19 @@ class TfidfEncoder(TextEncoder):
 
 
 def tfidf_scores(task: AbsTask) -> float:
-    """Return the main score of TF-IDF on ``task``, from 0 to 1, by mteb's own evaluation; ``task`` is left as it was.
+    """Return the main score of TF-IDF on ``task``, from 0 to 1, by mteb's evaluation, without changing ``task``.
 
-    The vocabulary is counted on the texts of the task itself, its training texts included.
+    The vocabulary comes from all texts of the task, including its training texts.
     """
     return encoder_score(task, TfidfEncoder)
 
 
-def encoder_score(task: AbsTask, made_for: Callable[[Sequence[str]], Any]) -> float:
-    """Return the main score of an encoder on ``task``, as :func:`tfidf_scores`.
+def encoder_score(task: AbsTask, make_encoder: Callable[[Sequence[str]], Any]) -> float:
+    """Return the main score of an encoder on ``task``, from 0 to 1.
 
     Args:
-        task: left as it was.
-        made_for: returns the encoder, or whatever else mteb evaluates, given the task's texts.
+        task: a task, which does not change.
+        make_encoder: returns the encoder, or another model that mteb evaluates, for the task's texts.
     """
     import mteb
 
@@ -106,16 +104,16 @@ def encoder_score(task: AbsTask, made_for: Callable[[Sequence[str]], Any]) -> fl
 
     with isolated_random():
         result = mteb.evaluate(
-            made_for(task_texts(task)), task, cache=None, show_progress_bar=False, overwrite_strategy="always"
+            make_encoder(task_texts(task)), task, cache=None, show_progress_bar=False, overwrite_strategy="always"
         )
     return float(result[0].get_score())
 
 
 def task_texts(task: AbsTask) -> list[str]:
-    """Return the distinct texts of a task, in the order in which they stand in its data."""
+    """Return the distinct texts of a task in order."""
     from mteb.abstasks import AbsTaskRetrieval
 
-    from midlayer_encoders.tasks.compat import content_columns
+    from midlayer_encoders.tasks.mteb_internals import content_columns
 
     if not task.data_loaded:
         task.load_data()
@@ -126,16 +124,16 @@ def task_texts(task: AbsTask) -> list[str]:
 
 
 def source_texts(source: TaskSource) -> list[str]:
-    """Return the distinct texts of a task that is not made yet, or those without labels."""
+    """Return the distinct texts of a source."""
     return list(dict.fromkeys(source.texts())) if isinstance(source, TextsSource) else task_texts(source.make())
 
 
 def _strings(data: Any, columns: set[str]) -> Iterator[str]:
-    """Every string under the wanted columns of datasets nested in subsets and splits."""
+    """Yield all strings in the given columns of datasets that are nested in subsets and splits."""
     if isinstance(data, str):
         yield from filter(None, [data])
     elif hasattr(data, "column_names") and isinstance(data.column_names, list):
-        if {"title", "text"} <= columns.intersection(data.column_names):  # a passage is both, as mteb joins them
+        if {"title", "text"} <= columns.intersection(data.column_names):  # mteb joins them into a passage
             both = zip(data["title"][:], data["text"][:], strict=True)
             yield from filter(None, (f"{title or ''} {text or ''}".strip() for title, text in both))
             columns = columns - {"title", "text"}

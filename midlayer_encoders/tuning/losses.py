@@ -1,4 +1,4 @@
-"""What is minimized for each kind of pairs, and which rows may share a batch."""
+"""The loss and the batch sampler for each kind of pairs."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from sentence_transformers.sentence_transformer import losses
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from midlayer_encoders.errors import OptionError, check_count, check_list
-from midlayer_encoders.tuning.pairs import Kind
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.tuning.training_pairs import PairKind
+from midlayer_encoders.validation import check_count, check_list
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-
-__all__ = ["LabelRankingLoss", "batch_sampler", "make_loss"]
 
 _SCALE = 20.0  # of a cosine, as in sentence-transformers' ranking loss
 
 
 class LabelRankingLoss(nn.Module):
-    """Ranks the positive of each anchor above the positives of other labels in the batch.
+    """Rank the positive of each anchor above the positives of other labels in the batch.
 
-    It is ``MultipleNegativesRankingLoss`` but for the positives of the anchor's own label, which are no negatives:
-    with 77 labels and 32 pairs a batch, four in ten anchors would have one.
+    Unlike ``MultipleNegativesRankingLoss``, positives of the anchor's label are not negatives: with 77 labels and 32
+    pairs per batch, four in ten anchors would have such a false negative.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -38,20 +37,20 @@ class LabelRankingLoss(nn.Module):
         anchors, positives = (
             normalize(self.model(features)["sentence_embedding"], dim=-1) for features in sentence_features
         )
-        own = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-        alike = (labels[:, None] == labels[None]) & ~own
-        scores = (_SCALE * anchors @ positives.T).masked_fill(alike, -torch.inf)
+        diagonal = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        same_label = (labels[:, None] == labels[None]) & ~diagonal
+        scores = (_SCALE * anchors @ positives.T).masked_fill(same_label, -torch.inf)
         return cross_entropy(scores, torch.arange(len(labels), device=labels.device))
 
 
-def batch_sampler(kind: Kind) -> Any:
-    """Return how batches are drawn: among in-batch negatives no text twice."""
+def batch_sampler(kind: PairKind) -> Any:
+    """Return the batch sampler: with in-batch negatives, no text occurs twice in a batch."""
     return BatchSamplers.NO_DUPLICATES if kind == "pairs" else BatchSamplers.BATCH_SAMPLER
 
 
 def make_loss(
     encoder: LayerEncoder,
-    kind: Kind,
+    kind: PairKind,
     *,
     mini_batch: int | None = None,
     matryoshka: Sequence[int] | None = None,
@@ -60,45 +59,46 @@ def make_loss(
     """Return the loss: ranking among in-batch negatives, or the order of scores (CoSENT).
 
     Args:
-        encoder: that is tuned.
+        encoder: to tune.
         kind: of the pairs.
-        mini_batch: rows that are in memory at a time; the gradient is that of the whole batch.
-        matryoshka: numbers of leading dimensions that are trained too.
-        adaptive: whether earlier layers are trained too.
+        mini_batch: rows in memory at a time; the gradient is that of the whole batch.
+        matryoshka: numbers of leading dimensions to train too.
+        adaptive: whether to train earlier layers too.
     """
     if mini_batch is not None and (kind != "pairs" or adaptive):
-        why = "with `adaptive`" if adaptive else "for rows with scores or labels"
-        raise OptionError(f"`mini_batch` must be None {why}: only in-batch negatives alone are computed in parts.")
+        reason = "with `adaptive`" if adaptive else "for rows with scores or labels"
+        raise OptionError(f"`mini_batch` must be None {reason}: it applies to in-batch negatives only.")
     loss: nn.Module
     if mini_batch is not None:
         loss = losses.CachedMultipleNegativesRankingLoss(encoder, mini_batch_size=check_count("mini_batch", mini_batch))
     elif kind == "labels":
         loss = LabelRankingLoss(encoder)
+    elif kind == "scored":
+        loss = losses.CoSENTLoss(encoder)
     else:
-        loss = (losses.CoSENTLoss if kind == "scored" else losses.MultipleNegativesRankingLoss)(encoder)
+        loss = losses.MultipleNegativesRankingLoss(encoder)
     if matryoshka is not None:
         loss = losses.MatryoshkaLoss(encoder, loss, _dimensions(matryoshka, encoder))
-    if adaptive:  # around the other, as in Matryoshka2dLoss: it counts layers as the model runs, which the other keeps
+    if adaptive:  # outermost, as in Matryoshka2dLoss
         _check_adaptive(encoder)
         loss = losses.AdaptiveLayerLoss(encoder, loss)
     return loss
 
 
 def _check_adaptive(encoder: LayerEncoder) -> None:
-    """Raise where ``AdaptiveLayerLoss`` would train other states than a cut at an earlier layer reads."""
+    """Raise if ``AdaptiveLayerLoss`` would train other states than a cut at an earlier layer reads."""
     if encoder.norm == "final" and encoder.anatomy.final:
         raise OptionError(
             f"`adaptive` must be False for {encoder.name} with norm='final': AdaptiveLayerLoss pools the raw states "
             "of earlier layers, but an encoder that is cut there applies the model's final norm "
-            f"({', '.join(encoder.anatomy.final)}) to them: what is trained would not be what is used. Pass "
-            "norm='none', or tune each depth by itself."
+            f"({', '.join(encoder.anatomy.final)}) to them. Pass norm='none', or tune each depth separately."
         )
 
 
-def _dimensions(wanted: Sequence[int], encoder: LayerEncoder) -> list[int]:
+def _dimensions(matryoshka: Sequence[int], encoder: LayerEncoder) -> list[int]:
     """Return the numbers of dimensions to train, the whole width first."""
     width = encoder.get_embedding_dimension() or 0
-    sizes = [check_count("matryoshka", size, "dimensions") for size in check_list("matryoshka", wanted, "numbers")]
+    sizes = [check_count("matryoshka", size, "dimensions") for size in check_list("matryoshka", matryoshka, "numbers")]
     if max(sizes) > width:
         raise OptionError(f"`matryoshka` must be at most {width}, the width of {encoder.name}, but got {max(sizes)}.")
     return sorted({*sizes, width}, reverse=True)

@@ -11,7 +11,7 @@ import torch
 from benchmarks import callback_equality
 from benchmarks.callback_equality import Run, difference, parsed, table
 from benchmarks.callback_overhead import losses_in_words
-from midlayer_encoders.callbacks import _undisturbed
+from midlayer_encoders.callbacks import _measurement
 from tests.callbacks.training import ADVICE
 
 pytestmark = ADVICE
@@ -28,13 +28,13 @@ def test_a_callback_that_leaves_a_trace_is_noticed(tmp_path: Path, monkeypatch: 
     plain = callback_equality.train(options, compiled=False, watched=False)
     assert difference(plain, callback_equality.train(options, compiled=False, watched=True)) == "equal to the bit"
     assert (tmp_path / "history.parquet").exists()
-    isolated = _undisturbed.isolated_random
+    isolated = _measurement.isolated_random
 
     def drawing() -> Any:
         torch.rand(())
         return isolated()
 
-    monkeypatch.setattr(_undisturbed, "isolated_random", drawing)
+    monkeypatch.setattr(_measurement, "isolated_random", drawing)
     found = difference(plain, callback_equality.train(options, compiled=False, watched=True))
     assert found.startswith("loss ")
     assert found.endswith("from step 1 on")  # the first measurement is before it

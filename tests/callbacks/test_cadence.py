@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from midlayer_encoders.callbacks._settings import make_cadence
 
-from midlayer_encoders.callbacks._cadence import make_cadence
 from midlayer_encoders.errors import OptionError
 
 

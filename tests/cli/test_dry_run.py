@@ -10,13 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from midlayer_encoders.cli import app
-from midlayer_encoders.cli._app import read_own
+from midlayer_encoders.cli._arguments import read_texts
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tasks import TaskFileError
 from tests.cli.calls import run, tables
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
-from tests.tasks.test_retrieval import beir
+from tests.tasks.test_beir import beir
 
 Folder = Callable[[str], str]
 pytestmark = MTEB
@@ -59,7 +59,7 @@ def test_without_a_model_the_tasks_are_still_reported(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_your_own_data_are_texts_too(tiny_folder: Folder, tmp_path: Path) -> None:
     folder = write(tmp_path / "mine/test.csv", [{"text": text} for text in SENTENCES]).parent
-    assert read_own(folder, field=None) == SENTENCES
+    assert read_texts(folder, field=None) == SENTENCES
     said = run("metrics", tiny_folder("Llama"), "--texts", str(folder), "--metrics", "curvature", "--device", "cpu",
                "--out", str(tmp_path / "out"))  # fmt: skip
     assert tables(said)[0][0] == ["layer", "curvature"]
@@ -73,11 +73,11 @@ def test_your_own_data_are_texts_too(tiny_folder: Folder, tmp_path: Path) -> Non
 def test_a_column_of_another_name_is_named_by_field(tmp_path: Path) -> None:
     rows = [{"question": text, "answer": "x"} for text in SENTENCES]
     for suffix in (".jsonl", ".csv", ".parquet"):
-        assert read_own(write(tmp_path / f"mine{suffix}", rows), field="question") == SENTENCES
+        assert read_texts(write(tmp_path / f"mine{suffix}", rows), field="question") == SENTENCES
     with pytest.raises(OptionError, match=r"`field` must name the text in mine.jsonl\. It has: question, answer"):
-        read_own(tmp_path / "mine.jsonl", field=None)
+        read_texts(tmp_path / "mine.jsonl", field=None)
     with pytest.raises(TaskFileError, match="must have the columns of a task, but has question, answer"):
-        read_own(tmp_path / "mine.csv", field=None)
+        read_texts(tmp_path / "mine.csv", field=None)
     lines = tmp_path / "lines.txt"
     lines.write_text("one\n\ntwo\n")
-    assert read_own(lines, field=None) == ["one", "two"]
+    assert read_texts(lines, field=None) == ["one", "two"]

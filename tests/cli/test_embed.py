@@ -57,7 +57,7 @@ def test_a_folder_of_images_and_states_of_tokens(tiny_folder: Folder, texts: Pat
     ("flags", "message"),
     [
         (["--out", "v.txt"], "must end in .npy"),
-        (["--out", "nowhere/v.npy"], "must be in a folder that is there"),
+        (["--out", "nowhere/v.npy"], "must be in an existing folder"),
         (["--out", "v.npy", "--limit", "0"], "`--limit` must be"),
         (["--out", "v.npy", "--site", "head"], "`--site` must be one of"),
         (["--out", "v.npy", "--token-budget", "0"], "`token_budget` must be"),

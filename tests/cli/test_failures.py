@@ -52,14 +52,14 @@ def test_a_folder_that_cannot_be_written_to(command: Any, words: list[str], read
     code, said = command(*words, "--device", "cpu", "--out", read_only_disk / "out")
     assert code == 1
     assert said.startswith(f"Error: The folder {read_only_disk}/out/")
-    assert said.endswith("cannot be made (Read-only file system): name another place, which can be written to.")
+    assert said.endswith("cannot be created (Read-only file system): choose another, writable path.")
 
 
 def test_a_folder_that_cannot_be_made(command: Any, words: list[str]) -> None:
     assert command(*words, "--out", "/proc/none/out") == (
         1,
-        "Error: The folder /proc/none/out cannot be made (No such file or directory): name another place, which can be "
-        "written to.",
+        "Error: The folder /proc/none/out cannot be created (No such file or directory): choose another, "
+        "writable path.",
     )
 
 
@@ -69,7 +69,7 @@ def test_a_link_that_leads_nowhere_a_file_in_the_way_and_a_folder_in_use(
     lost, file = tmp_path / "lost", tmp_path / "near.jsonl"
     lost.symlink_to("nowhere")
     assert command(*words, "--out", lost) == (
-        1, f"Error: {lost} must be a folder, but {lost} is a link to nowhere, which is no folder: remove it, or name another place.",
+        1, f"Error: {lost} must be a folder, but {lost} is a link to nowhere, which is not a folder: remove it, or choose another path.",
     )  # fmt: skip
     code, said = command(*words, "--out", file)
     assert (code, f"{file} is a file" in said) == (1, True)
@@ -103,7 +103,7 @@ def test_a_full_disk(command: Any, words: list[str], small_disk: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "again"), [("sweep", "goes on where it stopped"), ("metrics", "begins anew")]
+    ("name", "again"), [("sweep", "continues from there"), ("metrics", "starts from the beginning")]
 )  # fmt: skip
 def test_an_interrupted_run_says_how_to_go_on(
     name: str, again: str, command: Any, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -115,4 +115,4 @@ def test_an_interrupted_run_says_how_to_go_on(
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(TEXTS))
     given = words if name == "sweep" else ["metrics", words[1], "--texts", texts]
-    assert command(*given, "--out", tmp_path / "out") == (130, f"Stopped. The same command, run again, {again}.")
+    assert command(*given, "--out", tmp_path / "out") == (130, f"Stopped. The same command {again}.")

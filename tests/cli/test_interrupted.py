@@ -32,7 +32,7 @@ def test_an_interrupted_sweep_ends_with_130_and_goes_on(tiny_folder: Callable[[s
     said.append(running.stderr.read())
     running.stderr.close()
     assert running.wait(60) == 130, said
-    assert "run again, goes on where it stopped" in said[-1]
+    assert "The same command continues from there" in said[-1]
     assert "Traceback" not in said[-1]
     done = subprocess.run([*command, "--quiet"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

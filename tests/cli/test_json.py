@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder, sweeping
 from midlayer_encoders.cli import app, main
-from midlayer_encoders.cli._app import print_table
-from midlayer_encoders.cli._progress import _plain
+from midlayer_encoders.cli._output import print_table, to_json
 from midlayer_encoders.sweeping import SweepResult
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS
@@ -74,7 +73,7 @@ def test_a_selection_an_export_and_vectors(tiny_folder: Folder, texts: Path, tmp
 
 
 def test_numbers_that_json_does_not_have() -> None:
-    assert _plain({"a": [math.nan, math.inf, 1], "b": Path("x")}) == {"a": [None, None, 1], "b": "x"}
+    assert to_json({"a": [math.nan, math.inf, 1], "b": Path("x")}) == {"a": [None, None, 1], "b": "x"}
 
 
 def test_a_long_table_fits_80_columns_in_parts(
@@ -115,9 +114,13 @@ def test_a_token_is_in_no_error_and_no_file(
     assert secret not in said.err + said.out
     task = tmp_path / "near.jsonl"
     task.write_text("\n".join(map(json.dumps, ROWS["STS"])))
-    monkeypatch.setattr(sweeping.jobs, "_cached", refuse)
+    monkeypatch.setattr(sweeping.mteb_jobs, "_cached", refuse)
     result = sweeping.sweep(
-        tiny_folder("Llama"), str(task), out=tmp_path / "out", scoring="mteb", workers=1, device="cpu"
+        tiny_folder("Llama"),
+        str(task),
+        out=tmp_path / "out",
+        settings=sweeping.SweepSettings(scoring="mteb", workers=1),
+        device="cpu",
     )
     (failure,) = result.failures.values()
     assert "Bearer hf_…" in failure

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
+from midlayer_encoders.encoder.choosing import measure
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.measuring import measure
 from midlayer_encoders.selection import select
 from tests.cli.calls import check_every_option, run, tables, words_of
 from tests.families import tiny
@@ -68,7 +68,7 @@ def test_every_option_of_metrics_reaches_the_measurement(tiny_folder: Folder, te
         return {"frame": frame}
 
     def call(
-        field: str = "body", limit: int | None = None, metrics: str = "all", layers: str = "all", **options: Any
+        field: str = "body", limit: int | None = None, metrics: str = "paper", layers: str = "all", **options: Any
     ) -> dict[str, pl.DataFrame]:
         mine, others = split({"norm": "none", "pooling": "mean", "seed": 0} | options)
         names = metrics if metrics in ("all", "paper") else metrics.split(",")

@@ -14,14 +14,15 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import sweeping
 from midlayer_encoders.cli import _progress, app
-from midlayer_encoders.cli._progress import first_process, long_running, shown, silence, waiting
+from midlayer_encoders.cli._app import with_flags
+from midlayer_encoders.cli._progress import is_first_process, show_progress, show_waiting, silence
 from midlayer_encoders.cli.sweep import STAGES
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
     def ask(kind: str | None) -> None:
-        monkeypatch.setattr(_progress, "_asked", kind)
+        monkeypatch.setattr(_progress, "_mode", kind)
 
     return ask
 
@@ -37,7 +38,7 @@ def test_without_a_terminal_a_line_is_written_when_a_stage_begins_and_ends(
 ) -> None:
     now = 0.0
     monkeypatch.setattr(_progress.time, "monotonic", lambda: now)
-    with shown({"embedding": "texts embedded"}) as progress:
+    with show_progress({"embedding": "texts embedded"}) as progress:
         progress("embedding", 0, 0)  # nothing to do yet
         progress("embedding", 0, 400)
         now = 2.0
@@ -58,7 +59,7 @@ def test_stages_that_take_turns_say_only_what_is_new(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_progress.time, "monotonic", lambda: 0.0)
-    with shown() as progress:
+    with show_progress() as progress:
         for _ in range(3):
             progress("planning", 0, 5)
             progress("scoring", 0, 31)
@@ -70,9 +71,9 @@ def test_stages_that_take_turns_say_only_what_is_new(
 def test_a_stage_that_reports_nothing_is_heard_of_all_the_same(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_progress._Lines, "beat", 0.05)
+    monkeypatch.setattr(_progress._Lines, "interval", 0.05)
     before = threading.active_count()
-    with waiting("loading", "Loading a model"):
+    with show_waiting("loading", "Loading a model"):
         time.sleep(0.4)
     assert len(said(capsys)) >= 4
     assert threading.active_count() == before
@@ -80,7 +81,7 @@ def test_a_stage_that_reports_nothing_is_heard_of_all_the_same(
 
 def test_the_thread_ends_with_an_error_too(capsys: pytest.CaptureFixture[str]) -> None:
     before = threading.active_count()
-    with pytest.raises(ValueError, match="no"), waiting("loading", "Loading a model"):
+    with pytest.raises(ValueError, match="no"), show_waiting("loading", "Loading a model"):
         raise ValueError("no")
     assert threading.active_count() == before
     assert said(capsys) == ["Loading a model …"]
@@ -88,7 +89,7 @@ def test_the_thread_ends_with_an_error_too(capsys: pytest.CaptureFixture[str]) -
 
 def test_json_says_for_machines_where_each_stage_stands(asked: Any, capsys: pytest.CaptureFixture[str]) -> None:
     asked("json")
-    with shown() as progress:
+    with show_progress() as progress:
         progress("embedding", 0, 4)
         progress("embedding", 4, 4)
     first, last = map(json.loads, said(capsys))
@@ -98,7 +99,7 @@ def test_json_says_for_machines_where_each_stage_stands(asked: Any, capsys: pyte
 
 def test_quiet_says_nothing(asked: Any, capsys: pytest.CaptureFixture[str]) -> None:
     asked("quiet")
-    with waiting("loading", "Loading"), shown() as progress:
+    with show_waiting("loading", "Loading"), show_progress() as progress:
         progress("embedding", 1, 4)
     assert said(capsys) == []
 
@@ -107,7 +108,7 @@ def test_bars_show_the_rate(asked: Any, capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal to rich
     monkeypatch.setenv("COLUMNS", "120")
     asked("bars")
-    with shown({"embedding": "texts embedded"}) as progress:
+    with show_progress({"embedding": "texts embedded"}) as progress:
         for done in range(0, 401, 100):
             progress("embedding", done, 400)
             time.sleep(0.02)
@@ -121,16 +122,15 @@ def test_a_long_command_takes_one_of_two_flags() -> None:
     seen: list[Any] = []
     own = typer.Typer()
 
-    @own.command()
-    @long_running
     def work(steps: int = 3) -> None:
-        seen.append((steps, _progress._asked))
+        seen.append((steps, _progress._mode))
 
+    own.command()(with_flags(work))
     run = CliRunner().invoke
     assert run(own, []).exit_code == run(own, ["--quiet", "--steps", "2"]).exit_code == 0
     assert run(own, ["--json"]).exit_code == 0
     assert seen == [(3, None), (2, "quiet"), (3, "json")]
-    assert _progress._asked is None
+    assert _progress._mode is None
     assert run(own, ["--json", "--quiet"]).exit_code == 2
 
 
@@ -177,8 +177,8 @@ def test_reading_the_tasks_and_planning_are_stages_of_a_sweep(
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal to rich
     monkeypatch.setenv("COLUMNS", "120")
     asked("bars")
-    with shown(STAGES) as progress:
-        sweeping.sweep(model, tasks, out=tmp_path / "json", device="cpu", workers=1, progress=progress)
+    with show_progress(STAGES) as progress:
+        sweeping.sweep(model, tasks, out=tmp_path / "json", device="cpu", progress=progress)
     assert "tasks planned" in capsys.readouterr().err
 
 
@@ -201,14 +201,14 @@ def test_one_of_several_processes_is_the_first(
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    assert first_process() is first
+    assert is_first_process() is first
 
 
 def test_only_the_first_of_several_processes_shows_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_progress, "_asked", None)
+    monkeypatch.setattr(_progress, "_mode", None)
     silence()
-    with waiting("loading", "Loading"):
+    with show_waiting("loading", "Loading"):
         pass
     assert said(capsys) == []

@@ -23,8 +23,8 @@ WITHOUT_EFFECT = {
     "probe --data . --kind knn --epochs 30": "`--epochs` must be left out with `--kind knn`, which trains nothing",
     "probe --data . --kind knn --learning-rate 1": "`--learning-rate` must be left out with `--kind knn`",
     "metrics --texts lines.txt --skip-bad": "`--skip-bad` must be left out for texts",
-    "metrics --images . --field text": "`--field` must be left out for images: it is about texts",
-    "metrics --audio . --wikitext": "`--wikitext` must be left out for audio: it is about texts",
+    "metrics --images . --field text": "`--field` must be left out for images: it applies to texts",
+    "metrics --audio . --wikitext": "`--wikitext` must be left out for audio: it applies to texts",
 }
 
 
@@ -72,12 +72,12 @@ def test_the_old_flag_for_audio_still_works_and_says_so(tiny_folder: Folder, tmp
         ("select no/model --texts lines.txt --seed -1", "`seed` must be a whole number from 0"),
         ("cache . --unused-days -1", "`--unused-days` must be a finite number, from 0"),
         ("cache . --keep-gb nan", "`--keep-gb` must be a finite number, 0 or more, but got nan"),
-        ("cache . --dry-run", "`--dry-run` must be left out where nothing is to be removed"),
+        ("cache . --dry-run", "`--dry-run` must be left out if nothing is to be removed"),
         ("sweep . --tasks ,", "`tasks` must be names or paths, but one of them is empty"),
         ("export no/model --layer 1 --device gpu", "`device` must be one of cpu"),
         ("export no/model --layer 1 --device cuda:99", "`device` must be one of cpu"),
         ("reproduce fig1 --swept broken.parquet", "broken.parquet must be a frame of results, but cannot be read"),
-        ("report swept", "swept holds no frame.parquet and sweep.json that can be read"),
+        ("report swept", "swept has no readable frame.parquet and sweep.json"),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_refused_before_the_model_is_loaded(

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.media.texts import read_texts
-from tests.selection.test_run import KINDS, TEXTS
+from midlayer_encoders.media.text_lists import read_texts
+from tests.selection.test_select import KINDS, TEXTS
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_wrong_rule_and_labels_are_said_before_the_model_is_loaded(files: tuple[
     with pytest.raises(OptionError, match="Did you mean 'auto'"):
         run("no/model", "--texts", str(texts), "--rule", "atuo")
     labels.write_text("a\nb\n", encoding="utf8")
-    with pytest.raises(OptionError, match=r"a line for each of the 20 texts not blank, but .* has 2"):
+    with pytest.raises(OptionError, match=r"a line for each of the 20 nonblank texts, but .* has 2"):
         run("no/model", "--texts", str(texts), "--labels", str(labels))
     with pytest.raises(OptionError, match="`--labels` must be a file"):
         run("no/model", "--texts", str(texts), "--labels", str(tmp_path / "none"))

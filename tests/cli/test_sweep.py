@@ -22,8 +22,8 @@ from midlayer_encoders import LayerEncoder, sweep, sweeping
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.store import EmbeddingStore, list_stores, text_key
-from midlayer_encoders.sweeping import RecipesResult, SweepResult
-from midlayer_encoders.sweeping.result import Notes
+from midlayer_encoders.sweeping import RecipesResult, SweepResult, SweepSettings
+from midlayer_encoders.sweeping.sweep_result import Notes
 from tests.cli.calls import check_every_option, run, tables
 from tests.report.made_frames import rows_frame
 from tests.tiny_folders import TEXTS
@@ -121,10 +121,14 @@ def test_processes_reach_the_sweep_and_the_demo_is_of_the_built_in_model(
     )
     run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"], "--workers", "3", "--devices", "2", "--num-nodes", "4")
     run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"])
-    names = ("workers", "devices", "num_nodes", "metrics", "layers", "store_dtype", "out", "store")
-    assert [told[0][name] for name in names[:3]] == [3, 2, 4]
+    settings = told[0]["settings"]
+    assert (settings.workers, settings.devices, settings.num_nodes) == (3, 2, 4)
     one_pass = ["prompt_entropy", "dataset_entropy", "effective_rank", "curvature"]
-    assert [told[1][name] for name in names] == [None, 1, 1, one_pass, "all", "float32", None, None]
+    assert told[1]["settings"] == SweepSettings()
+    assert [told[1][name] for name in ("metrics", "layers", "out", "store")] == [one_pass, "all", None, None]
+    run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"], "--half")
+    run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"], "--store-dtype", "float16")
+    assert told.pop()["settings"] == told.pop()["settings"] == SweepSettings(store_dtype="float16")
     monkeypatch.setattr(hub, "built_in_model", lambda _: (tiny_folder("Llama"), None))
     run("demo", "--out", str(tmp_path / "demo"))
     assert isinstance(told[2]["model"], LayerEncoder)

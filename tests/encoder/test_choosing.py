@@ -13,12 +13,11 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.encoder.choosing import select_layer
+from midlayer_encoders.encoder.choosing import measure, select_layer
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.measuring import measure
 from midlayer_encoders.metrics import dataset_entropy
 from midlayer_encoders.selection import RecipeSelection
-from tests.selection.test_run import KINDS, TEXTS
+from tests.selection.test_select import KINDS, TEXTS
 
 Folder = Callable[[str], str]
 
@@ -55,7 +54,7 @@ def test_recipe_and_layer_are_chosen_together(tiny_folder: Folder, tmp_path: Pat
     np.testing.assert_array_equal(SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), by_hand.encode(TEXTS))
     assert LayerEncoder(tiny_folder("BERT"), "auto", recipe="auto", device="cpu").options.recipe is None
     for layer in (2, "last"):
-        with pytest.raises(OptionError, match="`layer` must be 'auto' with recipe='auto', which chooses both"):
+        with pytest.raises(OptionError, match="`layer` must be 'auto' with recipe='auto', which selects both"):
             LayerEncoder(folder, layer, recipe="auto", device="cpu")
 
 

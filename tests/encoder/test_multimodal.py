@@ -174,7 +174,7 @@ def test_a_waveform_longer_than_the_window_is_truncated_and_warned_once(
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Whisper"), 2, device="cpu")
     long = (np.tile(WAVEFORMS[0][0], 12), RATE)
-    with caplog.at_level(logging.WARNING, logger="midlayer_encoders.encoder.multimodal"):
+    with caplog.at_level(logging.WARNING, logger="midlayer_encoders.encoder.encoding"):
         vectors = encoder.encode([long, (long[0][:RATE], RATE)])
         encoder.encode([long])
     assert sum("is truncated" in record.message for record in caplog.records) == 1

@@ -46,9 +46,9 @@ def test_the_weights_are_the_same_bits_and_the_metadata_is_of_fewer_blocks(
 @pytest.mark.parametrize(
     ("arch", "options", "why"),
     [
-        ("mamba", {}, "has the architecture 'mamba'.*can be cut are llama, qwen2"),
-        ("gemma2", {"depth": 46}, "tells the 27B model of gemma2"),
-        ("gemma3", {"depth": 62}, "tells the 27B model of gemma3"),
+        ("mamba", {}, "has the architecture 'mamba'.*Supported architectures are llama, qwen2"),
+        ("gemma2", {"depth": 46}, "recognizes the 27B model of gemma2"),
+        ("gemma3", {"depth": 62}, "recognizes the 27B model of gemma3"),
         ("llama", {"parts": 2}, "llama-gguf-split --merge"),
     ],
 )
@@ -65,15 +65,15 @@ def test_a_file_that_would_run_otherwise_is_refused(
     ("layer", "options", "why"),
     [
         (2, {"norm": "none"}, "always applies the final norm"),
-        (0, {}, "reads no model without blocks"),
+        (0, {}, "no model without blocks"),
         ([1, 2], {"norm": "none"}, "final norm"),
         ([1, 2], {}, "the vector of one layer"),
         (2, {"pooling": "max"}, "no pooling 'max'"),
         (2, {"pooling": "weightedmean"}, "no pooling 'weightedmean'"),
-        (2, {"recipe": "one-word"}, "a template stands in the tokenizer"),
-        (2, {"skip_first": 1}, "pools every token"),
-        (2, {"center": tuple(f"text {n}" for n in range(16))}, "nothing after the pooling"),
-        (2, {"truncate_dim": 8}, "every dimension"),
+        (2, {"recipe": "one-word"}, "the tokenizer contains a template"),
+        (2, {"skip_first": 1}, "pools all tokens"),
+        (2, {"center": tuple(f"text {n}" for n in range(16))}, "no modules after the pooling"),
+        (2, {"truncate_dim": 8}, "all dimensions"),
         (2, {"bidirectional": True}, "without `bidirectional`"),
     ],
 )
@@ -90,5 +90,5 @@ def test_what_llama_cpp_has_no_word_for_is_refused(
 def test_weights_of_a_file_are_not_quantized_again(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     encoder.source, encoder._gguf_file = str(tmp_path), save_gguf(tmp_path / "weights.gguf", "llama").name
-    with pytest.raises(OptionError, match="`int8` must be left out for an encoder of a GGUF file"):
+    with pytest.raises(OptionError, match="`int8` must be left out for an encoder read from a GGUF file"):
         export_for(encoder, "gguf", tmp_path / "out", int8=True)

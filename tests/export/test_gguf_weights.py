@@ -94,7 +94,7 @@ _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_po
         ("Llama", {"hidden_act": "gelu"}, "activation is 'gelu'"),
         ("Mistral", {"sliding_window": 8}, "sliding window"),
         ("Qwen2", {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 8}, "sliding window"),
-        ("GPTNeoX", {}, "type 'gpt_neox'.*it can be for llama, mistral, qwen2, qwen3.*convert_hf_to_gguf"),
+        ("GPTNeoX", {}, "type 'gpt_neox'.*supported types are llama, mistral, qwen2, qwen3.*convert_hf_to_gguf"),
     ],
 )
 def test_a_model_that_llama_cpp_runs_otherwise_is_refused(
@@ -119,7 +119,7 @@ def _sentencepiece() -> Any:
     ("make", "why"),
     [
         (lambda: bpe_tokenizer("spaces"), "it splits texts by .*String"),
-        (lambda: bpe_tokenizer(around="<s> <s> $A"), "puts more around a text"),
+        (lambda: bpe_tokenizer(around="<s> <s> $A"), "adds more than one BOS"),
         (_sentencepiece, "whose scores tokenizer.json does not hold"),
     ],
 )
@@ -127,9 +127,7 @@ def test_a_tokenizer_that_llama_cpp_reads_otherwise_is_refused(
     tmp_path: Path, make: Callable[[], Any], why: str
 ) -> None:
     encoder = LayerEncoder(save_bpe(tmp_path / "model", tokenizer=make()), 1, device="cpu")
-    with pytest.raises(
-        CutError, match=f"tokenizer cannot be written into a GGUF file here: .*{why}.*convert_hf_to_gguf"
-    ):
+    with pytest.raises(CutError, match=f"tokenizer cannot be exported as GGUF: .*{why}.*convert_hf_to_gguf"):
         export_for(encoder, "gguf", tmp_path / "out")
     assert [one.name for one in tmp_path.iterdir()] == ["model"]
 
@@ -138,7 +136,7 @@ def test_weights_that_sixteen_bits_do_not_hold_are_named(tmp_path: Path) -> None
     encoder = LayerEncoder(save_bpe(tmp_path / "model"), 1, device="cpu")
     with torch.no_grad():
         encoder.transformer.layers[0].mlp.up_proj.weight[0, 0] = 1e6
-    with pytest.raises(CutError, match=r"blk\.0\.ffn_up\.weight holds values that float16 does not: pass int8=True"):
+    with pytest.raises(CutError, match=r"blk\.0\.ffn_up\.weight overflows float16: pass int8=True"):
         export_for(encoder, "gguf", tmp_path / "out")
     export_for(encoder, "gguf", tmp_path / "out", int8=True)
 

@@ -169,10 +169,10 @@ def test_minilm_in_both_engines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "layer", "options", "why"),
     [
-        ("Llama", 2, {"norm": "none"}, r"states of norm='none' are read by hooks.*Pass norm='final'"),
-        ("Llama", [1, 2], {"norm": "none"}, "states of several layers are read by hooks"),
+        ("Llama", 2, {"norm": "none"}, r"with norm='none' reads states through hooks.*Pass norm='final'"),
+        ("Llama", [1, 2], {"norm": "none"}, "with several layers reads states through hooks"),
         ("Llama", 2, {"dtype": "bfloat16"}, "must be in float32"),
-        ("Wav2Vec2", 2, {}, "not written as a graph"),
+        ("Wav2Vec2", 2, {}, "no graph can be exported"),
         ("Mamba", 2, {}, "torch cannot write MambaModel as an ONNX graph"),
     ],
 )
@@ -189,7 +189,7 @@ def test_other_vectors_leave_nothing(tiny_folder: Folder, tmp_path: Path) -> Non
     encoder = LayerEncoder(tiny_folder("BERT"), 1, device="cpu")
     encode = encoder.encode
     encoder.encode = lambda *args, **options: encode(*args, **options) * 1.0001  # type: ignore[method-assign]
-    with pytest.raises(CutError, match=r"gives other vectors in onnxruntime .* 1\.0e-04, more than 1e-05"):
+    with pytest.raises(CutError, match=r"computes other vectors in onnxruntime .* 1\.0e-04, more than 1e-05"):
         export_for(encoder, "onnx", tmp_path / "out")
     assert not list(tmp_path.iterdir())
 

@@ -137,15 +137,15 @@ def test_a_file_with_a_block_too_few_is_not_written(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")  # of transformers, about its own reader
         encoder = LayerEncoder(str(tmp_path / "whole"), 3, gguf_file="model.gguf", device="cpu")
     encoder.layer = 2
-    with pytest.raises(CutError, match=r"llama\.cpp makes other vectors"):
+    with pytest.raises(CutError, match=r"llama\.cpp computes other vectors"):
         export_for(encoder, "gguf", tmp_path / "out")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["model", "whole"]
 
 
 def test_queries_in_the_wrong_order_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("midlayer_encoders.export._gguf_weights._neighbors", lambda values, heads: values)
+    monkeypatch.setattr("midlayer_encoders.export._gguf_weights._interleave_halves", lambda values, heads: values)
     encoder = LayerEncoder(save_bpe(tmp_path / "model"), 2, device="cpu")
-    with pytest.raises(CutError, match=r"llama\.cpp makes other vectors"):
+    with pytest.raises(CutError, match=r"llama\.cpp computes other vectors"):
         export_for(encoder, "gguf", tmp_path / "out")
     assert [one.name for one in tmp_path.iterdir()] == ["model"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from midlayer_encoders.export._gguf_tokenizer import _LLAMA_3
+from midlayer_encoders.export._gguf_weights import LLAMA_3_PATTERN
 from tests.tiny_folders import TEXTS
 
 DEPTH = 4
@@ -22,8 +22,8 @@ def bpe_tokenizer(split: str = "gpt-2", *, around: str = "$A", bos: str | None =
     own = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split in ("gpt-2", "smollm"))
     first = {
         "smollm": lambda: pre_tokenizers.Digits(individual_digits=True),
-        "llama-bpe": lambda: pre_tokenizers.Split(Regex(_LLAMA_3), "isolated"),
-        "qwen2": lambda: pre_tokenizers.Split(Regex(_LLAMA_3.replace("{1,3}", "")), "isolated"),
+        "llama-bpe": lambda: pre_tokenizers.Split(Regex(LLAMA_3_PATTERN), "isolated"),
+        "qwen2": lambda: pre_tokenizers.Split(Regex(LLAMA_3_PATTERN.replace("{1,3}", "")), "isolated"),
         "spaces": lambda: pre_tokenizers.Split(" ", "isolated"),
     }
     made = Tokenizer(models.BPE())

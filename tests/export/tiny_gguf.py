@@ -47,7 +47,7 @@ def write_whole(home: str, path: Path, arch: str) -> Path:
     import gguf
     from transformers import AutoModel, AutoTokenizer
 
-    from midlayer_encoders.export._gguf_tokenizer import add_tokenizer
+    from midlayer_encoders.export._gguf_weights import _add_tokenizer
 
     model: Any = AutoModel.from_pretrained(home)
     config, depth = model.config, model.config.num_hidden_layers
@@ -57,7 +57,7 @@ def write_whole(home: str, path: Path, arch: str) -> Path:
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    add_tokenizer(writer, AutoTokenizer.from_pretrained(home), config.vocab_size)
+    _add_tokenizer(writer, AutoTokenizer.from_pretrained(home), config.vocab_size)
     if arch == "bert":
         writer.add_layer_norm_eps(config.layer_norm_eps)
         writer.add_causal_attention(False)

@@ -31,10 +31,8 @@ def write_task(path: Path, kind: str) -> None:
 
 
 def store(_: Path) -> Scenario:
-    """Vectors in batches, with merges, and a store that is pruned."""
-    from midlayer_encoders.store import embeddings, prune
-
-    embeddings._TIER = 3
+    """Vectors in batches, and a store that is pruned."""
+    from midlayer_encoders.store import prune
 
     def run(out: Path) -> Any:
         held = opened(out)
@@ -42,7 +40,6 @@ def store(_: Path) -> Scenario:
         for start in range(0, 24, 3):
             if missing & set(range(start, start + 3)):
                 fill(held, range(start, start + 3))
-        held.merge()
         check(opened(out), range(24))
         old = opened(out, key="old")
         fill(old, range(4))
@@ -53,28 +50,30 @@ def store(_: Path) -> Scenario:
 
 
 def sweep(data: Path) -> Scenario:
-    """Two tasks of one's own, one layer, vectors in several shards that are merged."""
+    """Two tasks of one's own, one layer, vectors in several shards."""
     from midlayer_encoders import LayerEncoder
-    from midlayer_encoders.store import embeddings, list_stores
-    from midlayer_encoders.store.shard import map_rows, read_head
-    from midlayer_encoders.sweeping import SweepResult
+    from midlayer_encoders.store import list_stores
+    from midlayer_encoders.store.shard import read_head, read_rows, verify_rows
+    from midlayer_encoders.sweeping import SweepResult, SweepSettings
     from midlayer_encoders.sweeping import sweep as run_sweep
 
     encoder = LayerEncoder(save_tiny("GPTNeoX", data / "model"), -1, device="cpu")
     tasks = [data / "near.jsonl", data / "pairs.jsonl"]
     for path, kind in zip(tasks, ("STS", "PairClassification"), strict=True):
         write_task(path, kind)
-    embeddings._TIER = 2
 
     def run(out: Path) -> Any:
-        result = run_sweep(encoder, tasks, layers=[2], out=out, workers=1, token_budget=300, baselines=False)
+        settings = SweepSettings(workers=1, token_budget=300)
+        result = run_sweep(encoder, tasks, layers=[2], out=out, baselines=False, settings=settings)
         assert SweepResult.load(out).frame.equals(result.frame)
         result.to_html()
         vectors = {}
         (info,) = list_stores(out / "embeddings")
         for path in sorted(info.folder.glob("*.safetensors")):
             shard, keys = read_head(path)
-            rows = np.stack([map_rows(path, shard, layer, check=True) for layer in shard.layers])
+            verify_rows(path, shard, shard.layers)
+            every_row = np.arange(shard.count)
+            rows = np.stack([read_rows(path, shard, layer, every_row) for layer in shard.layers])
             vectors |= {key.hex(): hashlib.sha256(rows[:, n].tobytes()).hexdigest() for n, key in enumerate(keys)}
         return [result.frame.rows(), dict(result.failures), sorted(vectors.items())]
 
@@ -113,7 +112,7 @@ def metrics(data: Path) -> Scenario:
 
 def progression(data: Path) -> Scenario:
     """Two checkpoints, each kept as it is measured, with tables, figures and page."""
-    from midlayer_encoders.analysis.progression import progression as run_progression
+    from midlayer_encoders.comparing import progression as run_progression
 
     for step in (1, 2):
         save_tiny("GPTNeoX", data / "run" / f"step{step}", seed=step)

@@ -16,10 +16,10 @@ import pytest
 from midlayer_encoders.errors import DiskFullError, FolderError, OptionError
 from midlayer_encoders.files import (
     check_links,
-    clear_left,
     folder_lock,
     make_folder,
-    read_kept,
+    read_artifact,
+    remove_leftovers,
     scratch,
     write_file,
     write_file_once,
@@ -79,7 +79,7 @@ def test_an_error_of_the_disk_is_not_taken_for_a_damaged_file(tmp_path: Path) ->
         raise OSError(5, "Input/output error")
 
     with pytest.raises(OSError, match="Input/output"):
-        read_kept(path, fails)
+        read_artifact(path, fails)
     assert path.read_bytes() == b"whole"
 
 
@@ -105,7 +105,9 @@ def test_a_folder_that_is_a_file_or_leads_nowhere_is_named(tmp_path: Path) -> No
     (tmp_path / "lost").symlink_to("nowhere")
     with pytest.raises(FolderError, match=rf"{tmp_path}/file/out must be a folder, but {tmp_path}/file is a file"):
         make_folder(tmp_path / "file" / "out")
-    with pytest.raises(FolderError, match=f"but {tmp_path}/lost is a link to nowhere, which is no folder: remove it"):
+    with pytest.raises(
+        FolderError, match=f"but {tmp_path}/lost is a link to nowhere, which is not a folder: remove it"
+    ):
         make_folder(tmp_path / "lost" / "out")
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
@@ -124,7 +126,7 @@ def test_links_inside_a_folder_may_not_lead_out_of_it(tmp_path: Path) -> None:
     (home / "embeddings").symlink_to(elsewhere)
     for out in (home, tmp_path / "linked"):
         for name in ("mteb", "embeddings"):
-            with pytest.raises(OptionError, match=f"must not lead elsewhere.* is a link to {elsewhere}: remove it"):
+            with pytest.raises(OptionError, match=f"must not contain links.* is a link to {elsewhere}: remove the"):
                 check_links(out, [out / name])
 
 
@@ -137,7 +139,7 @@ def test_what_is_left_beside_a_file_is_removed_after_an_hour(tmp_path: Path) -> 
         path.write_text("half")
     for path in (old, mine):
         os.utime(path, (time.time() - 3700,) * 2)
-    clear_left.cache_clear()  # as another process has it
+    remove_leftovers.cache_clear()  # as another process has it
     write_file(tmp_path / "frame.csv", b"")
     assert [path.exists() for path in (old, young, mine)] == [False, True, True]
 
@@ -162,7 +164,7 @@ def test_one_run_writes_to_a_folder_and_its_lock_dies_with_it(tmp_path: Path) ->
             folder_lock(tmp_path),
         ):
             pass
-        assert "name another folder" in str(error.value)
+        assert "use another folder" in str(error.value)
         process.send_signal(signal.SIGKILL)
     with folder_lock(tmp_path), pytest.raises(FolderError, match=f"process {os.getpid()} "), folder_lock(tmp_path):
         pass  # not in another thread of this process either

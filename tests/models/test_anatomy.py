@@ -144,7 +144,7 @@ def test_a_plain_module_is_understood_when_told_where_its_blocks_are() -> None:
 
 
 def test_a_plain_module_is_refused_with_the_cure() -> None:
-    with pytest.raises(AnatomyError, match=r"'stages', 'other'.*Pass the path as `blocks`"):
+    with pytest.raises(AnatomyError, match=r"'stages', 'other'.*Pass one as `blocks`"):
         find_anatomy(Plain())
     with pytest.raises(AnatomyError, match=r"has no 'stage'. Its lists are: 'stages', 'other'"):
         find_anatomy(Plain(), blocks="stage")

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from polars.testing import assert_frame_equal
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.analysis.correlation import correlate
+from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.measuring import measure_layers
@@ -24,7 +24,7 @@ from midlayer_encoders.paper.prefix_entropy import entropy_along
 from midlayer_encoders.paper.reproduce import reproduce, write_experiments
 from midlayer_encoders.paper.setting import Setting
 from midlayer_encoders.paper.subblocks import subblocks
-from tests.selection.made import frame
+from tests.selection.frames import frame
 from tests.sweeping.test_sweep import sentence
 from tests.thinned import thinned
 from tests.tiny_folders import save_tiny
@@ -76,7 +76,7 @@ def test_metrics_by_depth_are_of_four_times_as_many_texts(setting: Setting) -> N
 def test_solutions_are_read_to_twice_the_length(setting: Setting) -> None:
     found = ran("fig5", setting)
     by_hand = [
-        entropy_along(load(one), SOLUTIONS[:6], every=4, max_length=24, dataset="solutions") for one in setting.models
+        entropy_along(load(one), SOLUTIONS[:6], stride=4, max_length=24, dataset="solutions") for one in setting.models
     ]
     assert_frame_equal(found, pl.concat(by_hand), rel_tol=1e-4)
     assert found["position"].max() == 24, "twice 16, but the model's own 24 at the most"

@@ -8,13 +8,13 @@ from typing import Any
 import polars as pl
 import pytest
 
-from midlayer_encoders.analysis.correlation import CORRELATION_SCHEMA
+from midlayer_encoders.comparing.correlation import CORRELATION_SCHEMA
 from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.paper.experiments import EXPERIMENTS
 from midlayer_encoders.paper.renyi_orders import order_entropies
 from midlayer_encoders.paper.setting import Setting
 from midlayer_encoders.paper.theorems import STATEMENTS
-from tests.selection.made import frame
+from tests.selection.frames import frame
 
 
 def extra(rows: list[tuple[Any, ...]], **columns: pl.DataType) -> pl.DataFrame:

@@ -68,8 +68,8 @@ def test_wrong_lengths_are_refused() -> None:
 
 
 def test_one_pass_gives_what_a_pass_for_each_prefix_gives(llama: LayerEncoder) -> None:
-    one = entropy_along(llama, LONG, every=3, dataset="mine", token_budget=64)
-    many = entropy_along(llama, LONG, every=3, dataset="mine", pass_per_prefix=True)
+    one = entropy_along(llama, LONG, stride=3, dataset="mine", token_budget=64)
+    many = entropy_along(llama, LONG, stride=3, dataset="mine", pass_per_prefix=True)
     assert one.columns == [*FRAME_SCHEMA, "position", "deviation", "texts"]
     keys = ["layer", "position", "texts"]
     assert one.select(keys).equals(many.select(keys))
@@ -78,7 +78,7 @@ def test_one_pass_gives_what_a_pass_for_each_prefix_gives(llama: LayerEncoder) -
 
 
 def test_the_frame_holds_means_over_the_texts_that_are_long_enough(llama: LayerEncoder) -> None:
-    frame = entropy_along(llama, LONG, layers=[2], every=5)
+    frame = entropy_along(llama, LONG, layers=[2], stride=5)
     lengths = [len(text) for text in LONG]  # a token is a character
     for position, texts, value, deviation in frame.select("position", "texts", "value", "deviation").iter_rows():
         long = [text[:position] for text in LONG if len(text) >= position]
@@ -100,7 +100,7 @@ def test_the_frame_holds_means_over_the_texts_that_are_long_enough(llama: LayerE
 def test_a_model_that_looks_ahead_is_refused_with_the_cure(bert: LayerEncoder) -> None:
     with pytest.raises(OptionError, match=r"causal model.*Pass `pass_per_prefix=True`"):
         entropy_along(bert, LONG)
-    frame = entropy_along(bert, LONG, every=10, pass_per_prefix=True, layers=[0, -1])
+    frame = entropy_along(bert, LONG, stride=10, pass_per_prefix=True, layers=[0, -1])
     assert frame.filter(pl.col("layer") == DEPTH)["value"].is_finite().all()
 
 
@@ -109,7 +109,7 @@ def test_wrong_input(llama: LayerEncoder, tiny_folder: Folder) -> None:
         entropy_along(llama, [LONG[0], "ab"])
     with pytest.raises(OptionError, match="`texts` must hold 2 texts or more, but got 1"):
         entropy_along(llama, LONG[:1])
-    with pytest.raises(OptionError, match="`every` must be a positive"):
-        entropy_along(llama, LONG, every=0)
+    with pytest.raises(OptionError, match="`stride` must be a positive"):
+        entropy_along(llama, LONG, stride=0)
     with pytest.raises(OptionError, match="3 blocks or more for a curve over depth, but got 2"):
         entropy_along(LayerEncoder(tiny_folder("Llama"), 2, device="cpu"), LONG)

@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from midlayer_encoders.analysis.correlation import correlate
+from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import check_frame, summary
 from midlayer_encoders.paper.reference import reference_metrics, reference_scores
@@ -58,7 +58,7 @@ def test_like_for_like_averages(
 
 @pytest.mark.parametrize(("model", "best", "last"), [("Pythia-410m", 51.96, 45.48), (UNSUPERVISED, 66.33, 63.93)])
 def test_the_papers_own_recipe_gives_its_table(tables: Path, model: str, best: float, last: float) -> None:
-    frame = of(reference_scores(tables, recipe="paper"), model)
+    frame = of(reference_scores(tables, averaging="paper"), model)
     points = frame.group_by("layer").agg(pl.col("value").mean() * 100).sort("layer")["value"]
     assert (round(points.max(), 2), round(points[-1], 2)) == (best, last)
 
@@ -106,6 +106,6 @@ def test_wrong_input_is_refused(tmp_path: Path, tables: Path) -> None:
     with pytest.raises(OptionError, match=r"no mteb_layer_scores\.csv\.xz in"):
         reference_scores(tmp_path)
     with pytest.raises(OptionError, match="Did you mean 'paper'"):
-        reference_scores(tables, recipe="papr")  # type: ignore[arg-type]
+        reference_scores(tables, averaging="papr")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="Did you mean 'logN'"):
         reference_metrics(tables, normalization="logn")

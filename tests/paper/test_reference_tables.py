@@ -73,7 +73,7 @@ def test_scores_of_a_small_table(made: Path) -> None:
         ("main", 1, 0.25, "STS17", 0.5),
         ("step1", 3, 0.75, "STS17", 0.375),
     ], "English subsets on average; layer 3 of the last revision lacks a task"
-    assert reference_scores(made, recipe="paper").select(keys).rows() == [
+    assert reference_scores(made, averaging="paper").select(keys).rows() == [
         ("main", 1, 0.25, "Emotion", 0.25),
         ("main", 3, 0.75, "Emotion", 0.125),
         ("main", 1, 0.25, "Massive", 0.5),

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.analysis.correlation import correlate
 from midlayer_encoders.cli import app
+from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.paper.experiments import EXPERIMENTS

@@ -37,7 +37,7 @@ def states(encoder: LayerEncoder, ids: Sequence[int], layer: int) -> Tensor:
 
 def test_every_option_along_a_text(llama: LayerEncoder) -> None:
     options = {"alpha": 2.0, "normalization": "logN"}
-    found = entropy_along(llama, LONG, layers=[0, 2], every=6, max_length=20, dataset="mine", **options)  # type: ignore[arg-type]
+    found = entropy_along(llama, LONG, layers=[0, 2], stride=6, max_length=20, dataset="mine", **options)  # type: ignore[arg-type]
     assert set(found["dataset"]) == {"mine"}
     assert found["position"].unique().sort().to_list() == [6, 12, 18]
     for layer, depth, position, value, spread in found.select(

@@ -18,7 +18,7 @@ from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading.batches import batches_of, count_tokens
 from midlayer_encoders.reading.causal import causal_attention, mask_is_needless, padded_right
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.reading.texts import TextInputs
+from midlayer_encoders.reading.tokenization import TextInputs
 from tests.families import inputs, tiny
 from tests.tiny_folders import TEXTS
 

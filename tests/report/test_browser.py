@@ -14,10 +14,8 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.report import report_html
-from midlayer_encoders.report.axes import Axis, named_axis
-from midlayer_encoders.report.charts import Dots, Line, Panel
-from midlayer_encoders.report.experiments import curves_panel
-from midlayer_encoders.report.experiments_page import Finding, experiments_html
+from midlayer_encoders.report.charts import Axis, Dots, Line, Panel, named_axis
+from midlayer_encoders.report.paper_page import Finding, curves_panel, experiments_html
 from tests.report.made_frames import full_frame, metrics_frame, scores_frame
 
 pytestmark = pytest.mark.browser

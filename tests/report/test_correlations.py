@@ -5,7 +5,7 @@ import pytest
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report.charts import Dots, Word
-from midlayer_encoders.report.correlations import correlation_panels, correlations_chart
+from midlayer_encoders.report.layer_charts import correlation_panels, correlations_chart
 
 ROWS = [
     ("m", "r", "average", "dime", "dcor", 0.5, 0.4, 0.7, None),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import polars as pl
 
 from midlayer_encoders.report.charts import Dots, Mark, Rule, Word
-from midlayer_encoders.report.selections import plot_selection, selection_chart
+from midlayer_encoders.report.layer_charts import plot_selection, selection_chart
 from tests.report.made_frames import metrics_frame, rows_frame, scores_frame
 
 

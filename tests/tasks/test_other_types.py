@@ -20,7 +20,7 @@ from midlayer_encoders.tasks import (
     task_sources,
     task_texts,
 )
-from midlayer_encoders.tasks.files import files_data
+from midlayer_encoders.tasks.file_tasks import files_data
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
 

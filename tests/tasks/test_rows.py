@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from midlayer_encoders.tasks import builtin
-from midlayer_encoders.tasks.data import TaskData
 from midlayer_encoders.tasks.docstrings import SHELVES, Entry
-from midlayer_encoders.tasks.files import files_data
+from midlayer_encoders.tasks.file_tasks import files_data
+from midlayer_encoders.tasks.task_data import TaskData
 
 FILES = {"a.py": 12, "b.py": 5, "c.py": 3}
 """Objects in each file of each made-up shelf: as many as the built-in tasks take of one."""

@@ -1,0 +1,188 @@
+"""Arguments that several commands share: their types, how their words are parsed, and the inputs they name."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from midlayer_encoders.cli._progress import show_waiting
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.recipes import Recipe, recipes_of
+from midlayer_encoders.validation import check_count
+
+if TYPE_CHECKING:
+    from midlayer_encoders.encoder.options import EncoderOptions
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+
+_TEXTS_HELP = "File with one text per line, or your data (JSONL, CSV, parquet, a folder); --field names the column."
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="Folder or hub name of a transformers model; built-in is SmolLM2-135M, built-in-minilm is MiniLM."
+    ),
+]
+LayerWords = Annotated[
+    str, typer.Option("--layer", help="17, -1 (the last), 0.7 (a fraction of the depth), or several: 8,12,16.")
+]
+LayersWords = Annotated[str, typer.Option("--layers", help="all, or layers separated by commas: 0,6,0.5,-1.")]
+MetricNames = Annotated[str, typer.Option("--metrics", help="paper, all, or names separated by commas.")]
+TextsFile = Annotated[Path, typer.Option("--texts", help=_TEXTS_HELP)]
+OptionalTexts = Annotated[Path | None, typer.Option("--texts", help=_TEXTS_HELP)]
+OptionalImages = Annotated[Path | None, typer.Option("--images", help="Folder of images, for an image model.")]
+OptionalAudio = Annotated[Path | None, typer.Option("--audio", help="Folder of audio files, for an audio model.")]
+FieldName = Annotated[str | None, typer.Option("--field", help="Field of each JSON line that holds the text.")]
+Limit = Annotated[int | None, typer.Option("--limit", help="Use only the first LIMIT inputs.")]
+RecipeNames = Annotated[
+    str | None,
+    typer.Option(
+        "--recipes",
+        help="Recipes to compare, separated by commas (plain,one-word+center), or all; --template adds your own.",
+    ),
+]
+SiteName = Annotated[str, typer.Option("--site", help="block, or the output of attention or mlp in each block.")]
+SkipBad = Annotated[bool, typer.Option(help="Skip files that cannot be read, and list them.")]
+Views = Annotated[int, typer.Option("--views", help="Augmented views of each text, for LiDAR.")]
+Seed = Annotated[int, typer.Option("--seed", help="Random seed.")]
+
+
+def parse_layer(word: str) -> int | float:
+    """Return a layer from a word: ``"17"`` is layer 17, ``"0.7"`` a fraction of the depth.
+
+    Example:
+        >>> parse_layer("17"), parse_layer("-1"), parse_layer("0.7")
+        (17, -1, 0.7)
+    """
+    try:
+        return float(word) if "." in word else int(word)
+    except ValueError:
+        raise typer.BadParameter(f"must be 17, -1 or 0.7, but got {word!r}") from None
+
+
+def parse_layers(words: str) -> str | list[int | float]:
+    """Return layers from words separated by commas.
+
+    Example:
+        >>> parse_layers("all"), parse_layers("0,6,0.5,-1")
+        ('all', [0, 6, 0.5, -1])
+    """
+    return "all" if words == "all" else [parse_layer(word.strip()) for word in words.split(",")]
+
+
+def parse_metrics(words: str) -> str | list[str]:
+    """Return ``"all"``, ``"paper"``, or the names of metrics."""
+    if words == "none":
+        return []
+    return words if words in ("all", "paper") else words.split(",")
+
+
+def parse_recipes(words: str | None, options: EncoderOptions) -> tuple[list[Recipe] | None, EncoderOptions]:
+    """Return the recipes that ``--recipes`` names, and the options without a template, which becomes a recipe."""
+    if words is None:
+        return None, options
+    recipes = recipes_of("--recipes", words if words == "all" else words.split(","))
+    if options.recipe is not None:
+        raise OptionError("`--recipe` must be left out with `--recipes`: name it there.")
+    if options.template is not None:
+        recipes.append(Recipe(name="yours", template=options.template, pooling=options.pooling or "last"))
+        options = replace(options, template=None, pooling=None)
+    return recipes, options
+
+
+def take_first(inputs: list[Any], limit: int | None) -> list[Any]:
+    """Return the first ``limit`` inputs."""
+    return inputs[: None if limit is None else check_count("--limit", limit, "inputs")]
+
+
+def refuse_flags(context: typer.Context, reason: str, *names: str) -> None:
+    """Raise an :class:`OptionError` if one of these parameters was given as a flag, which would have no effect.
+
+    Args:
+        context: context of the command.
+        reason: end of the sentence, such as ``"for texts"``.
+        names: names of the parameters.
+    """
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    for name in filter(flags.__contains__, names):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise OptionError(f"`{flags[name]}` must be left out {reason}.")
+
+
+def single_source(context: typer.Context, paths: dict[str, Path | None]) -> tuple[str, Path]:
+    """Return the kind and path of the only source that was named; refuse flags that apply to another kind."""
+    sources = [(kind, path) for kind, path in paths.items() if path is not None]
+    if len(sources) != 1:
+        raise typer.BadParameter(f"name one of --texts, --images, --audio, but got {len(sources)}")
+    kind, path = sources[0]
+    if kind == "sounds":
+        typer.echo("--sounds is deprecated and removed in 0.3: write --audio.", err=True)
+        kind = "audio"
+    if kind == "texts":
+        refuse_flags(context, "for texts: it applies to files of images and audio", "skip_bad")
+    else:
+        refuse_flags(context, f"for {kind}: it applies to texts", "field", "wikitext")
+    return kind, path
+
+
+def read_source(kind: str, path: Path, *, field: str | None, skip_bad: bool) -> list[Any]:
+    """Return the texts of a file, or the paths of the images or audio files of a folder."""
+    from midlayer_encoders.media import media_files
+
+    if kind == "texts":
+        return read_texts(path, field=field)
+    return list(media_files(path, "image" if kind == "images" else "audio", bad="skip" if skip_bad else "refuse"))
+
+
+def read_texts(path: Path, *, field: str | None) -> list[str]:
+    """Return the texts of a file of lines, or of data in any format that a sweep accepts.
+
+    Args:
+        path: one text per line; or JSONL, CSV, TSV, parquet or a folder of them.
+        field: the column that holds the text, if the columns are not those of a task.
+    """
+    from midlayer_encoders.files import expand_home
+    from midlayer_encoders.media import text_lists
+    from midlayer_encoders.tasks import SUFFIXES, ColumnsError, own_texts
+
+    path = expand_home(path)
+    is_json_lines = path.suffix.lower() in (".jsonl", ".ndjson")
+    if not path.is_dir() and (path.suffix.lower() not in SUFFIXES or (field and is_json_lines)):
+        return text_lists.read_texts(path, field=field)
+    try:
+        return own_texts(path, column=field)
+    except ColumnsError:
+        if is_json_lines:
+            return text_lists.read_texts(path)  # its error names the fields to choose from
+        raise
+
+
+def results_folder(command: str, *models: str) -> Path:
+    """Return the folder that a command writes to without ``--out``.
+
+    Example:
+        >>> results_folder("compare", "EleutherAI/pythia-410m@step16000", "EleutherAI/pythia-410m").as_posix()
+        'midlayer-results/compare-EleutherAI_pythia-410m_step16000-EleutherAI_pythia-410m'
+    """
+    names = [Path(model).resolve().name if Path(model).is_dir() else model for model in models]
+    folder = "-".join([command, *(re.sub(r"[^\w.-]+", "_", name) for name in names)])
+    return Path("midlayer-results") / folder[:200]  # most file systems limit a name to 255 bytes
+
+
+def load_model(model: str, options: EncoderOptions) -> LayerEncoder:
+    """Return the encoder of a whole model."""
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+
+    with show_waiting("loading", f"Loading {model}"):
+        return LayerEncoder(model, -1, **options.changed())
+
+
+def silence_libraries() -> None:
+    """Turn off the progress bars and notices of the loaders; call it before they are imported."""
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

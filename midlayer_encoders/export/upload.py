@@ -1,0 +1,284 @@
+"""Upload an encoder to the Hugging Face Hub with a model card."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, cast
+
+import polars as pl
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelInfo, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
+from huggingface_hub.utils import validate_repo_id
+
+from midlayer_encoders.encoder.spec import CardData
+from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
+from midlayer_encoders.export._comparison import Exported
+from midlayer_encoders.frame import check_frame
+from midlayer_encoders.tasks import isolated_random, task_label
+from midlayer_encoders.validation import check_flag, check_text
+
+if TYPE_CHECKING:
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+
+
+logger = logging.getLogger(__name__)
+
+PUSHED = ("sentence-transformers", "vllm", "tei")
+"""Targets whose folders sentence-transformers can load from the Hub."""
+_CARD = "README.md"
+_CURES = {
+    401: " The token is invalid: run `hf auth login`.",
+    403: " The token has no write permission there: use a token with the write role, or another owner.",
+    409: " It exists: pass overwrite=True (--overwrite) to upload into it.",
+}  # by HTTP status
+
+
+class HubError(MidlayerError):
+    """The Hub rejected an upload or cannot be reached."""
+
+
+def push_to_hub(
+    encoder: LayerEncoder,
+    repository: str,
+    *,
+    exported: Exported | None = None,
+    scores: pl.DataFrame | None = None,
+    license: str | None = None,  # noqa: A002
+    token: str | None = None,
+    private: bool | None = None,
+    branch: str | None = None,
+    overwrite: bool = False,
+) -> str:
+    """Upload an encoder to the Hub with a model card and return the URL of the commit.
+
+    Args:
+        encoder: the encoder, uploaded as ``save_pretrained`` writes it.
+        repository: ``"owner/name"``; it is created.
+        exported: the result of :func:`export_for` for sentence-transformers, vLLM or text-embeddings-inference; its
+            files are uploaded instead.
+        scores: the frame of a sweep with the same options; the scores of this layer become results on the card.
+        license: license of the encoder; by default that of the base model.
+        token: a token with the write role; by default that of ``hf auth login`` or ``HF_TOKEN``.
+        private: make the repository private.
+        branch: branch to upload to; it is created.
+        overwrite: upload into an existing repository.
+
+    Raises:
+        OptionError: if the name has no owner, there is no token, or the scores belong to another model.
+        HubError: if the Hub cannot be reached or rejects the upload; the message contains its response.
+    """
+    check_flag("overwrite", overwrite)
+    if exported is not None:
+        _check_exported(exported)
+    check_repository(repository, token, private=private, overwrite=overwrite)
+    data = cast(CardData, encoder.model_card_data)
+    source = _source_card(encoder)
+    saved = {name: getattr(data, name) for name in ("scores", "license", "terms", "language", "made_of")}
+    try:
+        data.scores = score_results(encoder, scores) if scores is not None else ()
+        data.made_of = next(iter(_name_list(source.get("base_model"))), None)
+        if not (license or data.license):
+            data.terms = _terms(source, data.made_of if encoder.name.startswith("local/") else encoder.name)
+        data.license = license or data.license or source.get("license")
+        data.language = data.language or _name_list(source.get("language"))
+        if data.license is None:
+            logger.warning("The model card of %s has no license. Pass `license` if you know it.", encoder.name)
+        with TemporaryDirectory() as scratch:
+            folder = Path(scratch) / "encoder"
+            if exported is None:
+                encoder.save_pretrained(str(folder))
+            else:
+                _link(exported, folder)
+            text = encoder.model_card_text(repository, branch)
+            (folder / _CARD).write_text(text, encoding="utf8")
+            options = {"token": token, "private": private, "revision": branch, "exist_ok": overwrite}
+            return _upload(encoder, repository, folder, options)
+    finally:
+        for name, value in saved.items():
+            setattr(data, name, value)
+
+
+def _check_exported(exported: Exported) -> None:
+    """Verify the target of an exported folder and that its files still exist."""
+    if not isinstance(exported, Exported) or exported.target not in PUSHED:
+        raise OptionError(f"`exported` must be the result of export_for for {', '.join(PUSHED)}, but got {exported!r}.")
+    if missing := [name for name in exported.files if not (exported.folder / name).is_file()]:
+        raise OptionError(f"`exported` must be unchanged, but {exported.folder} has no {missing[0]}: export again.")
+
+
+def _link(exported: Exported, folder: Path) -> None:
+    """Fill a folder with links to the exported files except the model card; the Hub client uploads whole folders."""
+    for name in exported.files:
+        if name != _CARD:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to((exported.folder / name).resolve())
+
+
+def check_repository(
+    repository: str,
+    token: str | None = None,
+    argument: str = "repository",
+    *,
+    private: bool | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Raise an error unless the Hub would accept an upload.
+
+    Args:
+        repository: see :func:`push_to_hub`.
+        token: see :func:`push_to_hub`.
+        argument: name of the argument in error messages.
+        private: see :func:`push_to_hub`.
+        overwrite: see :func:`push_to_hub`.
+    """
+    check_text(argument, repository)
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as reason:
+        raise OptionError(f"`{argument}` must be a repository name, but got {repository!r}: {reason}") from reason
+    if "/" not in repository:
+        raise OptionError(f"`{argument}` must contain the owner, such as 'owner/{repository}', but got {repository!r}.")
+    secret = token or get_token()
+    if secret is None:
+        raise OptionError("`token` must be a Hub token, but there is none. Run `hf auth login`, or set HF_TOKEN.")
+    if not secret.isascii():  # never printed
+        raise OptionError("`token` must contain only ASCII characters. Copy it again, or run `hf auth login`.")
+    try:
+        role, existing = _token_role_and_repository(HfApi(token=token), repository)
+    except Exception as error:
+        raise _refusal(error, repository) or error from error
+    if role == "read":
+        raise HubError(f"Nothing was uploaded to {repository}.{_CURES[403]}")
+    if existing is not None and not overwrite:
+        raise HubError(f"Nothing was uploaded to {repository}.{_CURES[409]}")
+    if existing is not None and private and not existing.private:  # the client would ignore `private`
+        raise OptionError(
+            f"`private` must be left out for {repository}, which exists and is public. Make it private in its settings "
+            "first, or pass another name."
+        )
+
+
+def _token_role_and_repository(api: HfApi, repository: str) -> tuple[str | None, ModelInfo | None]:
+    """Return the role of a token and the repository if it exists."""
+    try:
+        auth = api.whoami().get("auth") or {}
+        role = (auth.get("accessToken") or {}).get("role")  # OAuth logins have no access token
+    except HfHubHTTPError as error:
+        if error.response.status_code != 429:  # rate limit
+            raise
+        role = None
+    try:
+        return role, api.model_info(repository)
+    except RepositoryNotFoundError:
+        return role, None
+
+
+def score_results(encoder: LayerEncoder, scores: pl.DataFrame) -> list[EvalResult]:
+    """Return the scores of an encoder's layer, times 100, as results for a model card.
+
+    Args:
+        encoder: an encoder at one layer.
+        scores: the frame of a sweep; of several recipes, the encoder's is used.
+
+    Raises:
+        OptionError: if the frame has no score of this model at this layer.
+    """
+    check_frame(scores)
+    rows = scores.filter(pl.col("model") == encoder.name, pl.col("layer") == encoder.layer)
+    if "recipe" in scores.columns:
+        recipe = encoder.options.recipe
+        rows = rows.filter(pl.col("recipe") == (getattr(recipe, "name", recipe) or "plain"))
+    rows = rows.filter(pl.col("kind").is_in(["score", "confirmed"])).sort("kind")  # mteb's score first
+    rows = rows.unique("dataset", keep="first", maintain_order=True).sort("dataset")
+    if rows.is_empty() or encoder.mixture or encoder.tower_layers:
+        raise OptionError(
+            f"`scores` must hold scores of {encoder.name} at layer {encoder.layer}, but has none. Pass the frame "
+            "of a sweep of this model and recipe over this layer."
+        )
+    return [_result(row) for row in rows.iter_rows(named=True)]
+
+
+def _result(row: dict[str, Any]) -> EvalResult:
+    label = task_label(row["dataset"])
+    metadata = _task_metadata(row["dataset"])
+    return EvalResult(
+        task_type=metadata.type if metadata else "feature-extraction",
+        dataset_type=metadata.dataset["path"] if metadata else label,
+        dataset_revision=metadata.dataset.get("revision") if metadata else None,
+        dataset_split=metadata.eval_splits[0] if metadata else None,
+        dataset_name=f"MTEB {label}" if metadata else label,
+        metric_type=row["name"],
+        metric_value=round(100 * row["value"], 2),
+    )
+
+
+def _task_metadata(name: str) -> Any:
+    """Return mteb's metadata of a task, or None if the task is not in mteb."""
+    import mteb
+
+    with isolated_random():  # mteb seeds the global generators
+        try:
+            return mteb.get_task(name).metadata
+        except KeyError:
+            return None
+
+
+def _name_list(value: Any) -> list[str]:
+    """Return the names in a card field as a list; YAML parses ``no`` (Norwegian) as false."""
+    names = [value] if isinstance(value, str | bool) else list(value or ())
+    return ["no" if name is False else str(name) for name in names]
+
+
+def _terms(source: dict[str, Any], base: str | None) -> list[tuple[str, str]]:
+    """Return the name and link of a custom license; a relative link is resolved against the base model."""
+    terms = {key: str(source[key]) for key in ("license_name", "license_link") if source.get(key)}
+    link = terms.get("license_link", "://")
+    if "://" not in link and base is None:
+        del terms["license_link"]
+    elif "://" not in link:
+        terms["license_link"] = f"https://huggingface.co/{base}/blob/main/{link}"
+    return list(terms.items())
+
+
+def _source_card(encoder: LayerEncoder) -> dict[str, Any]:
+    """Return the metadata of the base model's card, or an empty dict if it cannot be read."""
+    folder = Path(encoder.source)
+    source = str(folder / _CARD) if folder.is_dir() else encoder.source
+    if folder.is_dir() and not (folder / _CARD).is_file():
+        return {}
+    try:
+        metadata: dict[str, Any] = ModelCard.load(source, ignore_metadata_errors=True).data.to_dict()
+    except Exception as reason:  # a missing or invalid card does not prevent the upload
+        logger.warning("The model card of %s cannot be read (%s).", encoder.name, type(reason).__name__)
+        return {}
+    return metadata
+
+
+def _upload(encoder: LayerEncoder, repository: str, folder: Path, options: dict[str, Any]) -> str:
+    """Upload a folder and return the URL of the commit."""
+    try:
+        return str(encoder.push_to_hub(repository, local_model_path=str(folder), **options))
+    except Exception as error:
+        # For large files the client wraps the reason in a RuntimeError.
+        reason = error.__cause__ if type(error) is RuntimeError and error.__cause__ is not None else error
+        raise _refusal(reason, repository) or error from reason
+
+
+def _refusal(reason: BaseException, repository: str) -> HubError | None:
+    """Return the error to raise for a failed request, or None if the reason lies elsewhere."""
+    if isinstance(reason, HfHubHTTPError):
+        status = getattr(reason.response, "status_code", None)
+        cure = _CURES.get(status or 0, "")
+        message = " ".join((getattr(reason, "server_message", None) or str(reason)).split())[:300]
+        return HubError(f"The Hub rejected {repository} (status {status}: {message}).{cure}")
+    if isinstance(reason, OfflineModeIsEnabled):
+        return HubError("The Hub is disabled (HF_HUB_OFFLINE=1): unset the variable and push again.")
+    # The client uses httpx or httpx2.
+    if isinstance(reason, OSError) or type(reason).__module__.startswith("httpx"):
+        return HubError(
+            f"The Hub cannot be reached or closed the connection ({error_summary(reason)[:200]}). Check the network "
+            "and HF_ENDPOINT, and push again, with overwrite=True if the repository was created."
+        )
+    return None

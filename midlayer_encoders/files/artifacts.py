@@ -1,0 +1,301 @@
+"""Write and read the package's files: complete or absent, one run per folder, never through a symbolic link.
+
+A file is written next to its final path, flushed to disk and renamed. A file that cannot be read back is set aside,
+logged and rebuilt by the caller.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+from uuid import uuid4
+
+from filelock import FileLock, Timeout
+
+from midlayer_encoders.errors import DiskFullError, FolderError, OptionError
+
+T = TypeVar("T")
+
+LOCK = "midlayer.lock"
+"""Name of the lock file in a folder that one run at a time may write to."""
+
+_STALE_SECONDS = 3600.0  # after which a leftover temporary file belongs to a killed process
+_TEMPORARY = re.compile(r"\.?[0-9a-f]{32}\.tmp")
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_PATH_TAKEN = (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST)
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+_log = logging.getLogger(__name__)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file atomically: afterwards it is complete, or the previous one is unchanged.
+
+    A symbolic link at ``path`` is replaced; its target stays unchanged.
+    """
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_file_once(path: Path, content: bytes) -> None:
+    """Write a file unless it exists. If several processes try, the first one wins."""
+    make_folder(path.parent)
+    with explain_full_disk(path), scratch(path.parent) as temporary:
+        temporary.write_bytes(content)
+        _sync(temporary)
+        if path.is_symlink() and not path.exists():  # a dangling link
+            path.unlink()
+        with suppress(FileExistsError):
+            os.link(temporary, path)
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path next to ``path``; on success it replaces ``path`` in one step.
+
+    Raises:
+        DiskFullError: the disk is full; the previous file is unchanged.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with atomic_write(Path(folder) / "new" / "notes.json") as temporary:
+        ...         _ = temporary.write_text("{}")
+        ...     (Path(folder) / "new" / "notes.json").read_text()
+        '{}'
+    """
+    make_folder(path.parent)
+    with explain_full_disk(path), scratch(path.parent) as temporary:
+        yield temporary
+        _sync(temporary)
+        _move(temporary, path)
+        _sync(path.parent)
+
+
+def _move(temporary: Path, path: Path) -> None:
+    try:
+        temporary.replace(path)
+    except IsADirectoryError as error:
+        raise FolderError(f"{path} must be a file, but is a folder: move it away, and run again.") from error
+
+
+def write_folder(path: Path, write: Callable[[Path], object], *, last: Sequence[str] = ()) -> tuple[str, ...]:
+    """Write a folder to a temporary path and move it into place, file by file if the folder exists.
+
+    Args:
+        path: the folder. A link to a folder stays a link. Existing files that ``write`` does not produce stay.
+        write: called with the path of the folder to create.
+        last: files that make the others usable, the entry point last. In an existing folder they are removed first, in
+            reverse order, and moved last, in this order, so that a reader never mixes old and new files.
+
+    Returns:
+        The files written, relative to the folder.
+    """
+    target = path.resolve()
+    make_folder(target if target.exists() else target.parent)
+    exists = target.is_dir()
+    parent_is_fixed = exists and (os.path.ismount(target) or not os.access(target.parent, os.W_OK))
+    with explain_full_disk(target), scratch(target if parent_is_fixed else target.parent) as temporary:
+        write(temporary)
+        files = sorted(file.relative_to(temporary) for file in temporary.rglob("*") if file.is_file())
+        written = tuple(file.as_posix() for file in files)
+        if not exists:
+            temporary.replace(target)
+            return written
+        for name in reversed(last):
+            (target / name).unlink(missing_ok=True)
+        for file in sorted(files, key=lambda file: (last.index(str(file)) if str(file) in last else -1, file)):
+            make_folder((target / file).parent)
+            _move(temporary / file, target / file)
+    return written
+
+
+@contextmanager
+def scratch(folder: Path) -> Iterator[Path]:
+    """Yield the path of a temporary file or folder inside ``folder``, and remove it afterwards.
+
+    A later process removes the leftovers of a killed one after an hour.
+    """
+    remove_leftovers(folder)
+    temporary = folder / f".{uuid4().hex}.tmp"
+    try:
+        yield temporary
+    finally:
+        _remove(temporary)
+
+
+@lru_cache(maxsize=4096)  # once per folder and process
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files that killed processes left in a folder at least an hour ago."""
+    with suppress(OSError):  # a read-only disk keeps them
+        for entry in [entry for entry in os.scandir(folder) if _TEMPORARY.fullmatch(entry.name)]:
+            if time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_SECONDS:
+                _remove(Path(entry))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):  # already renamed, or removed by a later process
+            path.unlink()
+
+
+@contextmanager
+def explain_full_disk(path: Path) -> Iterator[None]:
+    """Turn the error of a full disk into one that names the disk and the path."""
+    try:
+        yield
+    except Exception as error:
+        if not _means_full(error):
+            raise
+        folder = next(parent for parent in path.absolute().parents if parent.exists()).resolve()
+        disk = next(parent for parent in (folder, *folder.parents) if os.path.ismount(parent))
+        free = shutil.disk_usage(folder).free / 2**20
+        raise DiskFullError(
+            f"The disk of {disk} is full ({free:.1f} MiB free): {path} was not written. Existing files are "
+            "unchanged: free some space, for example with `midlayer cache`, or write elsewhere, and run again."
+        ) from error
+
+
+def _means_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _DISK_FULL
+    return any(f"(os error {number})" in str(error) for number in _DISK_FULL)  # raised by Rust libraries
+
+
+def _sync(path: Path) -> None:
+    """Flush a file or folder to disk."""
+    if os.name != "posix" and path.is_dir():  # Windows cannot open a folder
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents, or raise if something else is in the way."""
+    try:
+        with explain_full_disk(path):
+            path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        obstacle = next(parent for parent in (path, *path.parents) if parent.is_symlink() or parent.exists())
+        kind = f"a link to {obstacle.readlink()}, which is not a folder" if obstacle.is_symlink() else "a file"
+        raise FolderError(
+            f"{path} must be a folder, but {obstacle} is {kind}: remove it, or choose another path."
+        ) from error
+    except DiskFullError:
+        raise
+    except OSError as error:
+        raise FolderError(
+            f"The folder {path} cannot be created ({error.strerror}): choose another, writable path."
+        ) from error
+
+
+def read_artifact(path: Path, read: Callable[[Path], T]) -> T | None:
+    """Return ``read(path)``, or ``None`` if the file is absent or damaged.
+
+    A damaged file is set aside and logged; the caller writes it again.
+    """
+    if not path.is_file():
+        return None
+    try:
+        return read(path)
+    except FileNotFoundError:
+        return None
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the disk fails, not the content
+            raise
+        set_aside(path, f"{type(error).__name__}: {error}")
+        return None
+
+
+def set_aside(path: Path, reason: str) -> None:
+    """Rename an unusable file to ``*.broken``, replacing an earlier one, and log it."""
+    broken = path.with_name(f"{path.name}.broken")
+    try:
+        path.replace(broken)
+    except FileNotFoundError:
+        return  # another process has renamed it
+    except OSError as error:
+        if error.errno in _PATH_TAKEN:
+            raise FolderError(
+                f"{path} cannot be used ({reason}), nor moved to {broken} ({error.strerror}): move both away."
+            ) from error
+        if error.errno not in _READ_ONLY:
+            raise
+        broken = path
+    one_line = " ".join(reason.split())
+    _log.warning(
+        "%s could not be read (%s). It will be rebuilt; the old content is in %s.", path, one_line[:300], broken
+    )
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Reserve a folder for this run. The lock ends with the process, even if it is killed.
+
+    A folder on a read-only or full disk is not locked: the first write reports the problem.
+
+    Raises:
+        FolderError: another run is using the folder.
+    """
+    make_folder(folder)
+    path = folder / LOCK
+    if path.is_symlink() or path.is_dir():
+        kind = "a symbolic link" if path.is_symlink() else "a folder"
+        raise FolderError(f"{path} must be a file, but is {kind}: remove it, and run again.")
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise FolderError(
+            f"{folder} is in use: {_holder(path)} is writing there. Wait until it has finished, or use another folder."
+        ) from error
+    except OSError as error:
+        if error.errno not in (*_READ_ONLY, *_DISK_FULL):
+            raise
+    try:
+        if lock.is_locked:
+            with suppress(OSError):  # only a message to other processes
+                path.write_text(
+                    f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now():%Y-%m-%d %H:%M:%S}"
+                )
+        yield
+    finally:
+        lock.release()
+
+
+def _holder(path: Path) -> str:
+    with suppress(OSError):  # Windows denies reading a locked file
+        return path.read_text(encoding="utf8", errors="replace").strip() or "another process"
+    return "another process"
+
+
+def check_links(folder: Path, subfolders: Iterable[Path]) -> None:
+    """Raise if a subfolder, or a folder inside one, is a link that leads out of ``folder``.
+
+    Files need no check: a link in place of a file is replaced, never written through.
+    """
+    root = folder.resolve()
+    for subfolder in subfolders:
+        nested = (Path(parent, name) for parent, names, _ in os.walk(subfolder) for name in names)
+        for place in (subfolder, *nested):
+            if place.is_symlink() and not place.resolve().is_relative_to(root):
+                raise OptionError(
+                    f"`out` must not contain links that lead out of it, but {place} is a link to {place.readlink()}: "
+                    "remove the link, or pass its target as `out` (or as `store`, for embeddings)."
+                )

@@ -1,0 +1,270 @@
+"""The base class of all metrics: updated with one layer at a time, it computes one number per layer."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torchmetrics import Metric
+from torchmetrics.utilities.distributed import gather_all_tensors
+
+from midlayer_encoders.errors import LayerIndexError, MidlayerError, NotFiniteError, OptionError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+
+_STACK_SIZE = 2**24  # numbers of several layers that are stacked: 128 MB in float64
+
+Kind: TypeAlias = Literal["tokens", "pooled", "views", "attentions"]
+"""The input of ``update``: token states and their mask, one vector per text, one per text and view, or attentions."""
+
+
+class TooFewTextsError(MidlayerError, ValueError):
+    """There are fewer texts, tokens or distinct vectors than a metric needs."""
+
+
+class LayerMetric(Metric):
+    """One number per layer, from states that arrive layer by layer.
+
+    Call ``update`` once per layer and batch, in any order of batches; ``compute`` returns shape ``(len(layers),)`` in
+    float64, in the order of ``layers``. torchmetrics' sync merges states across processes: sums up to rounding, samples
+    bit for bit. ``update`` waits for a GPU only to find eigenvalues; ``compute`` checks that values are finite.
+
+    A subclass declares its options by naming its function: ``class Curvature(LayerMetric, function=curvature)`` takes
+    every argument of ``curvature`` that has a default, except the mask.
+
+    Args:
+        layers: layer numbers that ``update`` will be called with, each once.
+        options: options of the metric's function, and torchmetrics' own, such as ``process_group``.
+
+    Attributes:
+        kind: the input of ``update``: ``"tokens"``, ``"pooled"``, ``"views"`` or ``"attentions"``.
+        needs_previous: True if each layer is compared with the one listed before it, so that the first value is NaN.
+        options: values of the function's options.
+    """
+
+    kind: ClassVar[Kind]
+    needs_previous: bool = False
+    is_differentiable = False
+    higher_is_better = None
+    full_state_update = False
+    _compares: ClassVar[str] = ""
+    """Parts of a text that the metric compares and that arrive in separate updates; empty if one update has a value."""
+    _option_defaults: ClassVar[dict[str, Any]] = {}
+    _check: ClassVar[Callable[..., None] | None] = None
+    _number: ClassVar[Callable[..., Tensor] | None] = None
+
+    def __init_subclass__(
+        cls,
+        *,
+        function: Callable[..., Tensor] | None = None,
+        check: Callable[..., None] | None = None,
+        number: Callable[..., Tensor] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Declare the options of a subclass.
+
+        Args:
+            function: the pure function whose options the constructor takes.
+            check: raises an error for invalid options; called with those options that are its parameters.
+            number: computes the numbers of several layers from what the base class accumulates and the options.
+            kwargs: passed on.
+        """
+        super().__init_subclass__(**kwargs)
+        if function is None:
+            return
+        cls._check = None if check is None else staticmethod(check)
+        cls._number = None if number is None else staticmethod(number)
+        parameters = inspect.signature(function).parameters
+        cls._option_defaults = {
+            name: parameter.default
+            for name, parameter in parameters.items()
+            if parameter.default is not parameter.empty and name != "mask"
+        }
+        named = dict(inspect.signature(cls.__init__).parameters)
+        rest = named.popitem()[1]
+        del named["self"]
+        for name in cls._option_defaults:
+            named[name] = parameters[name].replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        cls.__signature__ = inspect.Signature([*named.values(), rest])  # type: ignore[attr-defined]
+
+    def __init__(self, layers: Sequence[int], **options: Any) -> None:
+        values = {name: options.pop(name, default) for name, default in self._option_defaults.items()}
+        super().__init__(**options)
+        self.options = values
+        if self._check is not None:
+            self._check(**{name: values[name] for name in inspect.signature(self._check).parameters})
+        self.layers = tuple(layers)
+        if not self.layers or len(set(self.layers)) != len(self.layers):
+            raise OptionError(f"`layers` must be one or more different layer numbers, but got {list(layers)}.")
+        # After one update, a MetricCollection treats metrics with close states as one and updates only the first. Equal
+        # states of different metrics can mean different things, and NaN keeps them unequal.
+        self.add_state("not_shared", torch.tensor(torch.nan), dist_reduce_fx="sum")
+
+    @abstractmethod
+    def _value(self, layer: int) -> Tensor:
+        """Return the number of one layer, a scalar."""
+
+    def settle(self) -> None:
+        """Queue the remaining work of ``compute`` without waiting for the device."""
+
+    def compute(self) -> Tensor:
+        """Return one value per layer, shape ``(len(layers),)``, float64; the first is NaN if ``needs_previous``."""
+        return self._all_finite(self.layers, self._values(self.layers))
+
+    def _values(self, layers: Sequence[int]) -> Tensor:
+        """Return the numbers of these layers, shape ``(len(layers),)``, float64."""
+        return one_device([self._value(layer) for layer in layers])
+
+    def _has_value(self, layer: int) -> bool:
+        return not self.needs_previous or layer != self.layers[0]
+
+    def forward(self, layer: int, *args: Any, **kwargs: Any) -> Tensor:
+        """Add one layer of a batch as ``update`` does, and return that layer's value on this batch.
+
+        Like torchmetrics' ``forward``, but for one layer: a scalar in float64, from this process only unless
+        ``dist_sync_on_step``. Metrics that compare layers or views raise a :class:`MidlayerError`.
+        """
+        if self._compares:
+            raise MidlayerError(
+                f"{type(self).__name__} has no value for one update because it compares {self._compares} of a batch. "
+                "Call `update` for each of them, then `compute` once."
+            )
+        batch = self._empty_copy()
+        batch.update(layer, *args, **kwargs)
+        batch.sync(should_sync=self.dist_sync_on_step)
+        value = batch._all_finite([layer], batch._values([layer]))[0]
+        self.update(layer, *args, **kwargs)
+        self._forward_cache = value  # type: ignore[assignment]  # Lightning logs it
+        return value
+
+    def _empty_copy(self) -> LayerMetric:
+        """Return a metric with the same options and no texts."""
+        other = copy(self)
+        for name, default in self._defaults.items():
+            if isinstance(default, list):  # `reset` would clear the shared list
+                setattr(other, name, [])
+        other.reset()
+        return other
+
+    def plot(
+        self, val: Tensor | Sequence[Tensor] | None = None, ax: Axes | None = None
+    ) -> tuple[Figure | SubFigure, Axes]:
+        """Plot the values over the layers and return the figure and its axes.
+
+        Args:
+            val: results of ``compute``, one line each; ``None`` to compute them now.
+            ax: axes to draw in; ``None`` for a new figure.
+        """
+        import matplotlib.pyplot as plt
+
+        axes = plt.subplots()[1] if ax is None else ax
+        val = self.compute() if val is None else val
+        for values in [val] if isinstance(val, Tensor) else val:
+            axes.plot(self.layers, values.tolist(), marker="o")
+        axes.set(xlabel="layer", ylabel=type(self).__name__)
+        return axes.figure, axes
+
+    def _position(self, layer: int) -> int:
+        if layer not in self.layers:
+            raise LayerIndexError(f"`layer` must be one of the metric's layers {list(self.layers)}, but got {layer}.")
+        return self.layers.index(layer)
+
+    def _all_finite(self, layers: Sequence[int], values: Tensor) -> Tensor:
+        # One check for all layers because each check waits for the GPU.
+        for layer, value in zip(layers, values.tolist(), strict=True):
+            if self._has_value(layer) and not math.isfinite(value):
+                raise self._not_finite(layer, value)
+        return values
+
+    def _not_finite(self, layer: int, value: float) -> NotFiniteError:
+        return NotFiniteError(
+            f"{type(self).__name__} of layer {layer} is {value} because its states hold NaN or infinity. "
+            "Check the model's output at that layer; float16 overflows where bfloat16 and float32 do not."
+        )
+
+    def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        # torchmetrics squeezes a result of one element to a scalar, but the result must have one axis.
+        wrapped = super()._wrap_compute(compute)
+        return functools.wraps(compute)(lambda *args, **kwargs: wrapped(*args, **kwargs).reshape(-1))
+
+    def _sync_dist(
+        self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any | None = None
+    ) -> None:
+        # torchmetrics would gather the empty lists of a process without texts with the wrong shape and type.
+        self._agree_on_lists(process_group or self.process_group)
+        super()._sync_dist(dist_sync_fn, process_group)
+
+    def _agree_on_lists(self, group: Any | None) -> None:
+        """Give each list state one tensor with the dtype and shape of the other processes' tensors."""
+        names = [name for name, default in self._defaults.items() if isinstance(default, list)]
+        if not names or not is_distributed():
+            return
+        local = {name: torch.cat(getattr(self, name)) for name in names if getattr(self, name)}
+        all_types: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(all_types, {n: (t.dtype, t.shape[1:]) for n, t in local.items()}, group=group)
+        for name in names:
+            types = [process_types[name] for process_types in all_types if name in process_types]
+            if types:
+                dtype = functools.reduce(torch.promote_types, [state_dtype for state_dtype, _ in types])
+                empty = torch.empty((0, *types[0][1]), dtype=dtype, device=self.device)
+                setattr(self, name, [local.get(name, empty).to(self.device, dtype)])
+
+
+def joined(state: Tensor | list[Tensor]) -> Tensor | None:
+    """Return a list state as one tensor, or ``None`` if it is empty; after a sync it already is a tensor."""
+    if isinstance(state, list):
+        return torch.cat(state) if state else None
+    return state
+
+
+def in_stacks(layers: Sequence[Tensor], number: Callable[[Tensor], Tensor], *, temporaries: int = 0) -> list[Tensor]:
+    """Return the number of each layer, computed for as many similar layers at once as fit into memory.
+
+    Args:
+        layers: one tensor per layer.
+        number: returns the numbers ``(L,)`` of stacked layers, ``(L, *)``.
+        temporaries: temporary numbers that one layer needs, if more than its own size.
+
+    Example:
+        >>> in_stacks([torch.ones(2), torch.ones(3), torch.ones(3)], lambda stack: stack.sum(dim=1))
+        [tensor(2.), tensor(3.), tensor(3.)]
+    """
+    groups: dict[Any, list[int]] = {}
+    for position, tensor in enumerate(layers):
+        groups.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(position)
+    numbers: dict[int, Tensor] = {}
+    for positions in groups.values():
+        size = max(1, _STACK_SIZE // max(1, temporaries, layers[positions[0]].numel()))
+        for start in range(0, len(positions), size):
+            chunk = positions[start : start + size]
+            numbers.update(zip(chunk, number(torch.stack([layers[position] for position in chunk])), strict=True))
+    return [numbers[position] for position in range(len(layers))]
+
+
+def one_device(values: Sequence[Tensor]) -> Tensor:
+    """Return scalars from several devices as one float64 tensor."""
+    return torch.stack([value.to(values[0].device, torch.float64) for value in values])
+
+
+def is_distributed() -> bool:
+    """Return True if there is more than one process."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def check_at_least(least: int, count: int, subject: str) -> None:
+    """Raise a :class:`TooFewTextsError` if ``count`` is below ``least``."""
+    if count < least:
+        raise TooFewTextsError(
+            f"{subject} must be at least {least}, but there are {count}: pass more, or longer, texts."
+        )
