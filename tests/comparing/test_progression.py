@@ -198,7 +198,7 @@ def test_the_callers_mistakes_are_no_failures(run: Path, options: dict[str, obje
 
 def test_a_result_without_a_folder_says_so(run: Path, done: ProgressionResult, tmp_path: Path) -> None:
     alone = ProgressionResult(done.frame, None, {})
-    with pytest.raises(OptionError, match="`folder` must be given"):
+    with pytest.raises(OptionError, match="`folder` must be set here"):
         alone.to_html()
     assert alone.to_html(tmp_path / "page.html").is_file()
 
