@@ -351,7 +351,7 @@ CLAIMS = [
     ),
     Claim(
         REPLICATION,
-        "in the own base {} of {} metrics settle first in the early layers, {} in the last, and {} move most in the middle, {} in the last layers",
+        "in the base model of [training.md](training.md), {} of {} metrics settle first in the early layers, {} in the last; {} move most in the middle, {} in the last layers",
         lambda: _counted()[:5],
     ),
     Claim(PAGE, "**The middle moves most** in {} of the {},", lambda: [_counted()[3], _counted()[1]]),
@@ -371,7 +371,7 @@ CLAIMS = [
     Claim(PAGE, "Reading raw states it would cost {}", lambda: [_lost("valley-midpoint (raw)")]),
     Claim(
         REPLICATION,
-        "a valley of {} to {} nats at layers {} and {} (three seeds; {} after 604M tokens, most of it the first token's), and a masked one of {} at layer {}, Mamba2 none",
+        "a valley of {} to {} nats at layers {} and {} (three seeds; {} after 604M tokens, most of it due to the first token), a masked model one of {} at layer {}, and Mamba2 none",
         lambda: [
             *ends([depth(run) for run in seeds()]),
             *ends([valley(run.metric(RAW).values[-1]).layer for run in seeds()]),
@@ -382,13 +382,13 @@ CLAIMS = [
     ),
     Claim(
         REPLICATION,
-        "they are {} to {}, {} and none, at layer 1",
+        "these valleys are {} to {}, {} and none, at layer 1",
         lambda: [
             *ends([depth(run, "prompt_entropy") for run in seeds()]),
             depth(read_run("masked"), "prompt_entropy"),
         ],
     ),
-    Claim(REPLICATION, "in the {} [own runs]", lambda: [_lowest_blocks()]),
+    Claim(REPLICATION, "in the {} [training runs]", lambda: [_lowest_blocks()]),
 ]
 
 

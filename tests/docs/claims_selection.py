@@ -217,7 +217,7 @@ CLAIMS = [
     ),
     Claim(
         "docs/replication.md",
-        "on MiniLM it is {} points worse than the last layer, which min-InfoNCE finds",
+        "on MiniLM, it is {} points worse than the last layer, which min-InfoNCE selects",
         lambda: [regret("fixed-depth", MINILM) + regret("min-infonce", MINILM)],
     ),
     # --- docs/metrics.md ---------------------------------------------------------------------------------------------

@@ -252,7 +252,7 @@ IMAGES = [
     Claim(VISION, "all but layer 0 ({}) and the last ({}) do by {};", _masked_settles),
     Claim(
         REPLICATION,
-        "best at layer {}, {} points ({} to {}) over the last, masked and distilled ones likewise",
+        "best at layer {}, {} points ({} to {}) over the last, as are the masked and distilled models",
         lambda: _gains("autoregressive"),
     ),
 ]

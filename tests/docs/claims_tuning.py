@@ -157,7 +157,7 @@ def _fig13() -> list[float]:
 CLAIMS = [
     Claim(
         REPLICATION,
-        "(the paper's, last layer: {} to {} and {} nats); dataset entropy of the last layer {} to {} and {}; InfoNCE of the last layer {} to {} and {}, lower at {} of 12 blocks after SimCSE, at {} after supervised tuning; the last layer gains {} and {} points",
+        "(the paper's metric, last layer: {} to {} and {} nats); dataset entropy of the last layer {} to {} and {}; InfoNCE of the last layer {} to {} and {}, lower at {} of 12 blocks after SimCSE, at {} after supervised tuning; the last layer gains {} and {} points",
         _fig13,
     ),
     Claim(
