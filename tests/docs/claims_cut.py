@@ -130,8 +130,7 @@ CLAIMS = [
     ),
     Claim(
         METRICS,
-        "`curvature` falls from {} to {} rad, most at the same block, though not at every one: at {} of {} it rises, by {} at "
-        "the most",
+        "`curvature` falls from {} to {} rad, most at block 12. It rises at {} of {} blocks, by at most {}",
         _curvature,
     ),
 ]
