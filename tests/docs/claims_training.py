@@ -234,7 +234,7 @@ IMAGES = [
     ),
     Claim(
         VISION,
-        "dataset entropy {} at layer {} and {} at the last, InfoNCE least at layer {} ({} against {} at the last)",
+        "dataset entropy {} at layer {} and {} at the last, InfoNCE lowest at layer {} ({} against {} at the last)",
         lambda: [
             *best(curve := _image("dataset_entropy", "supervised")),
             last(curve),
