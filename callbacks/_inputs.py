@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from midlayer_encoders._random import isolated_random
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import MIN_MEASURED_TOKENS
 from midlayer_encoders.errors import AnatomyError, OptionError
 from midlayer_encoders.measuring import num_views

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from midlayer_encoders._random import isolated_random
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import MidlayerError, NotFiniteError
 from midlayer_encoders.measuring import compute_metrics, token_receiver, update_views
 from midlayer_encoders.metrics import LayerMetric

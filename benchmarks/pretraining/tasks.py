@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.pretraining.corpus import PAD
 from benchmarks.pretraining.models import evaluating
+from benchmarks.pretraining.vocabulary import PAD
 from midlayer_encoders.recipes import PLAIN, RECIPES, Recipe
 from midlayer_encoders.tasks import isolated_random, task_sources
 

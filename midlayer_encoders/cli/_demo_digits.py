@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from midlayer_encoders._random import isolated_random
+from midlayer_encoders._isolation import isolated_random
 
 if TYPE_CHECKING:
     from PIL.Image import Image

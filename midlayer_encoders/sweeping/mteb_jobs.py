@@ -17,7 +17,7 @@ import mteb
 from joblib.executor import get_memmapping_executor
 from mteb.cache import ResultCache
 
-from midlayer_encoders._quiet import quiet_loggers
+from midlayer_encoders._isolation import quiet_loggers
 from midlayer_encoders.errors import MidlayerError, error_summary
 from midlayer_encoders.files import explain_full_disk, make_folder, read_artifact, scratch, write_file
 from midlayer_encoders.store import TextNotStoredError

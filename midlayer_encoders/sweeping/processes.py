@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from midlayer_encoders._quiet import quiet_loggers
+from midlayer_encoders._isolation import quiet_loggers
 from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, OptionError, error_summary
 
 T = TypeVar("T")

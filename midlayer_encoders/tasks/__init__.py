@@ -3,7 +3,7 @@
 Importing this package is fast: functions that need mteb import it, which takes seconds.
 """
 
-from midlayer_encoders._random import isolated_random
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.tasks.bm25 import BM25_PACKAGES, Bm25Search, has_bm25
 from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, STS_GRADES
 from midlayer_encoders.tasks.overview import TaskOverview, task_overview

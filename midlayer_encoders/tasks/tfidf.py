@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from midlayer_encoders._random import isolated_random
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.tasks.sources import ObjectSource, TaskSource, TextsSource
 
 if TYPE_CHECKING:

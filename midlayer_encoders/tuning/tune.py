@@ -13,7 +13,7 @@ import polars as pl
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders._deprecated import take_deprecated
-from midlayer_encoders._random import isolated_random
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder

@@ -1,7 +1,8 @@
-"""Isolation of code that draws from the global random generators or seeds them, as mteb does."""
+"""Isolation from other libraries: from their log lines, and from their use of the global random generators."""
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -50,3 +51,17 @@ def isolated_random() -> Iterator[None]:
             torch.set_rng_state(states[2])
             if cuda:
                 torch.cuda.set_rng_state_all(cuda)
+
+
+@contextmanager
+def quiet_loggers(*names: str, level: int = logging.ERROR) -> Iterator[None]:
+    """Raise the level of loggers, and restore it afterwards."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, previous in zip(loggers, levels, strict=True):
+            logger.setLevel(previous)
