@@ -64,7 +64,18 @@ def run_table() -> str:
             f"{held[-1]:.3f}" if held else "",
         ])  # fmt: skip
     return table(
-        ["run", "in blocks", "steps", "training", "measurements", "tasks", "first loss", "last loss", "held out"], rows
+        [
+            "run",
+            "block parameters",
+            "steps",
+            "training",
+            "measurements",
+            "tasks",
+            "initial loss",
+            "final loss",
+            "held-out loss",
+        ],
+        rows,
     )
 
 

@@ -70,10 +70,10 @@ TRAINED = [
             gaps[-1],
         ],
     ),
-    Claim(FIRST, "(`first_token_share`) never passes {} at any layer", lambda: [_ceiling(_largest_share())]),
+    Claim(FIRST, "(`first_token_share`) never exceeds {} at any layer", lambda: [_ceiling(_largest_share())]),
     Claim(
         FIRST,
-        "as the paper says; within a text it does so at layers {} to {}, by less than {} nats at layers {} to {}, and lowers",
+        "as in the paper. Within a text, it raises entropy at layers {} to {} and by less than {} nats at layers {} to {}, and lowers",
         lambda: _entropy_between("simcse"),
     ),
     Claim(
