@@ -99,9 +99,9 @@ def table(models: Sequence[Swept]) -> list[str]:
         lines.append(f"| {title} | " + " | ".join(cells) + " |")
 
     cells = [f"{score:.1f} ({recipe} at {layer})" for score, recipe, layer in best.values()]
-    lines.append("| the best of all | " + " | ".join(cells) + " |")
-    row("**by the kind of the model**", [by_kind(one) for one in models])
-    row("the model as it comes", [("plain", 1.0)] * len(models))
+    lines.append("| best recipe and layer | " + " | ".join(cells) + " |")
+    row("**default by kind of model**", [by_kind(one) for one in models])
+    row("plain, last layer", [("plain", 1.0)] * len(models))
     row("plain, depth 0.8", [("plain", 0.8)] * len(models))
     for recipe in ("one-word", "one-word+center", "summarize", "echo"):
         if all(recipe in one.tasks for one in models):

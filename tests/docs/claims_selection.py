@@ -144,8 +144,8 @@ CLAIMS = [
     Claim(BENCHMARK, "| min-prompt-entropy | 7 of 7 | {} |", lambda: [mean_regret("min-prompt-entropy")]),
     Claim(
         BENCHMARK,
-        "at the last layer, by far ({} to {} on six corpora); on SmolLM2 at layer 29 of 30 on {} of the six (on Emotion at "
-        "layer {})",
+        "half match is by far the highest at the last layer of MiniLM ({} to {} on six corpora); on SmolLM2 it is highest at "
+        "layer 29 of 30 on {} of the six (on Emotion at layer {})",
         lambda: [
             min(ends := [curve[6] for curve in _half_match(MINILM).values()]),
             max(ends),
@@ -153,8 +153,8 @@ CLAIMS = [
             best(_half_match(SMOLLM2)["EmotionClassification"])[1],
         ],
     ),
-    Claim(BENCHMARK, "{} of {} draws of `auto` are more than 0.5 below", lambda: _worse("auto")),
-    Claim(BENCHMARK, "by 0.97), {} of {} of `few-labels`", lambda: _worse("few-labels")),
+    Claim(BENCHMARK, "{} of {} draws of `auto` are more than 0.5 points below", lambda: _worse("auto")),
+    Claim(BENCHMARK, "by 0.97), and {} of {} of `few-labels`", lambda: _worse("few-labels")),
     Claim(BENCHMARK, "untrained models ({} of {} below)", lambda: [gates().filter(kind="untrained")["was"].sum(), 150]),
     # --- docs/recipes.md ---------------------------------------------------------------------------------------------
     Claim(RECIPES, "| plain text, mean of its tokens | {} | {} | {} at {} |", lambda: _row("plain")),
