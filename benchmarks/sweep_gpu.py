@@ -119,7 +119,7 @@ class Bench:
         }
         for budget in self.given.budgets:
             sized = Ours(self.whole, self.root / str(budget), token_budget=budget)
-            runs[f"the same, token_budget={budget}"] = lambda s=sized: s(self.inputs)
+            runs[f"the same, `token_budget={budget}`"] = lambda s=sized: s(self.inputs)
         best = dict.fromkeys(runs, float("inf"))
         for _ in range(self.given.rounds):
             for name, run in runs.items():
@@ -368,7 +368,7 @@ TITLES = {
     "profile": "Device time",
     "encode": "`encode` of one layer, relative to plain sentence-transformers over the same cut model",
     "whole": "A complete sweep of real tasks: embedding, scoring, confirmation by mteb",
-    "compile": "`compile=True`",
+    "compile": "`SweepSettings(compile=True)`",
     "million": "Many short texts",
 }
 
