@@ -1,6 +1,7 @@
 """Progress of long commands: bars in a terminal, lines elsewhere, JSON lines under ``--json``, nothing if quiet.
 
-All of it goes to standard error, so that standard output holds only the result.
+All of it goes to standard error, so that standard output holds only the result. A stage has a name, which programs read
+and which stays the same in every release, and a title for people.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import os
 import sys
 import threading
 import time
-import typing
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from contextlib import contextmanager
+from typing import Literal, Self
+
+from rich import progress
+from rich.console import Console
+from rich.text import Text
 
 from midlayer_encoders._types import Progress
 
 Mode = Literal["bars", "lines", "json", "quiet"]
+_SECONDS_BETWEEN_LINES: dict[str, float] = {"lines": 30.0, "json": 1.0}
 
 _mode: Mode | None = None  # set by the flags of the running command; None means bars or lines
 
@@ -59,7 +63,7 @@ def show_progress(titles: Mapping[str, str] | None = None) -> Iterator[Progress]
     Args:
         titles: titles of the stages by name; by default the name.
     """
-    with _display() as display:
+    with _Display() as display:
 
         def report(stage: str, done: int, total: int) -> None:
             if total:
@@ -71,169 +75,103 @@ def show_progress(titles: Mapping[str, str] | None = None) -> Iterator[Progress]
 @contextmanager
 def show_waiting(stage: str, title: str) -> Iterator[None]:
     """Show a stage of unknown length, such as loading a model."""
-    with _display() as display:
+    with _Display() as display:
         display.report(stage, title, 0, None)
         yield
 
 
-def _display() -> AbstractContextManager[_Display]:
-    mode = _mode or ("bars" if sys.stderr.isatty() else "lines")
-    return {"bars": _Bars, "lines": _Lines, "json": _JsonLines, "quiet": _Display}[mode]()
+class _Rate(progress.ProgressColumn):
+    def render(self, task: progress.Task) -> Text:
+        return Text(f"{_number(task.speed)}/s" if task.speed else "")
 
 
 class _Display:
-    """Shows the steps of stages; this one shows nothing.
-
-    A stage has a name, which programs read and which stays the same in every release, and a title for people.
-    """
-
-    def report(self, stage: str, title: str, done: int, total: int | None) -> None:
-        """Show that ``done`` of ``total`` steps of a stage are done; ``None`` for an unknown total."""
-
-    def __enter__(self) -> typing.Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Show the final state of the last stage."""
-
-
-class _Bars(_Display):
-    """A bar for each stage in a terminal, with its rate and the remaining time."""
+    """Shows stages as bars, or as a line when a stage begins and ends and at intervals, even if nothing is reported."""
 
     def __init__(self) -> None:
-        from rich import progress
-        from rich.console import Console
-
-        class Rate(progress.ProgressColumn):
-            def render(self, task: Any) -> str:
-                return "" if not task.speed else f"{_number(task.speed)}/s"
-
-        self._tasks: dict[str, Any] = {}
-        self._bars = progress.Progress(
+        self._mode = _mode or ("bars" if sys.stderr.isatty() else "lines")
+        columns = (
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
             progress.MofNCompleteColumn(),
-            Rate(),
+            _Rate(),
             progress.TimeElapsedColumn(),
             progress.TimeRemainingColumn(),
-            console=Console(stderr=True),
         )
-
-    def report(self, stage: str, title: str, done: int, total: int | None) -> None:
-        if stage not in self._tasks:
-            self._tasks[stage] = self._bars.add_task(title, total=total)
-        self._bars.update(self._tasks[stage], completed=done, total=total)
-
-    def __enter__(self) -> typing.Self:
-        self._bars.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._bars.__exit__(*error)
-
-
-@dataclass
-class _StageState:
-    """The state of a stage, and the time since it began."""
-
-    name: str
-    title: str
-    done: int = 0
-    total: int | None = None
-    written: tuple[int, int | None] | None = None
-    start: float = field(default_factory=lambda: time.monotonic())
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.start
-
-    @property
-    def rate(self) -> float | None:
-        return self.done / self.seconds if self.done and self.seconds > 0 else None
-
-    @property
-    def seconds_left(self) -> float | None:
-        return (self.total - self.done) / self.rate if self.rate and self.total is not None else None
-
-
-class _Lines(_Display):
-    """A line when a stage begins and ends, and one every ``interval`` seconds, even if nothing is reported."""
-
-    interval = 30.0
-    shortest = 1.0
-    """Seconds that the last stage must take for a line at its end."""
-
-    def __init__(self) -> None:
-        self._stages: dict[str, _StageState] = {}
-        self._current: _StageState | None = None
-        self._lock = threading.Lock()
+        options = {"console": Console(stderr=True), "get_time": time.monotonic, "disable": self._mode != "bars"}
+        self._bars = progress.Progress(*columns, **options)  # type: ignore[arg-type]
+        self._tasks: dict[str, progress.Task] = {}
+        self._current: progress.Task | None = None
         self._ended = threading.Event()
         self._timer = threading.Thread(target=self._write_regularly, daemon=True)
 
-    def report(self, stage: str, title: str, done: int, total: int | None) -> None:
-        with self._lock:
-            state = self._stages.setdefault(stage, _StageState(stage, title))
-            state.done = done
-            state.total = total
-            if state is not self._current:
-                previous = self._current
-                self._current = state
-                for changed in (previous, state):  # stages alternate: write only what is new
-                    if changed is not None and changed.written != (changed.done, changed.total):
-                        self._write(changed)
-
-    def _write_regularly(self) -> None:
-        while not self._ended.wait(self.interval):
-            with self._lock:
-                if self._current is not None:
-                    self._write(self._current)
-
-    def _write(self, state: _StageState) -> None:
-        state.written = (state.done, state.total)
-        print(self.line(state), file=sys.stderr, flush=True)  # noqa: T201
-
-    def line(self, state: _StageState) -> str:
-        """Return the line about a stage."""
-        elapsed = state.seconds >= 1
-        if state.total is None:
-            return f"{state.title}: {duration(state.seconds)}" if elapsed else f"{state.title} …"
-        words = [f"{state.title}: {state.done:,} of {state.total:,}"]
-        if elapsed:
-            words.append(duration(state.seconds))
-        if elapsed and state.rate:
-            words.append(f"{_number(state.rate)} a second")
-        if elapsed and state.seconds_left:
-            words.append(f"{duration(state.seconds_left)} left")
-        return ", ".join(words)
-
-    def __enter__(self) -> typing.Self:
+    def __enter__(self) -> Self:
+        self._bars.start()
         self._timer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._bars.stop()
         self._ended.set()
         self._timer.join()
-        if self._current is not None and self._current.seconds >= self.shortest:
+        if self._current is not None and (self._mode == "json" or (self._current.elapsed or 0.0) >= 1):
             self._write(self._current)
 
+    def report(self, stage: str, title: str, done: int, total: int | None) -> None:
+        """Show that ``done`` of ``total`` steps of a stage are done; ``None`` for an unknown total."""
+        if stage not in self._tasks:
+            number = self._bars.add_task(title, total=total, stage=stage, written=None)
+            self._tasks[stage] = self._bars.tasks[number]
+        task = self._tasks[stage]
+        self._bars.update(task.id, completed=done, total=total)
+        if task is not self._current:
+            previous = self._current
+            self._current = task
+            for changed in (previous, task):  # stages alternate: write only what is new
+                if changed is not None and changed.fields["written"] != (changed.completed, changed.total):
+                    self._write(changed)
 
-class _JsonLines(_Lines):
-    """The same as JSON lines, every second."""
+    def _write_regularly(self) -> None:
+        while not self._ended.wait(_SECONDS_BETWEEN_LINES.get(self._mode)):
+            if self._current is not None:
+                self._write(self._current)
 
-    interval = 1.0
-    shortest = 0.0
+    def _write(self, task: progress.Task) -> None:
+        task.fields["written"] = (task.completed, task.total)
+        if self._mode in _SECONDS_BETWEEN_LINES:
+            sys.stderr.write(_json_line(task) if self._mode == "json" else _line(task))
+            sys.stderr.flush()
 
-    def line(self, state: _StageState) -> str:
-        left = state.seconds_left
-        values = {
-            "stage": state.name,
-            "title": state.title,
-            "done": state.done,
-            "total": state.total,
-            "seconds": round(state.seconds, 2),
-            "seconds_left": None if left is None else round(left, 1),
-        }
-        return json.dumps(values)
+
+def _seconds_left(task: progress.Task) -> float | None:
+    if not task.elapsed or not task.completed or task.total is None:
+        return None
+    return (task.total - task.completed) * task.elapsed / task.completed
+
+
+def _json_line(task: progress.Task) -> str:
+    left = _seconds_left(task)
+    values = {
+        "stage": task.fields["stage"],
+        "title": task.description,
+        "done": task.completed,
+        "total": task.total,
+        "seconds": round(task.elapsed or 0.0, 2),
+        "seconds_left": None if left is None else round(left, 1),
+    }
+    return json.dumps(values) + "\n"
+
+
+def _line(task: progress.Task) -> str:
+    seconds = task.elapsed or 0.0
+    if task.total is None:
+        return f"{task.description}: {duration(seconds)}\n" if seconds >= 1 else f"{task.description} …\n"
+    words = [f"{task.description}: {task.completed:,} of {task.total:,}"]
+    if seconds >= 1:
+        words.append(duration(seconds))
+        words += [f"{_number(task.completed / seconds)} a second"] if task.completed else []
+        words += [f"{duration(left)} left"] if (left := _seconds_left(task)) else []
+    return ", ".join(words) + "\n"
 
 
 def duration(seconds: float) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from midlayer_encoders.files.json_files import read_json, write_json
+from midlayer_encoders.files import read_json, write_json
 
 LOADER_FILES = ("model.safetensors.index.json", "model.safetensors", "modules.json", "config.json")
 """Files that loaders require, which are written last. vLLM would read the shards that a previous index lists."""

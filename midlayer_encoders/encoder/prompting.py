@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from midlayer_encoders._types import Pooling
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import ModelNotFoundError, OptionError
-from midlayer_encoders.files.json_files import read_json
+from midlayer_encoders.files import read_json
 from midlayer_encoders.models.hub import local_only, model_file
 from midlayer_encoders.recipes import TemplateParts, TokenLayout, add_template, split_template
 from midlayer_encoders.recipes.counting import Counting

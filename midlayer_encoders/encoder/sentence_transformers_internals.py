@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import nn
 
-from midlayer_encoders.files.json_files import read_json, write_json
+from midlayer_encoders.files import read_json, write_json
 
 
 def transformer_around(loaded: nn.Module, model: str, processor_options: dict[str, Any]) -> Any:

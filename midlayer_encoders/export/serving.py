@@ -24,8 +24,7 @@ from midlayer_encoders.export._comparison import (
     write_card,
 )
 from midlayer_encoders.export._vllm import VLLM_SOURCE, read_as_vllm, vllm_vectors
-from midlayer_encoders.files import write_folder
-from midlayer_encoders.files.json_files import read_json, write_json
+from midlayer_encoders.files import read_json, write_folder, write_json
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder

@@ -71,7 +71,7 @@ def test_stages_that_take_turns_say_only_what_is_new(
 def test_a_stage_that_reports_nothing_is_heard_of_all_the_same(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_progress._Lines, "interval", 0.05)
+    monkeypatch.setitem(_progress._SECONDS_BETWEEN_LINES, "lines", 0.05)
     before = threading.active_count()
     with show_waiting("loading", "Loading a model"):
         time.sleep(0.4)

@@ -54,7 +54,7 @@ CHILD = """
 import os, signal, sys
 sys.path.insert(0, {root_of_tests!r})
 from pathlib import Path
-from midlayer_encoders.files import artifacts as files
+from midlayer_encoders import files
 from tests.store.filling import fill, opened
 
 def die(*_, **__):
