@@ -37,6 +37,7 @@ LOCK = "midlayer.lock"
 
 _STALE_SECONDS = 3600.0  # after which a leftover temporary file belongs to a killed process
 _TEMPORARY = re.compile(r"\.?[0-9a-f]{32}\.tmp")
+_FULL_DISK_BYTES = 2**16  # free bytes that may remain when a library fails without saying that the disk is full
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _PATH_TAKEN = (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST)
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -123,7 +124,7 @@ def write_folder(path: Path, write: Callable[[Path], object], *, last: Sequence[
     make_folder(target if target.exists() else target.parent)
     exists = target.is_dir()
     parent_is_fixed = exists and (os.path.ismount(target) or not os.access(target.parent, os.W_OK))
-    with explain_full_disk(target), scratch(target if parent_is_fixed else target.parent) as temporary:
+    with scratch(target if parent_is_fixed else target.parent) as temporary, explain_full_disk(target):
         write(temporary)
         files = sorted(file.relative_to(temporary) for file in temporary.rglob("*") if file.is_file())
         written = tuple(file.as_posix() for file in files)
@@ -175,9 +176,9 @@ def explain_full_disk(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not _means_full(error):
-            raise
         folder = next(parent for parent in path.absolute().parents if parent.exists()).resolve()
+        if not _means_full(error, folder):
+            raise
         disk = next(parent for parent in (folder, *folder.parents) if os.path.ismount(parent))
         free = shutil.disk_usage(folder).free / 2**20
         raise DiskFullError(
@@ -186,10 +187,12 @@ def explain_full_disk(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _means_full(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in _DISK_FULL
-    return any(f"(os error {number})" in str(error) for number in _DISK_FULL)  # raised by Rust libraries
+def _means_full(error: Exception, folder: Path) -> bool:
+    if isinstance(error, MidlayerError) or (isinstance(error, OSError) and error.errno is not None):
+        return getattr(error, "errno", None) in _DISK_FULL
+    rust_error = any(f"(os error {number})" in str(error) for number in _DISK_FULL)
+    numpy_error = str(error).startswith("Not enough free space")
+    return rust_error or numpy_error or shutil.disk_usage(folder).free <= _FULL_DISK_BYTES
 
 
 def _sync(path: Path) -> None:

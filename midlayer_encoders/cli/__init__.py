@@ -6,6 +6,9 @@ import importlib
 import json
 import sys
 
+from rich.console import Console
+from rich.text import Text
+
 from midlayer_encoders.cli._app import app
 from midlayer_encoders.errors import MidlayerError, redact_tokens
 
@@ -15,21 +18,8 @@ _INTERRUPTED = 130
 _RESUMABLE = {"embed", "sweep", "demo", "progression", "reproduce", "tune"}
 
 # Each module registers its commands, in the order of the help.
-for _module in (
-    "demo",
-    "select",
-    "sweep",
-    "board",
-    "export",
-    "embed",
-    "tune",
-    "metrics",
-    "probe",
-    "compare",
-    "progression",
-    "reproduce",
-    "cache",
-):
+_MODULES = ("demo", "select", "sweep", "board", "export", "embed", "tune", "metrics", "probe", "compare", "reproduce")
+for _module in (*_MODULES, "cache"):
     importlib.import_module(f"{__name__}.{_module}")
 
 
@@ -73,9 +63,6 @@ def _help_command() -> str:
 
 def _print_error(message: str, head: str = "Error: ", see: str = "") -> None:
     """Print an error and the command to try, under ``--json`` both as one object."""
-    from rich.console import Console
-    from rich.text import Text
-
     readable = message.encode("utf8", "backslashreplace").decode()  # a file name may not be valid text
     readable = redact_tokens(" ".join(readable.split()))
     if "--json" in sys.argv[1:]:

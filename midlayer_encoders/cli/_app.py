@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field
@@ -70,18 +71,20 @@ def with_flags(
     A parameter ``options`` of the function receives the :class:`EncoderOptions`.
     """
     hints = typing.get_type_hints(function, include_extras=True)
-    encoder_options: dict[str, Field[Any]] = {}
-    if "options" in hints:
-        encoder_options = {
-            name: option
-            for name, option in option_fields().items()
-            if name not in without
-            and option.metadata.get("flag", "") is not None
-            and ("layer" in hints or not option.metadata.get("several"))
-        }
-    own = [item for item in inspect.signature(function).parameters.values() if item.name != "options"]
-    parameters = [item.replace(annotation=hints[item.name], kind=inspect.Parameter.KEYWORD_ONLY) for item in own]
-    parameters += [_option_parameter(option, defaults or {}) for option in encoder_options.values()]
+    encoder_options = [
+        option
+        for option in option_fields().values()
+        if "options" in hints
+        and option.name not in without
+        and option.metadata.get("flag", "") is not None
+        and ("layer" in hints or not option.metadata.get("several"))
+    ]
+    parameters = [
+        item.replace(annotation=hints[item.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for item in inspect.signature(function).parameters.values()
+        if item.name != "options"
+    ]
+    parameters += [_option_parameter(option, defaults or {}) for option in encoder_options]
     json_help = "Print the result as one JSON object"
     if quiet:
         parameters.append(_parameter("quiet", bool, False, "--quiet", "Show no progress.", "Output"))
@@ -93,8 +96,11 @@ def with_flags(
         if quiet and as_json:
             raise typer.BadParameter("give one of --quiet and --json")
         if "options" in hints:
-            values = {name: _option_value(option, arguments.pop(name)) for name, option in encoder_options.items()}
+            values = {option.name: _option_value(option, arguments.pop(option.name)) for option in encoder_options}
             arguments["options"] = EncoderOptions(**values)
+        # The bars and notices of the loaders, which read this when they are imported.
+        os.environ.setdefault("TQDM_DISABLE", "1")
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         with _progress.display_mode("quiet" if quiet else "json" if as_json else None):
             return function(**arguments)
 

@@ -2,53 +2,49 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, BadParameter, Context, Option, echo
 
+from midlayer_encoders._types import ReadSite
 from midlayer_encoders.cli._progress import show_waiting
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes import Recipe, recipes_of
-from midlayer_encoders.validation import check_count
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.options import EncoderOptions
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-_TEXTS_HELP = "File with one text per line, or your data (JSONL, CSV, parquet, a folder); --field names the column."
+_TEXTS = Option("--texts", help="One text per line, or your data (JSONL, CSV, parquet, a folder); see --field.")
 
 Model = Annotated[
     str,
-    typer.Argument(
-        help="Folder or hub name of a transformers model; built-in is SmolLM2-135M, built-in-minilm is MiniLM."
-    ),
+    Argument(help="Folder or hub name of a transformers model; built-in is SmolLM2-135M, built-in-minilm is MiniLM."),
 ]
-LayerWords = Annotated[
-    str, typer.Option("--layer", help="17, -1 (the last), 0.7 (a fraction of the depth), or several: 8,12,16.")
+LayerWords = Annotated[str, Option("--layer", help="17, -1 (the last), 0.7 (of the depth), or several: 8,12,16.")]
+LayersWords = Annotated[str, Option("--layers", help="all, or layers separated by commas: 0,6,0.5,-1.")]
+MetricNames = Annotated[str, Option("--metrics", help="paper, all, or names separated by commas.")]
+TextsFile = Annotated[Path, _TEXTS]
+OptionalTexts = Annotated[Path | None, _TEXTS]
+OptionalImages = Annotated[Path | None, Option("--images", help="Folder of images, for an image model.")]
+OptionalAudio = Annotated[Path | None, Option("--audio", help="Folder of audio files, for an audio model.")]
+FieldName = Annotated[str | None, Option("--field", help="Column, or field of each JSON line, that holds the text.")]
+Limit = Annotated[int | None, Option("--limit", min=1, help="Use only the first LIMIT inputs.")]
+Out = Annotated[
+    Path | None,
+    Option("--out", help="Folder for the results.", show_default="midlayer-results/COMMAND-MODEL"),
 ]
-LayersWords = Annotated[str, typer.Option("--layers", help="all, or layers separated by commas: 0,6,0.5,-1.")]
-MetricNames = Annotated[str, typer.Option("--metrics", help="paper, all, or names separated by commas.")]
-TextsFile = Annotated[Path, typer.Option("--texts", help=_TEXTS_HELP)]
-OptionalTexts = Annotated[Path | None, typer.Option("--texts", help=_TEXTS_HELP)]
-OptionalImages = Annotated[Path | None, typer.Option("--images", help="Folder of images, for an image model.")]
-OptionalAudio = Annotated[Path | None, typer.Option("--audio", help="Folder of audio files, for an audio model.")]
-FieldName = Annotated[str | None, typer.Option("--field", help="Field of each JSON line that holds the text.")]
-Limit = Annotated[int | None, typer.Option("--limit", help="Use only the first LIMIT inputs.")]
 RecipeNames = Annotated[
     str | None,
-    typer.Option(
-        "--recipes",
-        help="Recipes to compare, separated by commas (plain,one-word+center), or all; --template adds your own.",
-    ),
+    Option("--recipes", help="Recipes to compare: plain,one-word+center, or all; --template adds your own."),
 ]
-SiteName = Annotated[str, typer.Option("--site", help="block, or the output of attention or mlp in each block.")]
-SkipBad = Annotated[bool, typer.Option(help="Skip files that cannot be read, and list them.")]
-Views = Annotated[int, typer.Option("--views", help="Augmented views of each text, for LiDAR.")]
-Seed = Annotated[int, typer.Option("--seed", help="Random seed.")]
+Site = Annotated[ReadSite, Option("--site", help="block, or the output of attention or mlp in each block.")]
+SkipBad = Annotated[bool, Option("--skip-bad", help="Skip files that cannot be read, and list them.")]
+Views = Annotated[int, Option("--views", help="Augmented views of each text, for LiDAR.")]
+Seed = Annotated[int, Option("--seed", min=0, help="Random seed.")]
 
 
 def parse_layer(word: str) -> int | float:
@@ -61,7 +57,7 @@ def parse_layer(word: str) -> int | float:
     try:
         return float(word) if "." in word else int(word)
     except ValueError:
-        raise typer.BadParameter(f"must be 17, -1 or 0.7, but got {word!r}") from None
+        raise BadParameter(f"must be 17, -1 or 0.7, but got {word!r}") from None
 
 
 def parse_layers(words: str) -> str | list[int | float]:
@@ -94,12 +90,7 @@ def parse_recipes(words: str | None, options: EncoderOptions) -> tuple[list[Reci
     return recipes, options
 
 
-def take_first(inputs: list[Any], limit: int | None) -> list[Any]:
-    """Return the first ``limit`` inputs."""
-    return inputs[: None if limit is None else check_count("--limit", limit, "inputs")]
-
-
-def refuse_flags(context: typer.Context, reason: str, *names: str) -> None:
+def refuse_flags(context: Context, reason: str, *names: str) -> None:
     """Raise an :class:`OptionError` if one of these parameters was given as a flag, which would have no effect.
 
     Args:
@@ -114,29 +105,25 @@ def refuse_flags(context: typer.Context, reason: str, *names: str) -> None:
             raise OptionError(f"`{flags[name]}` must be left out {reason}.")
 
 
-def single_source(context: typer.Context, paths: dict[str, Path | None]) -> tuple[str, Path]:
-    """Return the kind and path of the only source that was named; refuse flags that apply to another kind."""
-    sources = [(kind, path) for kind, path in paths.items() if path is not None]
-    if len(sources) != 1:
-        raise typer.BadParameter(f"name one of --texts, --images, --audio, but got {len(sources)}")
-    kind, path = sources[0]
-    if kind == "sounds":
-        typer.echo("--sounds is deprecated and removed in 0.3: write --audio.", err=True)
-        kind = "audio"
-    if kind == "texts":
-        refuse_flags(context, "for texts: it applies to files of images and audio", "skip_bad")
-    else:
-        refuse_flags(context, f"for {kind}: it applies to texts", "field", "wikitext")
-    return kind, path
-
-
-def read_source(kind: str, path: Path, *, field: str | None, skip_bad: bool) -> list[Any]:
-    """Return the texts of a file, or the paths of the images or audio files of a folder."""
+def read_inputs(
+    context: Context, paths: dict[str, Path | None], *, field: str | None, skip_bad: bool
+) -> tuple[str, Path, list[Any]]:
+    """Return the kind and path of the only source that was named, and its texts or the paths of its files."""
     from midlayer_encoders.media import media_files
 
+    sources = [(kind, path) for kind, path in paths.items() if path is not None]
+    if len(sources) != 1:
+        raise BadParameter(f"name one of --texts, --images, --audio, but got {len(sources)}")
+    kind, path = sources[0]
     if kind == "texts":
-        return read_texts(path, field=field)
-    return list(media_files(path, "image" if kind == "images" else "audio", bad="skip" if skip_bad else "refuse"))
+        refuse_flags(context, "for texts: it applies to files of images and audio", "skip_bad")
+        return kind, path, read_texts(path, field=field)
+    if kind == "sounds":
+        echo("--sounds is deprecated and removed in 0.3: write --audio.", err=True)
+        kind = "audio"
+    refuse_flags(context, f"for {kind}: it applies to texts", "field", "wikitext")
+    medium = "image" if kind == "images" else "audio"
+    return kind, path, list(media_files(path, medium, bad="skip" if skip_bad else "refuse"))
 
 
 def read_texts(path: Path, *, field: str | None) -> list[str]:
@@ -180,9 +167,3 @@ def load_model(model: str, options: EncoderOptions) -> LayerEncoder:
 
     with show_waiting("loading", f"Loading {model}"):
         return LayerEncoder(model, -1, **options.changed())
-
-
-def silence_libraries() -> None:
-    """Turn off the progress bars and notices of the loaders; call it before they are imported."""
-    os.environ.setdefault("TQDM_DISABLE", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+from typer import Exit
 
 from midlayer_encoders.cli import _output
-from midlayer_encoders.cli._progress import duration
+from midlayer_encoders.cli._progress import duration, show_progress
 
 if TYPE_CHECKING:
     from midlayer_encoders.sweeping import Preview, TaskPreview
@@ -17,8 +22,12 @@ _MIN_SECONDS = 45.0  # below it, starting takes most of the time
 _NOT_TIMED = "; imports, starting workers, TF-IDF and BM25 come on top"
 
 
-def print_preview(preview: Preview) -> None:
-    """Print what a sweep would do: a block for each task and one for the model."""
+def print_preview(model: str, tasks: list[str], **arguments: Any) -> None:
+    """Print what a sweep would do, a block for each task and one for the model; exit with 1 if it would fail."""
+    from midlayer_encoders import sweeping
+
+    with show_progress({"looking": "tasks read", "timing": "batches and tasks timed"}) as progress:
+        preview = sweeping.preview(model, tasks, progress=progress, **arguments)
     _output.print_result(**asdict(preview))
     for task in preview.tasks:
         kind = f"{task.data.type} ({task.data.why})" if task.data is not None else "cannot be used"
@@ -27,12 +36,11 @@ def print_preview(preview: Preview) -> None:
     if preview.layers:
         size = f"{preview.layers} layers of {preview.dim} dimensions on {preview.device}"
     _print_block(f"{preview.model}: {size}", _model_lines(preview))
+    if preview.error is not None or any(task.error is not None for task in preview.tasks):
+        raise Exit(1)
 
 
 def _print_block(title: str, lines: Iterator[tuple[str, str]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table.grid(padding=(0, 2, 0, 0))
     for name, text in lines:
         style = "bold red" if name in ("leaks", "error") else ""
@@ -79,8 +87,6 @@ def _data_lines(data: TaskOverview) -> Iterator[tuple[str, str]]:
 
 
 def _model_lines(preview: Preview) -> Iterator[tuple[str, str]]:
-    from rich.filesize import decimal
-
     if preview.error is not None:
         yield "error", preview.error
     if preview.texts:

@@ -6,19 +6,17 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from midlayer_encoders.cli._progress import prints_json
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 
 def console() -> Console:
     """Return the console for human-readable output, which is silent under ``--json``."""
-    from rich.console import Console
-
     return Console(quiet=prints_json())
 
 
@@ -68,16 +66,6 @@ def to_json(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
-def make_table(*columns: str, title: str | None = None, left: Collection[str] = ()) -> Table:
-    """Return an empty table whose columns are right-aligned except those in ``left``."""
-    from rich.table import Table
-
-    table = Table(title=title)
-    for column in columns:
-        table.add_column(column, justify="left" if column in left else "right")
-    return table
-
-
 def print_by_layer(cells: Mapping[tuple[int, str], str], *, title: str | None = None) -> None:
     """Print a table with a row for each layer and a column for each metric."""
     names = list(dict.fromkeys(name for _, name in cells))
@@ -92,21 +80,23 @@ def print_table(
     *,
     title: str | None = None,
     bold: int | None = None,
+    left: Collection[str] = (),
     sections: Collection[int] = (),
 ) -> None:
-    """Print a table of numbers, split into several if its columns exceed the width of the terminal.
+    """Print a table, split into several if its columns exceed the width of the terminal.
 
     Args:
         columns: headings, which may wrap between words.
         rows: cells; the first cell of a row is its label and appears in every part.
         title: title of the first part.
         bold: index of the highlighted row.
+        left: columns of text: left-aligned, and wrapped between words.
         sections: indices of rows with a line above them.
     """
-    from rich.text import Text
 
     def width(column: int) -> int:
-        words = [*columns[column].split(), *(Text.from_markup(row[column]).plain for row in rows)]
+        cells = [Text.from_markup(row[column]).plain for row in rows]
+        words = [*columns[column].split(), *(" ".join(cells).split() if columns[column] in left else cells)]
         return max((len(word) for word in words), default=0) + 3  # a border, and a space on each side
 
     available = console().width - 1 - width(0)
@@ -116,7 +106,10 @@ def print_table(
             parts.append([])
         parts[-1].append(column)
     for number, part in enumerate(parts):
-        table = make_table(columns[0], *(columns[column] for column in part), title=None if number else title)
+        table = Table(title=None if number else title)
+        for column in (0, *part):
+            alignment = "left" if columns[column] in left else "right"
+            table.add_column(columns[column], justify=alignment, overflow="fold")
         for index, row in enumerate(rows):
             if index in sections:
                 table.add_section()

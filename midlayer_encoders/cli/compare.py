@@ -1,12 +1,11 @@
-"""``midlayer compare``: how models differ from a base, layer by layer."""
+"""``midlayer compare`` and ``progression``: how models, or the checkpoints of one, differ layer by layer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
 from midlayer_encoders.cli import _arguments, _output
 from midlayer_encoders.cli._app import command
@@ -25,24 +24,20 @@ _MODEL_HELP = "Folder, hub name, name@revision, or built-in"
 )
 def compare(
     *,
-    base: Annotated[str, typer.Argument(help=f"{_MODEL_HELP}.")],
-    tuned: Annotated[list[str], typer.Argument(help=f"One or more models to compare with it. {_MODEL_HELP}.")],
+    base: Annotated[str, Argument(help=f"{_MODEL_HELP}.")],
+    tuned: Annotated[list[str], Argument(help=f"One or more models to compare with it. {_MODEL_HELP}.")],
     texts: _arguments.TextsFile,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for frames, figures and page.", show_default="midlayer-results/compare-BASE-TUNED"),
-    ] = None,
+    out: _arguments.Out = None,
     metrics: _arguments.MetricNames = "paper",
     layers: _arguments.LayersWords = "all",
     field: _arguments.FieldName = None,
     limit: _arguments.Limit = None,
     views: _arguments.Views = 16,
-    resamples: Annotated[int, typer.Option(help="Random halves of the texts, for the intervals.")] = 50,
+    resamples: Annotated[int, Option(help="Random halves of the texts, for the intervals.")] = 50,
     seed: _arguments.Seed = 0,
     options: EncoderOptions,
 ) -> None:
     """Compare models with a base: metrics side by side, differences with intervals, CKA between their layers."""
-    _arguments.silence_libraries()
     from midlayer_encoders.comparing import IntervalSettings
     from midlayer_encoders.comparing import compare as compare_models
     from midlayer_encoders.comparing.text_metrics import comparable
@@ -53,7 +48,7 @@ def compare(
             base,
             *tuned,
             metrics=comparable(_arguments.parse_metrics(metrics)),
-            texts=_arguments.take_first(_arguments.read_texts(texts, field=field), limit),
+            texts=_arguments.read_texts(texts, field=field)[:limit],
             layers=_arguments.parse_layers(layers),
             views=views,
             seed=seed,
@@ -77,3 +72,61 @@ def compare(
 def _cell(row: Mapping[str, float]) -> str:
     text = f"{row['difference']:+.3g}" if row["difference"] else "0"
     return text if row["low"] > 0 or row["high"] < 0 else f"[dim]{text}[/]"
+
+
+@command(
+    "Look inside",
+    "midlayer progression checkpoints/ --texts texts.txt --out runs/steps",
+    "midlayer progression MODEL --revisions step1,step512 --texts t.txt --out r",
+    without=["revision"],  # --revisions names them
+    norm="none",
+)
+def progression(
+    *,
+    model: Annotated[str, Argument(help="Hub name, or a folder of checkpoint-500, step500, …")],
+    texts: _arguments.TextsFile,
+    out: _arguments.Out = None,
+    revisions: Annotated[
+        str | None, Option(help="step1,step512,…: on the hub, or subfolders (all by default).")
+    ] = None,
+    metrics: _arguments.MetricNames = "paper",
+    layers: _arguments.LayersWords = "all",
+    field: _arguments.FieldName = None,
+    limit: _arguments.Limit = None,
+    views: _arguments.Views = 16,
+    seed: _arguments.Seed = 0,
+    options: EncoderOptions,
+) -> None:
+    """Measure every layer at every step of a model's training, and show which layers settle first.
+
+    An interrupted run continues in the same folder.
+    """
+    from midlayer_encoders.comparing import progression as measure_progression
+
+    out = out or _arguments.results_folder("progression", model)
+    with show_progress() as progress:
+        result = measure_progression(
+            model,
+            [name.strip() for name in revisions.split(",")] if revisions else None,
+            metrics=_arguments.parse_metrics(metrics),
+            texts=_arguments.read_texts(texts, field=field)[:limit],
+            layers=_arguments.parse_layers(layers),
+            views=views,
+            seed=seed,
+            dataset=texts.stem,
+            out=out,
+            progress=progress,
+            **options.changed() | {"norm": options.norm},
+        )
+    report = out / "report.html"
+    settled = result.settled()
+    values: dict[str, Any] = {"words": result.words(), "failures": result.failures, "settled": settled.to_dicts()}
+    _output.print_result(folder=out, report=report, **values)
+    steps = settled.select("layer", "name", "step").iter_rows()
+    cells = {(layer, name): "" if step is None else str(step) for layer, name, step in steps}
+    _output.print_by_layer(cells, title="settled within 10 % of the metric's range from step")
+    _output.print_text(" ".join(result.words()))
+    _output.print_failures(result.failures)
+    _output.print_report(report)
+    if result.failures:
+        raise Exit(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from midlayer_encoders.cli import _arguments, _output
 from midlayer_encoders.cli._app import command
@@ -17,37 +17,29 @@ if TYPE_CHECKING:
 
     from midlayer_encoders.probing import ProbeResult
 
-_TRAIN_DIGITS = range(5)
-_PROBE_DIGITS = range(5, 10)
+_DATASET = "digits 5 to 9"
 
 
 @command("Try it", "midlayer demo", "midlayer demo --out runs/demo")
-def demo(out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("midlayer-results/demo")) -> None:
+def demo(out: Annotated[Path, Option(help="Folder for the results.")] = Path("midlayer-results/demo")) -> None:
     """Score all 31 layers of the built-in model (SmolLM2-135M) with two prompts on the built-in tasks, offline."""
     from midlayer_encoders.cli.sweep import ONE_PASS_METRICS, run_sweep
     from midlayer_encoders.models.hub import BUILT_IN, check_model
     from midlayer_encoders.tasks.docstrings import versions
 
     check_model(BUILT_IN)  # refuses missing weights before anything is read
-    _arguments.silence_libraries()
     libraries = ", ".join(f"{name} {version}" for name, version in versions().items())
     _output.print_text(f"Scores depend on these versions, whose docstrings the tasks are made of: {libraries}.")
     encoder = _arguments.load_model(BUILT_IN, EncoderOptions(device="cpu"))
     run_sweep(encoder, ["builtin"], recipes=["plain", "one-word"], metrics=list(ONE_PASS_METRICS), out=out)
 
 
-@command(
-    "Try it",
-    "midlayer demo-vision",
-    "midlayer demo-vision --out runs/digits --epochs 5",
-    name="demo-vision",
-)
+@command("Try it", "midlayer demo-vision", "midlayer demo-vision --out runs/digits --epochs 5", name="demo-vision")
 def demo_vision(
-    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("midlayer-results/demo-vision"),
-    epochs: Annotated[int, typer.Option(help="Epochs of training of the small model.")] = 25,
+    out: Annotated[Path, Option(help="Folder for the results.")] = Path("midlayer-results/demo-vision"),
+    epochs: Annotated[int, Option(help="Epochs of training of the small model.")] = 25,
 ) -> None:
     """Train a small image model on some digits, probe every layer on others, and write a report; offline."""
-    _arguments.silence_libraries()
     import polars as pl
 
     from midlayer_encoders.cli import probe as probe_command
@@ -57,47 +49,41 @@ def demo_vision(
     from midlayer_encoders.probing import ProbeSettings, probe
 
     train_set, test_set = read_digits()
-    pretraining = train_set.only(_TRAIN_DIGITS)
-    train_set = train_set.only(_PROBE_DIGITS)
-    test_set = test_set.only(_PROBE_DIGITS)
+    pretraining = train_set.only(range(5))
+    images, labels = train_set.only(range(5, 10))
+    test_images, test_labels = test_set.only(range(5, 10))
     _output.print_text(
         "No model is downloaded: this demo trains a transformer of 6 blocks to recognize the digits 0 to 4 on "
         f"{len(pretraining.images)} images, then probes every layer on 5 to 9, which it has never seen. The model is "
         "small and only illustrates the method."
     )
     with show_progress() as progress:
-        folder = train_digit_model(
-            out / "model",
-            pretraining,
-            epochs=epochs,
-            progress=lambda epoch, total, _: progress("epochs of the model", epoch, total),
-        )
+
+        def report_epoch(epoch: int, total: int, _: float) -> None:
+            progress("epochs of the model", epoch, total)
+
+        folder = train_digit_model(out / "model", pretraining, epochs=epochs, progress=report_epoch)
     encoder = LayerEncoder(folder, -1, device="cpu")
     results = []
     for kind in ("attentive", "linear", "knn"):
-        settings = (
-            ProbeSettings() if kind == "knn" else ProbeSettings(batch_size=64)
-        )  # nearest neighbors are not trained
         with show_progress(probe_command.STAGES) as progress:
             result = probe(
                 encoder,
-                train_set.images,
-                train_set.labels,
-                test_inputs=test_set.images,
-                test_labels=test_set.labels,
+                images,
+                labels,
+                test_inputs=test_images,
+                test_labels=test_labels,
                 kind=kind,
-                dataset="digits 5 to 9",
+                dataset=_DATASET,
                 progress=progress,
-                settings=settings,
+                settings=ProbeSettings() if kind == "knn" else ProbeSettings(batch_size=64),
             )
         results.append(result)
         probe_command.print_probe(result)
     with show_progress({"measuring": "images measured"}) as progress:
-        metrics = measure_layers(encoder, test_set.images, views=4, dataset="digits 5 to 9", progress=progress)
-    frame = pl.concat([*(result.frame for result in results), metrics])
-    page = _write(out, frame, results, epochs)
-    values = [probe_command.probe_values(result) for result in results]
-    _output.print_result(folder=out, report=page, probes=values)
+        metrics = measure_layers(encoder, test_images, views=4, dataset=_DATASET, progress=progress)
+    page = _write(out, pl.concat([*(result.frame for result in results), metrics]), results, epochs)
+    _output.print_result(folder=out, report=page, probes=[probe_command.probe_values(result) for result in results])
     _output.print_report(page)
 
 
@@ -110,7 +96,7 @@ def _write(out: Path, frame: pl.DataFrame, results: list[ProbeResult], epochs: i
     first = results[0]
     write_frame(frame, out / "frame.parquet")
     tables = {f"{result.kind} probe": result.table for result in results}
-    title = "digits 5 to 9, a model trained on 0 to 4"
+    title = f"{_DATASET}, a model trained on 0 to 4"
     figure = plot_probes(tables, num_layers=first.num_layers, chance=first.chance, title=title)
     write_figure(figure, out / "probes.png")
     write_metrics_figure(frame, out / "metrics.png")
@@ -121,17 +107,8 @@ def _write(out: Path, frame: pl.DataFrame, results: list[ProbeResult], epochs: i
         f"{first.right.shape[1]} test images; each layer at its best validation epoch",
         "Metrics": "test images, raw states, mean pooling, 4 views each",
     }
-    notes = [
-        "The model was trained to recognize 0 to 4 and is probed on 5 to 9, which it has never seen. It is small: this "
-        "page illustrates the method, not the quality of image models.",
-        *(result.verdict() for result in results),
-    ]
+    note = "The model is small: this page illustrates the method, not the quality of image models."
+    notes = [note, *(result.verdict() for result in results)]
     baselines = {"Guessing": {result.frame["dataset"][0]: result.chance for result in results}}
-    return write_report(
-        frame,
-        out / "report.html",
-        title="Every layer of a small image model",
-        how=setup,
-        notes=notes,
-        baselines=baselines,
-    )
+    title = "Every layer of a small image model"
+    return write_report(frame, out / "report.html", title=title, how=setup, notes=notes, baselines=baselines)

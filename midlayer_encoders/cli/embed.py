@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Context, Option
 
-from midlayer_encoders._types import READ_SITES
 from midlayer_encoders.cli import _arguments, _output
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.cli._progress import show_progress
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.validation import check_choice
 
 
 @command(
@@ -23,36 +21,31 @@ from midlayer_encoders.validation import check_choice
 )
 def embed(
     *,
-    context: typer.Context,
+    context: Context,
     model: _arguments.Model,
-    out: Annotated[Path, typer.Option(help="vectors.npy, .safetensors or .parquet; with --tokens a new folder.")],
+    out: Annotated[Path, Option(help="vectors.npy, .safetensors or .parquet; with --tokens a new folder.")],
     texts: _arguments.OptionalTexts = None,
     images: _arguments.OptionalImages = None,
     audio: _arguments.OptionalAudio = None,
     skip_bad: _arguments.SkipBad = False,
     layers: _arguments.LayersWords = "all",
-    site: _arguments.SiteName = "block",
-    tokens: Annotated[bool, typer.Option(help="Write the states of every token, in shards, not vectors.")] = False,
-    from_sweep: Annotated[
-        Path | None, typer.Option("--from", help="Folder of a sweep: read its vectors without running the model.")
-    ] = None,
+    site: _arguments.Site = "block",
+    tokens: Annotated[bool, Option(help="Write the states of every token, in shards, not vectors.")] = False,
+    from_sweep: Annotated[Path | None, Option("--from", help="Sweep whose vectors to read, not run the model.")] = None,
     field: _arguments.FieldName = None,
     limit: _arguments.Limit = None,
-    token_budget: Annotated[
-        str, typer.Option(help="Tokens in a batch; auto finds the fastest size for the device.")
-    ] = "auto",
+    token_budget: Annotated[str, Option(help="Tokens in a batch; auto finds the fastest size.")] = "auto",
     options: EncoderOptions,
 ) -> None:
     """Write the vectors of texts, images or audio at many layers to a file, from one pass of the model."""
-    _arguments.silence_libraries()
     from midlayer_encoders import vectors
 
-    check_choice("--site", site, READ_SITES)
-    _arguments.take_first([], limit)
     vectors.check_out(out, tokens=tokens)  # before anything is loaded
-    kind, path = _arguments.single_source(context, {"texts": texts, "images": images, "audio": audio})
-    inputs = _arguments.take_first(_arguments.read_source(kind, path, field=field, skip_bad=skip_bad), limit)
-    budget = _parse_budget(token_budget)
+    paths = {"texts": texts, "images": images, "audio": audio}
+    kind, _, inputs = _arguments.read_inputs(context, paths, field=field, skip_bad=skip_bad)
+    inputs = inputs[:limit]
+    if token_budget != "auto" and not token_budget.lstrip("-").isdigit():
+        raise OptionError(f"`--token-budget` must be auto or a number of tokens, but got {token_budget!r}.")
     encoder = _arguments.load_model(model, options)
     unit = "waveforms" if kind == "audio" else kind
     with show_progress({"embedding": f"Embedding {unit}", "writing": "Writing vectors"}) as progress:
@@ -61,17 +54,11 @@ def embed(
             inputs,
             out,
             layers=_arguments.parse_layers(layers),
-            site=site,  # type: ignore[arg-type]
+            site=site,
             tokens=tokens,
             from_sweep=from_sweep,
-            token_budget=budget,  # type: ignore[arg-type]
+            token_budget="auto" if token_budget == "auto" else int(token_budget),
             progress=progress,
         )
     _output.print_result(path=written, inputs=len(inputs), kind=kind)
     _output.print_text(f"{'States' if tokens else 'Vectors'} of {len(inputs):,} {unit} are in {written}.", wrap=False)
-
-
-def _parse_budget(word: str) -> int | str:
-    if word != "auto" and not word.lstrip("-").isdigit():
-        raise OptionError(f"`--token-budget` must be auto or a number of tokens, but got {word!r}.")
-    return word if word == "auto" else int(word)

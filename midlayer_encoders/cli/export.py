@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
+from typer import Option
 
 from midlayer_encoders._types import LayerArgument
 from midlayer_encoders.cli import _arguments, _output
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.encoder.options import NO_SITE, EncoderOptions
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.validation import check_choice
 
 if TYPE_CHECKING:
     import polars as pl
@@ -33,91 +32,57 @@ def export(
     *,
     model: _arguments.Model,
     layer: _arguments.LayerWords,
-    out: Annotated[Path | None, typer.Option(help="Folder to write; it must be new or empty.")] = None,
+    out: Annotated[Path | None, Option(help="Folder to write; it must be new or empty.")] = None,
     target: Annotated[
-        str,
-        typer.Option("--for", help="sentence-transformers, vllm, tei, onnx, openvino or gguf; see docs/export.md."),
+        str, Option("--for", help="sentence-transformers, vllm, tei, onnx, openvino or gguf; see docs/export.md.")
     ] = "sentence-transformers",
-    push: Annotated[str | None, typer.Option(help="Upload it to the hub as OWNER/NAME.")] = None,
-    scores: Annotated[Path | None, typer.Option(help="With --push: the --out of a sweep, for the model card.")] = None,
-    license_: Annotated[
-        str | None, typer.Option("--license", help="With --push: license; by default the model's.")
-    ] = None,
-    private: Annotated[bool, typer.Option("--private", help="With --push: make the repository private.")] = False,
-    int8: Annotated[
-        bool, typer.Option("--int8", help="With --for onnx: also write an 8-bit graph. With gguf: Q8_0, not F16.")
-    ] = False,
-    optimize: Annotated[
-        bool, typer.Option("--optimize", help="With --for onnx: also write a graph optimized by onnxruntime.")
-    ] = False,
-    center: Annotated[
-        Path | None,
-        typer.Option(help="File with one text per line, whose mean vector is subtracted."),
-    ] = None,
-    site: Annotated[str | None, typer.Option(hidden=True)] = None,
-    overwrite: Annotated[bool, typer.Option(help="Write into a folder that is not empty.")] = False,
+    push: Annotated[str | None, Option(help="Upload it to the hub as OWNER/NAME.")] = None,
+    scores: Annotated[Path | None, Option(help="With --push: the --out of a sweep, for the model card.")] = None,
+    license_: Annotated[str | None, Option("--license", help="With --push: by default the model's license.")] = None,
+    private: Annotated[bool | None, Option("--private", help="With --push: make the repository private.")] = None,
+    int8: Annotated[bool, Option("--int8", help="onnx: also write an 8-bit graph. gguf: Q8_0, not F16.")] = False,
+    optimize: Annotated[bool, Option("--optimize", help="onnx: also write a graph optimized by onnxruntime.")] = False,
+    center: Annotated[Path | None, Option(help="File with a text per line, whose mean vector is subtracted.")] = None,
+    site: Annotated[str, Option(hidden=True)] = "block",
+    overwrite: Annotated[bool, Option(help="Write into a folder that is not empty.")] = False,
     options: EncoderOptions,
 ) -> None:
     """Write a model cut at a layer to a folder for SentenceTransformer or another engine, or to the hub."""
-    if site not in (None, "block"):  # a flag of `sweep`: explain why it does not exist here
+    if site != "block":  # a flag of `sweep`: explain why it does not exist here
         raise OptionError(NO_SITE)
-    _arguments.silence_libraries()
     from midlayer_encoders import export as exporting
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.media.text_lists import read_texts
 
-    check_choice("--for", target, exporting.TARGETS)
-    if push is not None and target not in exporting.PUSHED:
-        raise OptionError(f"`--push` must be left out with --for {target}: model cards describe plain folders.")
+    flags = {"overwrite": overwrite, "int8": int8, "optimize": optimize}
+    exporting.check_arguments(cast("Target", target), out, **flags)
     if push is None and out is None:
         raise OptionError("`--out` must name a folder to write, unless --push names a repository.")
     if push is None and (scores is not None or license_ is not None or private):
         raise OptionError("`--scores`, `--license` and `--private` must be left out without --push.")
-    if out is not None:
-        exporting.check_out(out, overwrite, "--out", "--overwrite")
-    if int8 and target not in ("onnx", "gguf"):
-        raise OptionError("`--int8` must be left out without --for onnx or gguf.")
-    if optimize and target != "onnx":
-        raise OptionError("`--optimize` must be left out without --for onnx.")
+    if push is not None and target not in exporting.PUSHED:
+        raise OptionError(f"`--push` must be left out with --for {target}: model cards describe plain folders.")
     if push is not None:  # an invalid token costs a second, not the export
-        exporting.check_repository(push, argument="--push", private=private, overwrite=overwrite)
+        exporting.check_repository(push, private=private, overwrite=overwrite)
     if center is not None:
         options = replace(options, center=tuple(read_texts(center)))
     encoder = LayerEncoder(model, _parse_layer_argument(layer), **options.changed())
     frame = None if scores is None else _read_scores(scores, encoder)
     parameters = sum(parameter.numel() for parameter in encoder.parameters())
-    place = out if out is not None else push
+    place = out or push
     address = None
     with tempfile.TemporaryDirectory() as scratch:
-        folder = out if out is not None else Path(scratch) / "encoder"
-        exported = exporting.export_for(
-            encoder, cast("Target", target), folder, overwrite=overwrite, int8=int8, optimize=optimize
-        )
+        exported = exporting.export_for(encoder, cast("Target", target), out or Path(scratch) / "encoder", **flags)
         if push is not None:
             address = exporting.push_to_hub(
-                encoder,
-                push,
-                exported=exported,
-                scores=frame,
-                license=license_,
-                private=private or None,
-                overwrite=overwrite,
+                encoder, push, exported=exported, scores=frame, license=license_, private=private, overwrite=overwrite
             )
             _output.print_text(f"Uploaded: {address}", wrap=False)
     layer_numbers = ", ".join(f"{tower} {number}" for tower, number in encoder.tower_layers.items())
     layer_numbers = layer_numbers or ", ".join(str(number) for number, _ in encoder.mixture)
-    _output.print_result(
-        folder=out,
-        repository=push,
-        address=address,
-        target=target,
-        layer=layer_numbers or encoder.layer,
-        num_layers=encoder.num_layers,
-        parameters=parameters,
-        engine=exported.engine,
-        error=exported.error,
-        int8_cosine=exported.int8_cosine,
-    )
+    shape = {"layer": layer_numbers or encoder.layer, "num_layers": encoder.num_layers, "parameters": parameters}
+    values = {**asdict(exported), "folder": out, "repository": push, "address": address, **shape}
+    _output.print_result(**values)
     position = layer_numbers if encoder.tower_layers else f"{layer_numbers or encoder.layer} of {encoder.num_layers}"
     _output.print_text(
         f"Layer {position}, {parameters / 1e6:.1f}M parameters, is in {place}.{_comparison_text(exported)}"

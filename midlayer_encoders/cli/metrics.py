@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Context, Option
 
-from midlayer_encoders._types import READ_SITES
 from midlayer_encoders.cli import _arguments, _output
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.cli._progress import show_progress
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.validation import check_choice, check_seed
 
 _FILES = ["metrics.parquet", "metrics.csv", "metrics.png"]
 
@@ -25,30 +23,24 @@ _FILES = ["metrics.parquet", "metrics.csv", "metrics.png"]
 )
 def metrics(
     *,
-    context: typer.Context,
+    context: Context,
     model: _arguments.Model,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for the frame (parquet and CSV) and the figure.", show_default="midlayer-results/metrics-MODEL"
-        ),
-    ] = None,
+    out: _arguments.Out = None,
     texts: _arguments.OptionalTexts = None,
     images: _arguments.OptionalImages = None,
     audio: _arguments.OptionalAudio = None,
-    sounds: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    sounds: Annotated[Path | None, Option(hidden=True)] = None,
     skip_bad: _arguments.SkipBad = False,
     metric_names: _arguments.MetricNames = "paper",
     layers: _arguments.LayersWords = "all",
-    site: _arguments.SiteName = "block",
+    site: _arguments.Site = "block",
     field: _arguments.FieldName = None,
-    wikitext: Annotated[bool, typer.Option(help="Drop headings and paragraphs under 30 tokens.")] = False,
+    wikitext: Annotated[bool, Option(help="Drop headings and paragraphs under 30 tokens.")] = False,
     limit: _arguments.Limit = None,
     seed: _arguments.Seed = 0,
     options: EncoderOptions,
 ) -> None:
     """Measure every layer of a model on your texts, images or audio."""
-    _arguments.silence_libraries()
     from midlayer_encoders import measure
     from midlayer_encoders.measuring import num_passes
     from midlayer_encoders.media.text_lists import wikitext_paragraphs
@@ -56,18 +48,14 @@ def metrics(
     from midlayer_encoders.report.results import write_frame
 
     out = out or _arguments.results_folder("metrics", model)
-    check_choice("--site", site, READ_SITES)
-    _arguments.take_first([], limit)
-    check_seed(seed)
     names = _arguments.parse_metrics(metric_names)
     passes = num_passes(names)  # refuses an unknown name before the model is loaded
     paths = {"texts": texts, "images": images, "audio": audio, "sounds": sounds}
-    kind, path = _arguments.single_source(context, paths)
-    inputs = _arguments.read_source(kind, path, field=field, skip_bad=skip_bad)
+    kind, path, inputs = _arguments.read_inputs(context, paths, field=field, skip_bad=skip_bad)
     encoder = _arguments.load_model(model, options)
     if wikitext:  # counts the tokens of the whole paragraph, whatever --max-length is
         inputs = wikitext_paragraphs(inputs, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
-    inputs = _arguments.take_first(inputs, limit)
+    inputs = inputs[:limit]
     unit = "waveforms" if kind == "audio" else kind
     with show_progress({"measuring": f"{len(inputs)} {unit}, {passes} passes"}) as progress:
         frame = measure(
@@ -75,7 +63,7 @@ def metrics(
             inputs,
             metrics=names,
             layers=_arguments.parse_layers(layers),
-            site=site,  # type: ignore[arg-type]
+            site=site,
             seed=seed,
             dataset=path.stem,
             progress=progress,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Context, Option
 
-from midlayer_encoders._types import READ_SITES
 from midlayer_encoders.cli import _arguments, _output
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.cli._progress import show_progress
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.validation import check_choice, check_number
 
 if TYPE_CHECKING:
     from midlayer_encoders.probing import ProbeResult
@@ -29,44 +27,32 @@ STAGES = {"reading": "examples read", "training": "epochs, all layers together"}
 )
 def probe(
     *,
-    context: typer.Context,
+    context: Context,
     model: _arguments.Model,
-    data: Annotated[Path, typer.Option(help="A folder for each class, or a file with the columns text and label.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for frame, table, figure and page.", show_default="midlayer-results/probe-MODEL"),
-    ] = None,
-    test: Annotated[Path | None, typer.Option(help="Test data; by default a fifth of each class.")] = None,
-    kind: Annotated[str, typer.Option(help="attentive, linear or knn.")] = "attentive",
+    data: Annotated[Path, Option(help="A folder for each class, or a file with the columns text and label.")],
+    out: _arguments.Out = None,
+    test: Annotated[Path | None, Option(help="Test data; by default a fifth of each class.")] = None,
+    kind: Annotated[Literal["attentive", "linear", "knn"], Option(help="The classifier.")] = "attentive",
     layers: _arguments.LayersWords = "all",
-    site: _arguments.SiteName = "block",
-    mixture: Annotated[
-        bool, typer.Option("--mixture", help="Also learn a weighted mean of layers from the labels.")
-    ] = False,
-    epochs: Annotated[int, typer.Option(help="Maximum number of epochs; each layer keeps its best.")] = 30,
-    batch_size: Annotated[int, typer.Option(help="Examples per step.")] = 256,
-    learning_rate: Annotated[float, typer.Option(help="Initial learning rate of AdamW.")] = 1e-3,
-    keep_gb: Annotated[
-        float, typer.Option(help="Memory for token states in GB; beyond it each epoch runs the model again.")
-    ] = 4.0,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip files that cannot be read.")] = False,
+    site: _arguments.Site = "block",
+    mixture: Annotated[bool, Option("--mixture", help="Also learn a weighted mean of layers.")] = False,
+    epochs: Annotated[int, Option(help="Maximum number of epochs; each layer keeps its best.")] = 30,
+    batch_size: Annotated[int, Option(help="Examples per step.")] = 256,
+    learning_rate: Annotated[float, Option(help="Initial learning rate of AdamW.")] = 1e-3,
+    keep_gb: Annotated[float, Option(help="Memory for token states; beyond it each epoch runs again.")] = 4.0,
+    skip_bad: _arguments.SkipBad = False,
     seed: _arguments.Seed = 0,
     options: EncoderOptions,
 ) -> None:
     """Train a small classifier on every frozen layer and show which layer separates the classes best."""
-    _arguments.silence_libraries()
     from midlayer_encoders import probing
-    from midlayer_encoders.probing.classifiers import PROBE_KINDS
     from midlayer_encoders.probing.examples import Examples, check_examples_path, read_examples
     from midlayer_encoders.probing.fitting import UNUSED_SETTINGS
 
     out = out or _arguments.results_folder("probe", model)
-    check_choice("--site", site, READ_SITES)
-    check_choice("kind", kind, PROBE_KINDS)  # before the model is loaded
     reason, names = UNUSED_SETTINGS[kind]
     vector_options = _VECTOR_OPTIONS if kind == "attentive" else ()
     _arguments.refuse_flags(context, f"with `--kind {kind}`, which {reason}", *names, *vector_options)
-    check_number("--keep-gb", keep_gb)
     settings = probing.ProbeSettings(
         epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, keep_gb=keep_gb, mixture=mixture, seed=seed
     )
@@ -84,9 +70,9 @@ def probe(
             train_set.labels,
             test_inputs=test_set.inputs,
             test_labels=test_set.labels,
-            kind=kind,  # type: ignore[arg-type]
+            kind=kind,
             layers=_arguments.parse_layers(layers),
-            site=site,  # type: ignore[arg-type]
+            site=site,
             settings=settings,
             dataset=data.stem,
             progress=progress,
@@ -112,13 +98,14 @@ def probe_values(result: ProbeResult) -> dict[str, Any]:
 
 def print_probe(result: ProbeResult) -> None:
     """Print a row for each layer, and the gain of the best layer over the last."""
-    title = f"{result.dataset}: {result.kind} probe, accuracy in percent"
-    table = _output.make_table("layer", "accuracy", "95 % interval", "validation", "best epoch", title=title)
+    rows = []
     for layer, accuracy, low, high, validation, epoch in result.table.iter_rows():
-        cells = (f"{100 * accuracy:.1f}", f"{100 * low:.1f} to {100 * high:.1f}", f"{100 * validation:.1f}")
-        style = "bold green" if layer == result.best_layer else None
-        table.add_row(str(layer), *cells, str(epoch) if epoch else "", style=style)
-    _output.console().print(table)
+        shares = (f"{100 * accuracy:.1f}", f"{100 * low:.1f} to {100 * high:.1f}", f"{100 * validation:.1f}")
+        rows.append([str(layer), *shares, str(epoch or "")])
+    title = f"{result.dataset}: {result.kind} probe, accuracy in percent"
+    best = result.table["layer"].to_list().index(result.best_layer)
+    columns = ["layer", "accuracy", "95 % interval", "validation", "best epoch"]
+    _output.print_table(columns, rows, title=title, bold=best)
     _output.print_text(f"{result.verdict()} Guessing gives {100 * result.chance:.1f}.")
     if result.mixture is not None:
         _output.print_text(result.mixture.verdict())

@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from midlayer_encoders.cli import _arguments, _output
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.validation import check_seed
+from midlayer_encoders.validation import check_count
 
 if TYPE_CHECKING:
     import polars as pl
@@ -31,50 +31,32 @@ _STYLES = {"done": "green", "kept": "green", "left out": "yellow", "failed": "bo
 )
 def reproduce(
     *,
-    figure: Annotated[
-        str,
-        typer.Argument(
-            help="fig1 to fig15 (14 is midlayer probe), table2, theorems, several separated by commas, or all."
-        ),
-    ],
-    model: Annotated[
-        list[str] | None, typer.Option(help="Folder or hub name of a model, or built-in; repeatable, base first.")
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for frames, figures and page; an interrupted run continues there.")
-    ] = Path("midlayer-results/paper"),
-    texts: Annotated[Path | None, typer.Option(help="WikiText, or one text per line.")] = None,
-    solutions: Annotated[Path | None, typer.Option(help="GSM8K's JSONL, or one worked solution per line.")] = None,
-    reference: Annotated[Path | None, typer.Option(help="Folder of the paper's per-layer tables.")] = None,
-    revisions: Annotated[str | None, typer.Option(help="Checkpoints of the first model: step1,step512,…")] = None,
-    tasks: Annotated[str, typer.Option(help="Tasks to score the layers on, as in sweep.")] = "builtin",
-    layers: Annotated[
-        str, typer.Option(help="Layers to score: tenths of the depth, all, or layers separated by commas.")
-    ] = "tenths",
-    swept: Annotated[
-        list[Path] | None, typer.Option(help="Frame of an earlier sweep, parquet or CSV, instead of a new one.")
-    ] = None,
-    limit: Annotated[int, typer.Option(help="Texts for prompts; metrics use four times as many.")] = 8,
-    pass_per_prefix: Annotated[
-        bool, typer.Option(help="fig5 on a bidirectional model: one pass for each prefix.")
-    ] = False,
+    figure: Annotated[str, Argument(help="fig1 to fig15 (14 is midlayer probe), table2, theorems, several, or all.")],
+    model: Annotated[list[str] | None, Option(help="A model or built-in; repeatable, base first.")] = None,
+    out: Annotated[Path, Option(help="Folder for frames, figures and page.")] = Path("midlayer-results/paper"),
+    texts: Annotated[Path | None, Option(help="WikiText, or one text per line.")] = None,
+    solutions: Annotated[Path | None, Option(help="GSM8K's JSONL, or one worked solution per line.")] = None,
+    reference: Annotated[Path | None, Option(help="Folder of the paper's per-layer tables.")] = None,
+    revisions: Annotated[str | None, Option(help="Checkpoints of the first model: step1,step512,…")] = None,
+    tasks: Annotated[str, Option(help="Tasks to score the layers on, as in sweep.")] = "builtin",
+    layers: Annotated[str, Option(help="Layers to score: tenths of the depth, all, or layers: 0,6,-1.")] = "tenths",
+    swept: Annotated[list[Path] | None, Option(help="Frame of an earlier sweep, instead of a new one.")] = None,
+    limit: Annotated[int, Option(min=2, help="Texts for prompts; metrics use four times as many.")] = 8,
+    pass_per_prefix: Annotated[bool, Option(help="fig5 on a bidirectional model: one pass per prefix.")] = False,
     seed: _arguments.Seed = 0,
     options: EncoderOptions,
 ) -> None:
-    """Run the paper's experiments on your model and write one report.
+    """Run the paper's experiments on your model and write one report; an interrupted run continues in its folder.
 
     If MIDLAYER_DATA names a folder with corpora/wikitext2_raw_test.txt and corpora/gsm8k_test.jsonl (and the paper's
     tables in reference/ beside it), these are the defaults.
     """
-    _arguments.silence_libraries()
     from midlayer_encoders.paper import reproduce as paper
     from midlayer_encoders.paper.setting import TENTHS, Setting
 
     experiments = paper.resolve_experiments(figure)  # refuses an unknown name before a model is loaded
-    check_seed(seed)
     max_length = options.max_length or 64
-    if limit < 2 or max_length < 8:
-        raise OptionError(f"`limit` must be 2 or more and `max_length` 8 or more, but got {limit} and {max_length}.")
+    check_count("--max-length", max_length, minimum=8)
     options = replace(options, max_length=None)
     layer_choice = TENTHS if layers == "tenths" else _arguments.parse_layers(layers)
     setting = Setting(
@@ -100,7 +82,7 @@ def reproduce(
     _output.print_report(page)
     statuses = {outcome.status for outcome in outcomes}
     if "failed" in statuses or ("left out" in statuses and figure != "all"):
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _load(name: str, *, options: EncoderOptions, max_length: int) -> LayerEncoder:

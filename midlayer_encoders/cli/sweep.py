@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Argument, Exit, Option
 
-from midlayer_encoders._types import READ_SITES
 from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
+from midlayer_encoders.cli._dry_run import print_preview
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.validation import check_choice
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -41,91 +40,62 @@ STAGES = {
 def sweep(
     *,
     model: _arguments.Model,
-    tasks: Annotated[
-        str, typer.Option(help="mteb tasks or benchmarks, paper, builtin, or paths of your data, separated by commas.")
-    ],
+    tasks: Annotated[str, Option(help="mteb tasks or benchmarks, paper, builtin, or paths, separated by commas.")],
     layers: _arguments.LayersWords = "all",
     recipes: _arguments.RecipeNames = None,
-    site: _arguments.SiteName = "block",
-    metrics: Annotated[
-        str, typer.Option(help="none, paper, all, or names separated by commas; the default needs one pass.")
-    ] = ",".join(ONE_PASS_METRICS),
-    out: Annotated[Path | None, typer.Option(help="Folder for frame, results and page.")] = None,
-    store: Annotated[Path | None, typer.Option(help="Folder of embeddings, which sweeps can share.")] = None,
-    store_dtype: Annotated[str, typer.Option(help="float32, or float16 to halve the disk space.")] = "float32",
-    half: Annotated[bool, typer.Option("--half", help="The same as --store-dtype float16.")] = False,
+    site: _arguments.Site = "block",
+    metrics: Annotated[str, Option(help="none, paper, all, or names.")] = ",".join(ONE_PASS_METRICS),
+    out: Annotated[Path | None, Option(help="Folder for frame, results and page.")] = None,
+    store: Annotated[Path | None, Option(help="Folder of embeddings, which sweeps can share.")] = None,
+    store_dtype: Annotated[Literal["float32", "float16"], Option(help="float16 halves the disk space.")] = "float32",
+    half: Annotated[bool, Option("--half", help="The same as --store-dtype float16.")] = False,
     scoring: Annotated[
-        str, typer.Option(help="together scores all layers at once and confirms the best with mteb; mteb uses only it.")
+        Literal["together", "mteb"],
+        Option(help="together scores all layers at once and confirms the best with mteb; mteb uses only it."),
     ] = "together",
-    workers: Annotated[
-        int | None, typer.Option(help="Processes for scoring with mteb; by default one per core.")
-    ] = None,
-    devices: Annotated[int, typer.Option(help="Processes per machine that share the sweep.")] = 1,
-    num_nodes: Annotated[int, typer.Option(help="Machines that share the sweep, started by torchrun or SLURM.")] = 1,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the blocks; worth it for many texts.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print how each task is read and the estimated time; write nothing.")
-    ] = False,
+    workers: Annotated[int | None, Option(help="Processes for scoring with mteb; by default one per core.")] = None,
+    devices: Annotated[int, Option(help="Processes per machine that share the sweep.")] = 1,
+    num_nodes: Annotated[int, Option(help="Machines that share the sweep, started by torchrun or SLURM.")] = 1,
+    compiled: Annotated[bool, Option("--compile", help="Compile the blocks; worth it for many texts.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print how tasks are read and the estimated time.")] = False,
     options: EncoderOptions,
 ) -> None:
     """Score every layer of a model on tasks, from one forward pass over each text."""
-    _arguments.silence_libraries()
     from midlayer_encoders.files import folder_lock
     from midlayer_encoders.models.hub import check_model
     from midlayer_encoders.tasks import task_sources
 
-    check_choice("--site", site, READ_SITES)
-    check_choice("--scoring", scoring, ("together", "mteb"))
     if not dry_run:  # a dry run reports what it can without the model
         check_model(model, options.revision, gguf_file=options.gguf_file)  # before mteb and torch are imported
-    first = _is_first(devices, num_nodes)
-    if not first:
+    is_first = devices * num_nodes <= 1 or _progress.is_first_process()
+    if not is_first:
         _progress.silence()
     from midlayer_encoders.sweeping import SweepSettings
 
-    arguments: dict[str, Any] = {
-        "layers": _arguments.parse_layers(layers),
-        "site": site,
-        "metrics": _arguments.parse_metrics(metrics),
-        "settings": SweepSettings(
-            scoring=cast(Any, scoring),
-            workers=workers,
-            store_dtype="float16" if half else cast(Any, store_dtype),
-            compile=compiled,
-            devices=devices,
-            num_nodes=num_nodes,
-        ),
-    }
+    settings = SweepSettings(
+        scoring=scoring,
+        workers=workers,
+        store_dtype="float16" if half else store_dtype,
+        compile=compiled,
+        devices=devices,
+        num_nodes=num_nodes,
+    )
+    task_names = tasks.split(",")
+    metric_names = _arguments.parse_metrics(metrics)
+    arguments = {"layers": _arguments.parse_layers(layers), "site": site, "metrics": metric_names, "settings": settings}
     if dry_run:
         arguments["recipes"], options = _arguments.parse_recipes(recipes, options)
-        _preview(model, tasks.split(","), **arguments, **options.changed())
+        print_preview(model, task_names, **arguments, **options.changed())
         return
     with _progress.show_waiting("tasks", "Reading the tasks"):
-        task_sources(tasks.split(","))  # refuses unknown tasks before the model is loaded
+        task_sources(task_names)  # refuses unknown tasks before the model is loaded
     arguments["recipes"], options = _arguments.parse_recipes(recipes, options)
-    if first and out is not None and out.is_dir():
+    if is_first and out is not None and out.is_dir():
         with folder_lock(out):  # refuses a folder that another sweep is writing
             pass
-    if first:
-        _print_cost(arguments["metrics"])
-    run_sweep(_arguments.load_model(model, options), tasks.split(","), out=out, store=store, **arguments)
-
-
-def _preview(model: str, tasks: list[str], **arguments: Any) -> None:
-    """Print what a sweep would do; exit with 1 if it would fail."""
-    from midlayer_encoders.cli._dry_run import print_preview
-    from midlayer_encoders.sweeping import preview
-
-    with _progress.show_progress({"looking": "tasks read", "timing": "batches and tasks timed"}) as progress:
-        result = preview(model, tasks, progress=progress, **arguments)
-    print_preview(result)
-    if result.error is not None or any(task.error is not None for task in result.tasks):
-        raise typer.Exit(1)
-
-
-def _is_first(devices: int, num_nodes: int) -> bool:
-    """Return True in the process that prints the result of a shared sweep."""
-    return devices * num_nodes <= 1 or _progress.is_first_process()
+    if is_first:
+        _print_cost(metric_names)
+    run_sweep(_arguments.load_model(model, options), task_names, is_first=is_first, out=out, store=store, **arguments)
 
 
 def _print_cost(metrics: str | list[str]) -> None:
@@ -142,52 +112,40 @@ def _print_cost(metrics: str | list[str]) -> None:
         )
 
 
-def run_sweep(encoder: LayerEncoder, tasks: list[str], **arguments: Any) -> None:
+def run_sweep(encoder: LayerEncoder, tasks: list[str], *, is_first: bool = True, **arguments: Any) -> None:
     """Run a sweep with progress, and print its table and report; exit with 1 if a task failed."""
     from midlayer_encoders import sweeping
+    from midlayer_encoders.sweeping.sweep_result import export_lines
 
     with _progress.show_progress(STAGES) as progress:
         result = sweeping.sweep(encoder, tasks, progress=progress, **arguments)
-    settings = arguments.get("settings")
-    if settings is not None and not _is_first(settings.devices, settings.num_nodes):
+    if not is_first:
         return
-    site = arguments.get("site", "block")
-    lines = encoder_lines(result) if site == "block" and _has_best(result) else None
-    page = None if result.frame.is_empty() else result.to_html()  # empty if every task failed
-    _output.print_result(
-        **_result_values(result),
-        folder=result.folder,
-        report=page,
-        failures=result.failures,
-        export=None if lines is None else {"shell": lines["shell"], "python": lines["Python"]},
-    )
     _print_scores(result)
     _output.print_failures(result.failures)
-    if page is not None:
+    page = None
+    if not result.frame.is_empty():  # empty if every task failed
+        page = result.to_html()
         _output.print_report(page)
+    site = arguments.get("site", "block")
+    export = None
     if set(result.frame["kind"]) == {"metric"} and not result.failures:
         line = shlex.join(["midlayer", "select", result.notes.model, "--texts", tasks[0]])
-        _output.print_text(
-            f"Nothing was scored: there are no labels. To choose a layer without labels: {line}", wrap=False
-        )
+        advice = f"Nothing was scored: there are no labels. To choose a layer without labels: {line}"
+        _output.print_text(advice, wrap=False)
     elif site != "block":
         _output.print_text(f"The {site} of a layer cannot be exported as an encoder.")
-    elif lines is not None:
-        _output.print_encoder_lines(lines)
+    elif _has_best(result):
+        export = _output.print_encoder_lines(export_lines(result.notes, result.best()))
+    values = _result_values(result)
+    _output.print_result(**values, folder=result.folder, report=page, failures=result.failures, export=export)
     if result.failures:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _has_best(result: SweepResult) -> bool:
     """Return True if a layer was scored on every task."""
     return bool(result.frame.filter(kind="score").height) and result.summary().average is not None
-
-
-def encoder_lines(result: SweepResult) -> dict[str, str]:
-    """Return the command and the Python expression that create the encoder of the best layer."""
-    from midlayer_encoders.sweeping.sweep_result import export_lines
-
-    return export_lines(result.notes, result.best())
 
 
 def _result_values(result: SweepResult) -> dict[str, Any]:
@@ -270,7 +228,7 @@ def _print_recipes(result: RecipesResult) -> None:
 
 
 @command("Find the layer", "midlayer report runs/reviews", "midlayer report runs/reviews --json", quiet=False)
-def report(folder: Annotated[Path, typer.Argument(help="The --out of a sweep.")]) -> None:
+def report(folder: Annotated[Path, Argument(help="The --out of a sweep.")]) -> None:
     """Write the page of a sweep again from its results."""
     from midlayer_encoders.sweeping import SweepResult
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import BadParameter, Option
 
 from midlayer_encoders.cli import _arguments, _output
 from midlayer_encoders.cli._app import command
@@ -31,36 +31,27 @@ def tune(
     layer: _arguments.LayerWords,
     pairs: Annotated[
         Path,
-        typer.Option(
-            help="JSONL, CSV, TSV or parquet: anchor and positive, with hard negatives in negative, negative_2 …; "
-            "sentence1, sentence2 and score; or text and label."
+        Option(
+            help="JSONL, CSV or parquet: anchor, positive, negative …; sentence1, sentence2, score; or text, label."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for model, page and frames: new, or that of an interrupted run.")],
-    tasks: Annotated[
-        str,
-        typer.Option(help="Tasks scored before and after: names, builtin, or paths, separated by commas; or none."),
-    ] = "builtin",
-    lora: Annotated[int, typer.Option(help="Rank of LoRA adapters, merged at the end; 0 trains all weights.")] = 0,
-    epochs: Annotated[float, typer.Option(help="Passes over the pairs.")] = 1.0,
-    max_steps: Annotated[int | None, typer.Option(help="Number of steps, instead of epochs.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Pairs per step: more pairs mean more in-batch negatives.")] = 32,
-    learning_rate: Annotated[
-        float | None, typer.Option(help="Peak learning rate; by default 5e-5, or 5e-4 with --lora.")
-    ] = None,
-    held_out: Annotated[float, typer.Option(help="Fraction of the pairs held out for early stopping; or 0.")] = 0.1,
-    patience: Annotated[int, typer.Option(help="Evaluations without a lower held-out loss before stopping.")] = 3,
-    checkpoints: Annotated[int, typer.Option(help="Number of evaluations and checkpoints; 0 for none.")] = 10,
-    mini_batch: Annotated[int | None, typer.Option(help="Rows in memory at a time, if a batch does not fit.")] = None,
-    matryoshka: Annotated[
-        str | None, typer.Option(help="Numbers of leading dimensions to train too, separated by commas: 128,64.")
-    ] = None,
-    adaptive: Annotated[bool, typer.Option(help="Train earlier layers too (AdaptiveLayerLoss).")] = False,
+    out: Annotated[Path, Option(help="Folder for model, page and frames: new, or that of an interrupted run.")],
+    tasks: Annotated[str, Option(help="Tasks scored before and after: names, builtin or paths; or none.")] = "builtin",
+    lora: Annotated[int, Option(help="Rank of LoRA adapters, merged at the end; 0 trains all weights.")] = 0,
+    epochs: Annotated[float, Option(help="Passes over the pairs.")] = 1.0,
+    max_steps: Annotated[int | None, Option(help="Number of steps, instead of epochs.")] = None,
+    batch_size: Annotated[int, Option(help="Pairs per step: more pairs mean more in-batch negatives.")] = 32,
+    learning_rate: Annotated[float | None, Option(help="Peak; by default 5e-5, or 5e-4 with --lora.")] = None,
+    held_out: Annotated[float, Option(help="Fraction of the pairs held out for early stopping; or 0.")] = 0.1,
+    patience: Annotated[int, Option(help="Evaluations without a lower held-out loss before stopping.")] = 3,
+    checkpoints: Annotated[int, Option(help="Number of evaluations and checkpoints; 0 for none.")] = 10,
+    mini_batch: Annotated[int | None, Option(help="Rows in memory at a time, if a batch does not fit.")] = None,
+    matryoshka: Annotated[str | None, Option(help="Numbers of leading dimensions to train too: 128,64.")] = None,
+    adaptive: Annotated[bool, Option(help="Train earlier layers too (AdaptiveLayerLoss).")] = False,
     seed: _arguments.Seed = 0,
     options: EncoderOptions,
 ) -> None:
     """Cut a model at a layer, fine-tune it on pairs, and show how every layer changed; a stopped run continues."""
-    _arguments.silence_libraries()
     from midlayer_encoders import tuning
 
     settings = tuning.TuneSettings(
@@ -89,10 +80,10 @@ def tune(
             **options.changed(),
         )
     report = result.folder / "report.html"
-    _output.print_result(
-        folder=result.folder, model=result.model_folder, report=report, words=result.words(), notes=result.notes
-    )
-    for line in (result.words(), *result.notes):
+    words = result.words()
+    folders = {"folder": result.folder, "model": result.model_folder}
+    _output.print_result(**folders, report=report, words=words, notes=result.notes)
+    for line in (words, *result.notes):
         _output.print_text(line)
     _output.print_report(report)
     _output.print_text("Load it with:")
@@ -104,4 +95,4 @@ def _parse_sizes(words: str | None) -> list[int] | None:
         return None if words is None else [int(word) for word in words.split(",")]
     except ValueError:
         message = f"must be numbers separated by commas, but got {words!r}"
-        raise typer.BadParameter(message, param_hint="--matryoshka") from None
+        raise BadParameter(message, param_hint="--matryoshka") from None

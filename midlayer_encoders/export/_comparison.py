@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import importlib.metadata
-import json
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +12,7 @@ import numpy as np
 
 from midlayer_encoders.encoder.inputs import probe_inputs
 from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.files import write_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,8 +22,6 @@ if TYPE_CHECKING:
 CARD = "midlayer.json"
 ENGINE_POOLINGS = ("mean", "cls", "last")
 """Poolings of llama.cpp, vLLM and text-embeddings-inference."""
-_FULL_DISK_BYTES = 2**16  # free bytes that may remain when a write failed on a full disk
-_NUMPY_FULL_DISK = "Not enough free space"  # raised by `ndarray.tofile` without an errno
 _TEXTS = (
     "How do I reset the PIN of my card?",
     "Stock markets fell sharply today, and most of what was left of the gains of this year was lost within hours.",
@@ -73,18 +67,6 @@ def require_packages(extra: str, *packages: str) -> None:
 def versions(*packages: str) -> dict[str, str]:
     """Return the versions of installed packages by name."""
     return {name: importlib.metadata.version(name) for name in packages}
-
-
-@contextmanager
-def full_disk_as_os_error(folder: Path) -> Iterator[None]:
-    """Raise an :class:`OSError` when an engine fails on a full disk without saying so."""
-    try:
-        yield
-    except Exception as reason:
-        is_full = shutil.disk_usage(folder).free <= _FULL_DISK_BYTES or str(reason).startswith(_NUMPY_FULL_DISK)
-        if getattr(reason, "errno", None) is not None or not is_full:
-            raise
-        raise OSError(errno.ENOSPC, f"no space left for the export ({reason})", str(folder)) from reason
 
 
 def common_obstacle(encoder: LayerEncoder) -> str | None:
@@ -160,5 +142,4 @@ def write_card(folder: Path, encoder: LayerEncoder, target: str, **extra: Any) -
         "prompts": {name: text for name, text in encoder.prompts.items() if text},
         **extra,
     }
-    text = json.dumps(card, indent=2, ensure_ascii=False)
-    (folder / CARD).write_text(text + "\n", encoding="utf8")
+    write_json(folder / CARD, card)

@@ -8,21 +8,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from midlayer_encoders.errors import CutError, OptionError
-from midlayer_encoders.export._comparison import (
-    CARD,
-    ENGINE_POOLINGS,
-    Exported,
-    common_obstacle,
-    cosine,
-    full_disk_as_os_error,
-    require_packages,
-    sample_inputs,
-    versions,
-    write_card,
-)
+from midlayer_encoders.export import _comparison
+from midlayer_encoders.export._comparison import ENGINE_POOLINGS, Exported
+from midlayer_encoders.export._engines import engine_vectors
 from midlayer_encoders.export._gguf_weights import write_gguf
-from midlayer_encoders.export._llama import llama_vectors
 from midlayer_encoders.files import write_folder
 from midlayer_encoders.models.hub import model_location
 
@@ -51,7 +43,7 @@ def export_gguf(encoder: LayerEncoder, folder: Path, *, int8: bool = False) -> E
         folder: output folder.
         int8: write weights in 8 bits instead of 16; not for an encoder that was read from a GGUF file.
     """
-    require_packages("gguf", "gguf")
+    _comparison.require_packages("gguf", "gguf")
     source = _source_file(encoder)
     if int8 and source is not None:
         raise OptionError("`int8` must be left out for an encoder read from a GGUF file, whose weights do not change.")
@@ -64,19 +56,18 @@ def export_gguf(encoder: LayerEncoder, folder: Path, *, int8: bool = False) -> E
         nonlocal min_cosine
         staging.mkdir()
         path = staging / _FILE
-        with full_disk_as_os_error(staging):
-            if source is None:
-                write_gguf(encoder, path, pooling=_POOLING_NUMBERS[encoder.pooling], int8=int8)
-            else:
-                cut_gguf(source, path, encoder.layer, pooling=encoder.pooling)
+        if source is None:
+            write_gguf(encoder, path, pooling=_POOLING_NUMBERS[encoder.pooling], int8=int8)
+        else:
+            cut_gguf(source, path, encoder.layer, pooling=encoder.pooling)
         min_cosine = _compare(encoder, path, _MIN_COSINE_INT8 if int8 else _MIN_COSINE)
-        packages = versions("gguf", *(["xllamacpp"] if _has_llama() else []))
-        write_card(staging, encoder, "gguf", file=_FILE, cosine=min_cosine, versions=packages)
+        packages = _comparison.versions("gguf", *(["xllamacpp"] if _has_llama() else []))
+        _comparison.write_card(staging, encoder, "gguf", file=_FILE, cosine=min_cosine, versions=packages)
 
-    files = write_folder(folder, write, last=(CARD,))
+    files = write_folder(folder, write, last=(_comparison.CARD,))
     if min_cosine is None:
         return Exported("gguf", folder, files=files)
-    engine = f"llama.cpp through xllamacpp {versions('xllamacpp')['xllamacpp']}"
+    engine = f"llama.cpp through xllamacpp {_comparison.versions('xllamacpp')['xllamacpp']}"
     return Exported("gguf", folder, engine, 1 - min_cosine, files=files)
 
 
@@ -102,13 +93,13 @@ def _obstacle(encoder: LayerEncoder, *, from_file: bool) -> str | None:
     options = encoder.options
     if encoder.norm == "none":
         return "it always applies the final norm: pass norm='final'"
-    if (obstacle := common_obstacle(encoder)) is not None:
+    if (obstacle := _comparison.common_obstacle(encoder)) is not None:
         return obstacle
     if options.template is not None or options.chat_template:
         return "the tokenizer contains a template, which GGUF cannot store: leave it out, and add it to texts yourself"
     if not encoder.counting.all:
         return "it pools all tokens: leave out `skip_first` and `template_tokens`"
-    if any(name != "Normalize" for name in encoder.after_pooling):
+    if not set(encoder.after_pooling) <= {"Normalize"}:
         return "it has no modules after the pooling: leave out `center`, `whiten` and `embed_filter`"
     if from_file and (options.bidirectional or options.adapters):
         name = "bidirectional" if options.bidirectional else "adapters"
@@ -188,12 +179,15 @@ def _compare(encoder: LayerEncoder, path: Path, min_cosine: float) -> float | No
     if not _has_llama():
         logger.warning("The file was not run: llama.cpp is not installed (pip install 'midlayer-encoders[gguf]').")
         return None
-    samples = sample_inputs(encoder, "text")
+    samples = _comparison.sample_inputs(encoder, "text")
     max_length = encoder.max_seq_length or 512  # llama.cpp rejects longer texts instead of truncating them
     token_ids = encoder.tokenizer([encoder.default_prompt + text for text in samples], verbose=False)["input_ids"]
     texts = [text for text, ids in zip(samples, token_ids, strict=True) if len(ids) <= max_length] or samples[:1]
-    vectors = llama_vectors(path, [encoder.default_prompt + text for text in texts])
-    lowest = cosine(encoder.encode(texts, show_progress_bar=False), vectors)
+    try:
+        vectors = np.array(engine_vectors("llama", path, [encoder.default_prompt + text for text in texts]))
+    except RuntimeError as reason:
+        raise CutError(f"llama.cpp does not read the exported file ({reason}). Nothing was written.") from reason
+    lowest = _comparison.cosine(encoder.encode(texts, show_progress_bar=False), vectors)
     if lowest < min_cosine:
         raise CutError(
             f"llama.cpp computes other vectors than the encoder (cosine {lowest:.4f}, below {min_cosine}), perhaps "

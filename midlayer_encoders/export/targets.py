@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.export._comparison import Exported
 from midlayer_encoders.export.gguf import export_gguf
-from midlayer_encoders.export.onnx import export_onnx
-from midlayer_encoders.export.openvino import export_openvino
+from midlayer_encoders.export.graphs import export_onnx, export_openvino
 from midlayer_encoders.export.serving import export_served
-from midlayer_encoders.validation import check_choice, check_effect, check_flag, check_path
+from midlayer_encoders.validation import check_choice, check_flag, check_path
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -51,18 +50,13 @@ def export_for(
         CutError: if the engine cannot run this encoder or computes other vectors.
         MidlayerError: if a package is missing; the message contains the install command.
     """
-    check_choice("target", target, TARGETS)
     check_path("folder", folder)
     path = Path(folder)
-    check_out(path, check_flag("overwrite", overwrite))
-    check_flag("int8", int8)
-    check_flag("optimize", optimize)
+    check_arguments(target, path, overwrite=overwrite, int8=int8, optimize=optimize)
     if target == "onnx":
         return export_onnx(encoder, path, int8=int8, optimize=optimize)
-    check_effect(export_for, f"with target={target!r}: it applies to 'onnx'", optimize=optimize)
     if target == "gguf":
         return export_gguf(encoder, path, int8=int8)
-    check_effect(export_for, f"with target={target!r}: it applies to 'onnx' and 'gguf'", int8=int8)
     if target == "openvino":
         return export_openvino(encoder, path)
     if target in ("vllm", "tei"):
@@ -70,9 +64,16 @@ def export_for(
     return Exported(target, path, files=encoder.save_files(str(path)))
 
 
-def check_out(folder: Path, overwrite: bool, argument: str = "folder", cure: str = "overwrite=True") -> None:
-    """Raise an error if a folder is not empty and may not be overwritten."""
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not overwrite):
+def check_arguments(target: str, folder: Path | None, *, overwrite: bool, int8: bool, optimize: bool) -> None:
+    """Raise an :class:`OptionError` if :func:`export_for` would reject these arguments."""
+    check_choice("target", target, TARGETS)
+    check_flag("overwrite", overwrite)
+    if check_flag("int8", int8) and target not in ("onnx", "gguf"):
+        raise OptionError(f"`int8` must be left out with target={target!r}: it applies to 'onnx' and 'gguf'.")
+    if check_flag("optimize", optimize) and target != "onnx":
+        raise OptionError(f"`optimize` must be left out with target={target!r}: it applies to 'onnx'.")
+    if folder is not None and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not overwrite)):
         raise OptionError(
-            f"`{argument}` must be a new or empty folder, but {folder} is not. Choose another, or pass {cure}."
+            f"`folder` must be a new or empty folder, but {folder} is not. Choose another, or pass overwrite=True "
+            "(--overwrite)."
         )

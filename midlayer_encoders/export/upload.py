@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
-from huggingface_hub import EvalResult, HfApi, ModelCard, ModelInfo, get_token
+from huggingface_hub import EvalResult, HfApi, ModelCard, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
@@ -94,7 +96,8 @@ def push_to_hub(
             text = encoder.model_card_text(repository, branch)
             (folder / _CARD).write_text(text, encoding="utf8")
             options = {"token": token, "private": private, "revision": branch, "exist_ok": overwrite}
-            return _upload(encoder, repository, folder, options)
+            with _explained(repository):
+                return str(encoder.push_to_hub(repository, local_model_path=str(folder), **options))
     finally:
         for name, value in saved.items():
             setattr(data, name, value)
@@ -117,39 +120,33 @@ def _link(exported: Exported, folder: Path) -> None:
 
 
 def check_repository(
-    repository: str,
-    token: str | None = None,
-    argument: str = "repository",
-    *,
-    private: bool | None = None,
-    overwrite: bool = False,
+    repository: str, token: str | None = None, *, private: bool | None = None, overwrite: bool = False
 ) -> None:
-    """Raise an error unless the Hub would accept an upload.
-
-    Args:
-        repository: see :func:`push_to_hub`.
-        token: see :func:`push_to_hub`.
-        argument: name of the argument in error messages.
-        private: see :func:`push_to_hub`.
-        overwrite: see :func:`push_to_hub`.
-    """
-    check_text(argument, repository)
+    """Raise an error unless the Hub would accept an upload; the arguments are those of :func:`push_to_hub`."""
+    check_text("repository", repository)
     try:
         validate_repo_id(repository)
     except HFValidationError as reason:
-        raise OptionError(f"`{argument}` must be a repository name, but got {repository!r}: {reason}") from reason
+        raise OptionError(f"`repository` must be a repository name, but got {repository!r}: {reason}") from reason
     if "/" not in repository:
-        raise OptionError(f"`{argument}` must contain the owner, such as 'owner/{repository}', but got {repository!r}.")
+        raise OptionError(f"`repository` must contain the owner, such as 'owner/{repository}', but got {repository!r}.")
     secret = token or get_token()
     if secret is None:
         raise OptionError("`token` must be a Hub token, but there is none. Run `hf auth login`, or set HF_TOKEN.")
     if not secret.isascii():  # never printed
         raise OptionError("`token` must contain only ASCII characters. Copy it again, or run `hf auth login`.")
-    try:
-        role, existing = _token_role_and_repository(HfApi(token=token), repository)
-    except Exception as error:
-        raise _refusal(error, repository) or error from error
-    if role == "read":
+    api = HfApi(token=token)
+    auth: dict[str, Any] = {}
+    existing = None
+    with _explained(repository):
+        try:
+            auth = api.whoami().get("auth") or {}
+        except HfHubHTTPError as error:
+            if error.response.status_code != 429:  # rate limit
+                raise
+        with contextlib.suppress(RepositoryNotFoundError):
+            existing = api.model_info(repository)
+    if (auth.get("accessToken") or {}).get("role") == "read":  # OAuth logins have no access token
         raise HubError(f"Nothing was uploaded to {repository}.{_CURES[403]}")
     if existing is not None and not overwrite:
         raise HubError(f"Nothing was uploaded to {repository}.{_CURES[409]}")
@@ -158,21 +155,6 @@ def check_repository(
             f"`private` must be left out for {repository}, which exists and is public. Make it private in its settings "
             "first, or pass another name."
         )
-
-
-def _token_role_and_repository(api: HfApi, repository: str) -> tuple[str | None, ModelInfo | None]:
-    """Return the role of a token and the repository if it exists."""
-    try:
-        auth = api.whoami().get("auth") or {}
-        role = (auth.get("accessToken") or {}).get("role")  # OAuth logins have no access token
-    except HfHubHTTPError as error:
-        if error.response.status_code != 429:  # rate limit
-            raise
-        role = None
-    try:
-        return role, api.model_info(repository)
-    except RepositoryNotFoundError:
-        return role, None
 
 
 def score_results(encoder: LayerEncoder, scores: pl.DataFrame) -> list[EvalResult]:
@@ -201,28 +183,15 @@ def score_results(encoder: LayerEncoder, scores: pl.DataFrame) -> list[EvalResul
 
 
 def _result(row: dict[str, Any]) -> EvalResult:
-    label = task_label(row["dataset"])
-    metadata = _task_metadata(row["dataset"])
-    return EvalResult(
-        task_type=metadata.type if metadata else "feature-extraction",
-        dataset_type=metadata.dataset["path"] if metadata else label,
-        dataset_revision=metadata.dataset.get("revision") if metadata else None,
-        dataset_split=metadata.eval_splits[0] if metadata else None,
-        dataset_name=f"MTEB {label}" if metadata else label,
-        metric_type=row["name"],
-        metric_value=round(100 * row["value"], 2),
-    )
-
-
-def _task_metadata(name: str) -> Any:
-    """Return mteb's metadata of a task, or None if the task is not in mteb."""
     import mteb
 
-    with isolated_random():  # mteb seeds the global generators
-        try:
-            return mteb.get_task(name).metadata
-        except KeyError:
-            return None
+    label = task_label(row["dataset"])
+    task = {"task_type": "feature-extraction", "dataset_type": label, "dataset_name": label}
+    with isolated_random(), contextlib.suppress(KeyError):  # mteb seeds the global generators
+        metadata: Any = mteb.get_task(row["dataset"]).metadata
+        task = {"task_type": metadata.type, "dataset_type": metadata.dataset["path"], "dataset_name": f"MTEB {label}"}
+        task |= {"dataset_revision": metadata.dataset.get("revision"), "dataset_split": metadata.eval_splits[0]}
+    return EvalResult(metric_type=row["name"], metric_value=round(100 * row["value"], 2), **task)
 
 
 def _name_list(value: Any) -> list[str]:
@@ -256,29 +225,25 @@ def _source_card(encoder: LayerEncoder) -> dict[str, Any]:
     return metadata
 
 
-def _upload(encoder: LayerEncoder, repository: str, folder: Path, options: dict[str, Any]) -> str:
-    """Upload a folder and return the URL of the commit."""
+@contextlib.contextmanager
+def _explained(repository: str) -> Iterator[None]:
+    """Turn the errors of the Hub's client into a :class:`HubError` with the cure."""
     try:
-        return str(encoder.push_to_hub(repository, local_model_path=str(folder), **options))
+        yield
     except Exception as error:
         # For large files the client wraps the reason in a RuntimeError.
         reason = error.__cause__ if type(error) is RuntimeError and error.__cause__ is not None else error
-        raise _refusal(reason, repository) or error from reason
-
-
-def _refusal(reason: BaseException, repository: str) -> HubError | None:
-    """Return the error to raise for a failed request, or None if the reason lies elsewhere."""
-    if isinstance(reason, HfHubHTTPError):
-        status = getattr(reason.response, "status_code", None)
-        cure = _CURES.get(status or 0, "")
-        message = " ".join((getattr(reason, "server_message", None) or str(reason)).split())[:300]
-        return HubError(f"The Hub rejected {repository} (status {status}: {message}).{cure}")
-    if isinstance(reason, OfflineModeIsEnabled):
-        return HubError("The Hub is disabled (HF_HUB_OFFLINE=1): unset the variable and push again.")
-    # The client uses httpx or httpx2.
-    if isinstance(reason, OSError) or type(reason).__module__.startswith("httpx"):
-        return HubError(
-            f"The Hub cannot be reached or closed the connection ({error_summary(reason)[:200]}). Check the network "
-            "and HF_ENDPOINT, and push again, with overwrite=True if the repository was created."
-        )
-    return None
+        if isinstance(reason, HfHubHTTPError):
+            status = getattr(reason.response, "status_code", None)
+            text = " ".join((getattr(reason, "server_message", None) or str(reason)).split())[:300]
+            message = f"The Hub rejected {repository} (status {status}: {text}).{_CURES.get(status or 0, '')}"
+        elif isinstance(reason, OfflineModeIsEnabled):
+            message = "The Hub is disabled (HF_HUB_OFFLINE=1): unset the variable and push again."
+        elif isinstance(reason, OSError) or type(reason).__module__.startswith("httpx"):  # httpx or httpx2
+            message = (
+                f"The Hub cannot be reached or closed the connection ({error_summary(reason)[:200]}). Check the "
+                "network and HF_ENDPOINT, and push again, with overwrite=True if the repository was created."
+            )
+        else:
+            raise
+        raise HubError(message) from reason

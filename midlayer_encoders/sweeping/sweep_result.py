@@ -306,12 +306,12 @@ def task_labels(names: Sequence[str]) -> dict[str, str]:
     return labels if len(set(labels.values())) == len(labels) else {name: name for name in names}
 
 
-def export_lines(notes: Notes, layer: int) -> dict[str, str]:
-    """Return the lines that create the encoder of a layer, in Python and in a shell."""
+def export_lines(notes: Notes, layer: int | list[int]) -> dict[str, str]:
+    """Return the lines that create the encoder of a layer, or of several, in Python and in a shell."""
     transforms = dict(notes.vectors)
     center = transforms.pop("center", "")
     options = EncoderOptions(**notes.options, **transforms)
-    out = f"layer-{layer}"
+    out = "layer-" + str(layer).strip("[]").replace(", ", "-")
     python = python_line(notes.model, layer, options)
     shell = shell_line(notes.model, layer, options, out=out)
     if center:

@@ -231,5 +231,5 @@ def test_every_option_of_reproduce_is_in_the_setting(
     assert settings[2].reference is not None
     assert settings[2].reference.resolve() == tmp_path / "reference"
     assert settings[2].layers == "all"
-    with pytest.raises(OptionError, match="`limit` must be 2 or more and `max_length` 8 or more, but got 1 and 64"):
-        run("reproduce", "fig7", "--limit", "1")
+    with pytest.raises(OptionError, match="`--max-length` must be a whole number, 8 or more, but got 7"):
+        run("reproduce", "fig7", "--max-length", "7")

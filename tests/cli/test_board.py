@@ -83,9 +83,12 @@ def test_json_holds_the_runs_where_nothing_meets_the_budget(
     assert [one["run"] for one in said["runs"]] == ["m2", "[red]m1"]
 
 
-@pytest.mark.parametrize("flag", ["--max-params", "--max-ms", "--max-bytes"])
-def test_a_budget_of_nothing_names_its_flag(flag: str, runs: Path) -> None:
-    with pytest.raises(OptionError, match=f"`{flag}` must be a finite number above 0, but got 0"):
+@pytest.mark.parametrize(
+    ("flag", "name"),
+    [("--max-params", "max_parameters"), ("--max-ms", "max_milliseconds"), ("--max-bytes", "max_bytes")],
+)
+def test_a_budget_of_zero_is_refused(flag: str, name: str, runs: Path) -> None:
+    with pytest.raises(OptionError, match=f"`{name}` must be above 0, but got 0"):
         run("board", str(runs), flag, "0")
 
 

@@ -65,12 +65,6 @@ def test_the_old_flag_for_audio_still_works_and_says_so(tiny_folder: Folder, tmp
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("metrics no/model --texts lines.txt --limit 0", "`--limit` must be a positive number of inputs, but got 0"),
-        ("compare a b --texts lines.txt --limit -1", "`--limit` must be a positive number of inputs, but got -1"),
-        ("progression a --texts lines.txt --limit -1", "`--limit` must be a positive number of inputs, but got -1"),
-        ("select no/model --texts lines.txt --max-texts 0", "`--max-texts` must be a whole number, 1 or more"),
-        ("select no/model --texts lines.txt --seed -1", "`seed` must be a whole number from 0"),
-        ("cache . --unused-days -1", "`--unused-days` must be a finite number, from 0"),
         ("cache . --keep-gb nan", "`--keep-gb` must be a finite number, 0 or more, but got nan"),
         ("cache . --dry-run", "`--dry-run` must be left out if nothing is to be removed"),
         ("sweep . --tasks ,", "`tasks` must be names or paths, but one of them is empty"),
@@ -80,7 +74,7 @@ def test_the_old_flag_for_audio_still_works_and_says_so(tiny_folder: Folder, tmp
         ("report swept", "swept has no readable frame.parquet and sweep.json"),
     ],
 )
-def test_a_value_that_cannot_be_meant_is_refused_before_the_model_is_loaded(
+def test_an_invalid_value_is_refused_before_the_model_is_loaded(
     words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -94,3 +88,21 @@ def test_a_value_that_cannot_be_meant_is_refused_before_the_model_is_loaded(
     with pytest.raises((OptionError, DeviceError)) as error:
         run(*command, *out)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("metrics no/model --texts lines.txt --limit 0", "'--limit': 0 is not in the range x>=1"),
+        ("compare a b --texts lines.txt --limit -1", "'--limit': -1 is not in the range x>=1"),
+        ("progression a --texts lines.txt --limit -1", "'--limit': -1 is not in the range x>=1"),
+        ("select no/model --texts lines.txt --max-texts 0", "'--max-texts': 0 is not in the range x>=1"),
+        ("select no/model --texts lines.txt --seed -1", "'--seed': -1 is not in the range x>=0"),
+        ("cache . --unused-days -1", "'--unused-days': -1 is not in the range x>=0"),
+        ("sweep no/model --tasks builtin --scoring all", "'--scoring': 'all' is not one of 'together', 'mteb'"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_the_parser(words: str, message: str) -> None:
+    result = CliRunner().invoke(app, words.split(), env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert message in result.output

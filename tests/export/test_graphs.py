@@ -215,7 +215,7 @@ def test_a_full_disk_leaves_nothing(
 def test_weights_too_large_for_one_file_lie_beside_it(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("midlayer_encoders.export._graph._LARGEST", 1000)
+    monkeypatch.setattr("midlayer_encoders.export.graphs._MAX_BYTES", 1000)
     encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
     export_for(encoder, "onnx", tmp_path / "onnx", int8=True, optimize=True)
     found = {one.name for one in (tmp_path / "onnx").glob("*.onnx.data")}

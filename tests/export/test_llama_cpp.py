@@ -6,14 +6,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError
-from midlayer_encoders.export import _llama, export_for
+from midlayer_encoders.export import _engines, export_for
 from midlayer_encoders.export._comparison import cosine
-from midlayer_encoders.export._llama import llama_vectors
+from midlayer_encoders.export._engines import engine_vectors
 from midlayer_encoders.export.gguf import cut_gguf
 from tests.export.tiny_bpe import bpe_tokenizer, save_bpe
 from tests.export.tiny_gguf import save_gguf, write_whole
@@ -27,8 +28,8 @@ _LLAMA_3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq
 
 
 def near(encoders: dict[int, LayerEncoder], path: Path, texts: list[str]) -> dict[int, float]:
-    theirs = llama_vectors(path, texts)
-    return {layer: cosine(encoder.encode(texts), theirs) for layer, encoder in encoders.items()}
+    vectors = np.array(engine_vectors("llama", path, texts))
+    return {layer: cosine(encoder.encode(texts), vectors) for layer, encoder in encoders.items()}
 
 
 @pytest.mark.parametrize(
@@ -150,12 +151,12 @@ def test_queries_in_the_wrong_order_are_seen(tmp_path: Path, monkeypatch: pytest
     assert [one.name for one in tmp_path.iterdir()] == ["model"]
 
 
-def test_what_llama_cpp_cannot_read_or_does_not_finish_is_named(
+def test_a_file_that_llama_cpp_cannot_read_and_a_timeout_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save_gguf(tmp_path / "odd.gguf", "llama")
-    with pytest.raises(CutError, match=r"llama\.cpp does not read the file"):
-        llama_vectors(path, ["a"])
-    monkeypatch.setattr(_llama, "_SECONDS", 0.01)
-    with pytest.raises(CutError, match="did not embed 1 short texts within"):
-        llama_vectors(path, ["a"])
+    with pytest.raises(RuntimeError):
+        engine_vectors("llama", path, ["a"])
+    monkeypatch.setattr(_engines, "_SECONDS", 0.01)
+    with pytest.raises(RuntimeError, match="did not embed 1 short texts within"):
+        engine_vectors("llama", path, ["a"])

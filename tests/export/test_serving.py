@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.export import export_for, serving_line
-from midlayer_encoders.export._vllm import read_as_vllm, vllm_vectors
+from midlayer_encoders.export._engines import engine_vectors
 from tests.cli.calls import run
 from tests.tiny_folders import TEXTS
 
@@ -42,13 +42,16 @@ def test_a_folder_for_a_server_is_still_a_plain_one(tiny_folder: Folder, tmp_pat
     card = json.loads((made.folder / "midlayer.json").read_text())
     assert (card["target"], card["layer"], card["pooling"]) == (target, 2, "last")
     assert card["serve"].startswith({"vllm": "vllm serve . --runner pooling", "tei": "text-embeddings-router"}[target])
-    assert card.get("read_as", "").startswith("vllm 0.") == (target == "vllm")
 
 
 def test_the_folder_holds_pooling_modules_length_and_tokens(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", max_length=48, **CENTERED)
     export_for(encoder, "tei", tmp_path / "out")
-    assert read_as_vllm(tmp_path / "out") == {"pooling": "last", "max_length": 48, "dense": 1, "normalize": True}
+    modules = json.loads((tmp_path / "out" / "modules.json").read_text())
+    names = ["Transformer", "Pooling", "Dense", "Normalize"]
+    assert [module["type"] for module in modules] == [f"sentence_transformers.models.{name}" for name in names]
+    assert json.loads((tmp_path / "out" / "1_Pooling" / "config.json").read_text())["pooling_mode_lasttoken"] is True
+    assert json.loads((tmp_path / "out" / "sentence_bert_config.json").read_text())["max_seq_length"] == 48
     texts = [*TEXTS, " ".join(TEXTS)]
     expected = encoder.tokenizer(texts, truncation=True, max_length=48)["input_ids"]
     tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
@@ -165,7 +168,7 @@ def test_a_prompt_that_a_server_does_not_put_itself_is_warned_of(
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="No module named 'vllm'"):
-        vllm_vectors(tmp_path, ["a"], "float32")
+        engine_vectors("vllm", tmp_path, ["a"], "float32")
 
 
 def test_the_command_prints_the_line_that_serves_the_folder(tiny_folder: Folder, tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def test_what_else_lies_in_a_folder_is_not_uploaded(
 def test_the_command_uploads_what_it_wrote_alone(hub: Hub, source: Path, tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("SECRET=1")
     line = ["export", str(source), "--layer", "2", "--push", "someone/cut", "--out", str(tmp_path)]
-    with pytest.raises(OptionError, match=r"`--out` must be a new or empty folder.* pass --overwrite"):
+    with pytest.raises(OptionError, match=r"`folder` must be a new or empty folder.*--overwrite"):
         run(*line)
     run(*line, "--overwrite")
     assert "modules.json" in hub.repositories["someone/cut"]["main"]
@@ -258,7 +258,7 @@ def test_the_command_asks_the_hub_before_the_model_is_read(
         ([], "`--out` must name a folder to write, unless --push"),
         (["--out", "out", "--private"], "must be left out without --push"),
         (["--push", "someone/cut", "--for", "onnx"], "`--push` must be left out with --for onnx"),
-        (["--push", "cut"], "`--push` must contain the owner"),
+        (["--push", "cut"], "`repository` must contain the owner"),
     ],
 )
 def test_words_that_cannot_be_meant(hub: Hub, words: list[str], why: str) -> None:

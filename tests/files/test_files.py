@@ -16,6 +16,7 @@ import pytest
 from midlayer_encoders.errors import DiskFullError, FolderError, OptionError
 from midlayer_encoders.files import (
     check_links,
+    explain_full_disk,
     folder_lock,
     make_folder,
     read_artifact,
@@ -215,3 +216,8 @@ def test_a_folder_takes_its_place_in_one_step_or_file_by_file(tmp_path: Path) ->
     write_folder(tmp_path / "cut", make, last=["config.json"])
     assert (tmp_path / "cut" / "config.json").read_text() == "new"
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_the_error_that_numpy_raises_without_a_number_is_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(DiskFullError, match="is full"), explain_full_disk(tmp_path / "file"):
+        raise OSError("Not enough free space to write 30081024 bytes after offset 1770208")  # as `tofile` says it

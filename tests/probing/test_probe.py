@@ -350,7 +350,7 @@ def test_the_command(tiny_folder: Folder, coloured: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("extra", "text"),
-    [(["--kind", "lineer"], "Did you mean 'linear'"), (["--data", "nowhere"], "'nowhere' does not exist")],
+    [(["--kind", "lineer"], "'lineer' is not one of"), (["--data", "nowhere"], "'nowhere' does not exist")],
 )
 def test_wrong_words_are_said_before_the_model_is_loaded(extra: list[str], text: str, tmp_path: Path) -> None:
     from typer.testing import CliRunner
@@ -358,9 +358,8 @@ def test_wrong_words_are_said_before_the_model_is_loaded(extra: list[str], text:
     from midlayer_encoders.cli import app
 
     command = ["probe", "no-such-model", "--data", str(tmp_path), "--out", str(tmp_path / "out"), *extra]
-    result = CliRunner().invoke(app, command)
-    assert isinstance(result.exception, OptionError)
-    assert text in str(result.exception)
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert text in f"{result.exception} {result.output}"
 
 
 def test_knn_needs_one_token_each() -> None:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from midlayer_encoders import LayerEncoder, select_layer
 from midlayer_encoders.cli import app
 from midlayer_encoders.cli._output import print_encoder_lines
-from midlayer_encoders.cli.select import layer_lines
+from midlayer_encoders.cli.select import encoder_lines
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.selection import mixture
 from midlayer_encoders.selection.mixture import (
@@ -209,7 +209,8 @@ def test_the_command_is_printed_where_a_folder_can_hold_the_mixture(
     norm: str, tiny_folder: Folder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, norm=norm, device="cpu")  # type: ignore[arg-type]
-    print_encoder_lines(layer_lines(encoder, layer=[1, 3], layer_weights=[0.25, 0.75]))
+    keywords = {"layer": [1, 3], "layer_weights": [0.25, 0.75]}
+    print_encoder_lines(encoder_lines(encoder, keywords, Path("texts.txt")))
     printed = capsys.readouterr().out
     assert ("--layer 1,3 " in printed and "--weights 0.25,0.75 --out layer-1-3" in printed) is (norm == "none")
     assert ("cannot be exported" in printed) is (norm == "final")
