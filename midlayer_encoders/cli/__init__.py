@@ -18,8 +18,7 @@ _INTERRUPTED = 130
 _RESUMABLE = {"embed", "sweep", "demo", "progression", "reproduce", "tune"}
 
 # Each module registers its commands, in the order of the help.
-_MODULES = ("demo", "select", "sweep", "board", "export", "embed", "tune", "metrics", "probe", "compare", "reproduce")
-for _module in (*_MODULES, "cache"):
+for _module in ("demo", "select", "sweep", "export", "layers", "tune", "probe", "compare", "reproduce", "runs"):
     importlib.import_module(f"{__name__}.{_module}")
 
 
@@ -37,18 +36,12 @@ def main() -> None:
     except OSError as error:
         _print_error(f"{error.filename}: {error.strerror}." if error.filename is not None else str(error))
         sys.exit(1)
-    except KeyboardInterrupt:  # before typer runs, or while it ends
-        _print_interrupted()
-        sys.exit(_INTERRUPTED)
-    except SystemExit as ended:
-        if ended.code == _INTERRUPTED:  # typer's, for KeyboardInterrupt
-            _print_interrupted()
-        raise
-
-
-def _print_interrupted() -> None:
-    effect = "continues from there" if set(sys.argv[1:2]) & _RESUMABLE else "starts from the beginning"
-    _print_error(f"Stopped. The same command {effect}.", head="")
+    except (KeyboardInterrupt, SystemExit) as ended:  # typer turns most interrupts into an exit code
+        code = getattr(ended, "code", _INTERRUPTED)
+        if code == _INTERRUPTED:
+            effect = "continues from there" if set(sys.argv[1:2]) & _RESUMABLE else "starts from the beginning"
+            _print_error(f"Stopped. The same command {effect}.", head="")
+        sys.exit(code)
 
 
 def command_names() -> list[str]:

@@ -36,18 +36,12 @@ def _callback(
 
 
 def command(
-    panel: str,
-    *examples: str,
-    name: str | None = None,
-    quiet: bool = True,
-    without: Sequence[str] = (),
-    **defaults: Any,
+    panel: str, *, name: str | None = None, quiet: bool = True, without: Sequence[str] = (), **defaults: Any
 ) -> Callable[[_Function], _Function]:
-    """Register a function as a command.
+    """Register a function as a command; its help is the docstring, with the examples at the end.
 
     Args:
         panel: heading of the command in ``midlayer --help``.
-        examples: command lines shown below its help.
         name: name of the command, by default the function's.
         quiet: whether the command has progress to hide.
         without: encoder options that do not apply to it.
@@ -55,9 +49,10 @@ def command(
     """
 
     def register(function: _Function) -> _Function:
-        epilog = "\n\n".join(["Examples:", *examples])
+        text, _, examples = (inspect.getdoc(function) or "").partition("\n\nExamples:\n")
+        epilog = "\n\n".join(["Examples:", *(line.strip() for line in examples.splitlines())])
         run = with_flags(function, quiet=quiet, without=without, defaults=defaults)
-        app.command(name, rich_help_panel=panel, epilog=epilog)(run)
+        app.command(name, rich_help_panel=panel, help=text, epilog=epilog)(run)
         return run
 
     return register

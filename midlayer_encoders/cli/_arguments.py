@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 _TEXTS = Option("--texts", help="One text per line, or your data (JSONL, CSV, parquet, a folder); see --field.")
 
-Model = Annotated[
-    str,
-    Argument(help="Folder or hub name of a transformers model; built-in is SmolLM2-135M, built-in-minilm is MiniLM."),
-]
+Model = Annotated[str, Argument(help="Folder or hub name, built-in (SmolLM2-135M) or built-in-minilm (MiniLM).")]
 LayerWords = Annotated[str, Option("--layer", help="17, -1 (the last), 0.7 (of the depth), or several: 8,12,16.")]
 LayersWords = Annotated[str, Option("--layers", help="all, or layers separated by commas: 0,6,0.5,-1.")]
 MetricNames = Annotated[str, Option("--metrics", help="paper, all, or names separated by commas.")]
@@ -33,14 +30,8 @@ OptionalImages = Annotated[Path | None, Option("--images", help="Folder of image
 OptionalAudio = Annotated[Path | None, Option("--audio", help="Folder of audio files, for an audio model.")]
 FieldName = Annotated[str | None, Option("--field", help="Column, or field of each JSON line, that holds the text.")]
 Limit = Annotated[int | None, Option("--limit", min=1, help="Use only the first LIMIT inputs.")]
-Out = Annotated[
-    Path | None,
-    Option("--out", help="Folder for the results.", show_default="midlayer-results/COMMAND-MODEL"),
-]
-RecipeNames = Annotated[
-    str | None,
-    Option("--recipes", help="Recipes to compare: plain,one-word+center, or all; --template adds your own."),
-]
+Out = Annotated[Path | None, Option("--out", help="Folder; by default midlayer-results/COMMAND-MODEL.")]
+RecipeNames = Annotated[str | None, Option("--recipes", help="plain,one-word …, or all; --template adds your own.")]
 Site = Annotated[ReadSite, Option("--site", help="block, or the output of attention or mlp in each block.")]
 SkipBad = Annotated[bool, Option("--skip-bad", help="Skip files that cannot be read, and list them.")]
 Views = Annotated[int, Option("--views", help="Augmented views of each text, for LiDAR.")]

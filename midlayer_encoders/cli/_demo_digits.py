@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from midlayer_encoders._isolation import isolated_random
+from midlayer_encoders._types import Progress
 
 _SIZE = 16
 _WIDTH = 96
@@ -41,12 +42,7 @@ def read_digits() -> tuple[Digits, Digits]:
 
 
 def train_digit_model(
-    folder: Path | str,
-    digits: Digits,
-    *,
-    epochs: int = 25,
-    seed: int = 0,
-    progress: Callable[[int, int, float], None] | None = None,
+    folder: Path | str, digits: Digits, *, epochs: int = 25, seed: int = 0, progress: Progress | None = None
 ) -> str:
     """Train a vision transformer of 6 blocks to recognize digits, save it, and return the path of its folder.
 
@@ -57,7 +53,7 @@ def train_digit_model(
         digits: training images.
         epochs: number of epochs.
         seed: seed of the initial weights and of the order; the global generator does not change.
-        progress: called with the epoch, the number of epochs and the mean loss.
+        progress: called after each epoch.
     """
     from transformers import ViTConfig, ViTImageProcessorPil, ViTModel
 
@@ -74,7 +70,6 @@ def train_digit_model(
         steps = epochs * -(-len(pixels) // 64)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-3, total_steps=steps, pct_start=0.2)
         for epoch in range(1, epochs + 1):
-            losses = []
             for index in torch.split(torch.randperm(len(pixels)), 64):
                 shifted = torch.roll(pixels[index], torch.randint(-1, 2, (2,)).tolist(), (2, 3))
                 means = model(pixel_values=shifted).last_hidden_state.mean(dim=1)
@@ -83,9 +78,8 @@ def train_digit_model(
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 schedule.step()
-                losses.append(float(loss.detach()))
             if progress is not None:
-                progress(epoch, epochs, sum(losses) / len(losses))
+                progress("epochs of the model", epoch, epochs)
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return str(folder)

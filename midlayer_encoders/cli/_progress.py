@@ -98,8 +98,9 @@ class _Display:
             progress.TimeElapsedColumn(),
             progress.TimeRemainingColumn(),
         )
-        options = {"console": Console(stderr=True), "get_time": time.monotonic, "disable": self._mode != "bars"}
-        self._bars = progress.Progress(*columns, **options)  # type: ignore[arg-type]
+        console = Console(stderr=True)
+        hidden = self._mode != "bars"
+        self._bars = progress.Progress(*columns, console=console, get_time=time.monotonic, disable=hidden)
         self._tasks: dict[str, progress.Task] = {}
         self._current: progress.Task | None = None
         self._ended = threading.Event()

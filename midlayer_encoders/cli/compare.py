@@ -12,20 +12,13 @@ from midlayer_encoders.cli._app import command
 from midlayer_encoders.cli._progress import show_progress
 from midlayer_encoders.encoder.options import EncoderOptions
 
-_MODEL_HELP = "Folder, hub name, name@revision, or built-in"
 
-
-@command(
-    "Look inside",
-    "midlayer compare BASE TUNED --texts texts.txt --out runs/compare",
-    "midlayer compare MODEL@step1000 MODEL --texts t.txt --out runs/compare",
-    without=["revision"],  # each model has its own: name@revision
-    norm="none",
-)
+# Each model has a revision of its own: name@revision.
+@command("Look inside", without=["revision"], norm="none")
 def compare(
     *,
-    base: Annotated[str, Argument(help=f"{_MODEL_HELP}.")],
-    tuned: Annotated[list[str], Argument(help=f"One or more models to compare with it. {_MODEL_HELP}.")],
+    base: Annotated[str, Argument(help="Folder, hub name, name@revision, or built-in.")],
+    tuned: Annotated[list[str], Argument(help="One or more models to compare with it.")],
     texts: _arguments.TextsFile,
     out: _arguments.Out = None,
     metrics: _arguments.MetricNames = "paper",
@@ -37,7 +30,12 @@ def compare(
     seed: _arguments.Seed = 0,
     options: EncoderOptions,
 ) -> None:
-    """Compare models with a base: metrics side by side, differences with intervals, CKA between their layers."""
+    """Compare models with a base: metrics side by side, differences with intervals, CKA between their layers.
+
+    Examples:
+        midlayer compare BASE TUNED --texts texts.txt --out runs/compare
+        midlayer compare MODEL@step1000 MODEL --texts t.txt --out runs/compare
+    """
     from midlayer_encoders.comparing import IntervalSettings
     from midlayer_encoders.comparing import compare as compare_models
     from midlayer_encoders.comparing.text_metrics import comparable
@@ -74,21 +72,13 @@ def _cell(row: Mapping[str, float]) -> str:
     return text if row["low"] > 0 or row["high"] < 0 else f"[dim]{text}[/]"
 
 
-@command(
-    "Look inside",
-    "midlayer progression checkpoints/ --texts texts.txt --out runs/steps",
-    "midlayer progression MODEL --revisions step1,step512 --texts t.txt --out r",
-    without=["revision"],  # --revisions names them
-    norm="none",
-)
+@command("Look inside", without=["revision"], norm="none")  # --revisions names them
 def progression(
     *,
     model: Annotated[str, Argument(help="Hub name, or a folder of checkpoint-500, step500, …")],
     texts: _arguments.TextsFile,
     out: _arguments.Out = None,
-    revisions: Annotated[
-        str | None, Option(help="step1,step512,…: on the hub, or subfolders (all by default).")
-    ] = None,
+    revisions: Annotated[str | None, Option(help="step1,step512 …: revisions, or subfolders (all).")] = None,
     metrics: _arguments.MetricNames = "paper",
     layers: _arguments.LayersWords = "all",
     field: _arguments.FieldName = None,
@@ -100,6 +90,10 @@ def progression(
     """Measure every layer at every step of a model's training, and show which layers settle first.
 
     An interrupted run continues in the same folder.
+
+    Examples:
+        midlayer progression checkpoints/ --texts texts.txt --out runs/steps
+        midlayer progression MODEL --revisions step1,step512 --texts t.txt --out r
     """
     from midlayer_encoders.comparing import progression as measure_progression
 

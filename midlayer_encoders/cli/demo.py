@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
@@ -12,17 +12,17 @@ from midlayer_encoders.cli._app import command
 from midlayer_encoders.cli._progress import show_progress
 from midlayer_encoders.encoder.options import EncoderOptions
 
-if TYPE_CHECKING:
-    import polars as pl
-
-    from midlayer_encoders.probing import ProbeResult
-
 _DATASET = "digits 5 to 9"
 
 
-@command("Try it", "midlayer demo", "midlayer demo --out runs/demo")
+@command("Try it")
 def demo(out: Annotated[Path, Option(help="Folder for the results.")] = Path("midlayer-results/demo")) -> None:
-    """Score all 31 layers of the built-in model (SmolLM2-135M) with two prompts on the built-in tasks, offline."""
+    """Score all 31 layers of the built-in model (SmolLM2-135M) with two prompts on the built-in tasks, offline.
+
+    Examples:
+        midlayer demo
+        midlayer demo --out runs/demo
+    """
     from midlayer_encoders.cli.sweep import ONE_PASS_METRICS, run_sweep
     from midlayer_encoders.models.hub import BUILT_IN, check_model
     from midlayer_encoders.tasks.docstrings import versions
@@ -34,12 +34,17 @@ def demo(out: Annotated[Path, Option(help="Folder for the results.")] = Path("mi
     run_sweep(encoder, ["builtin"], recipes=["plain", "one-word"], metrics=list(ONE_PASS_METRICS), out=out)
 
 
-@command("Try it", "midlayer demo-vision", "midlayer demo-vision --out runs/digits --epochs 5", name="demo-vision")
+@command("Try it", name="demo-vision")
 def demo_vision(
     out: Annotated[Path, Option(help="Folder for the results.")] = Path("midlayer-results/demo-vision"),
     epochs: Annotated[int, Option(help="Epochs of training of the small model.")] = 25,
 ) -> None:
-    """Train a small image model on some digits, probe every layer on others, and write a report; offline."""
+    """Train a small image model on some digits, probe every layer on others, and write a report; offline.
+
+    Examples:
+        midlayer demo-vision
+        midlayer demo-vision --out runs/digits --epochs 5
+    """
     import polars as pl
 
     from midlayer_encoders.cli import probe as probe_command
@@ -47,6 +52,9 @@ def demo_vision(
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.measuring import measure_layers
     from midlayer_encoders.probing import ProbeSettings, probe
+    from midlayer_encoders.report import write_figure, write_metrics_figure, write_report
+    from midlayer_encoders.report.layer_charts import plot_probes
+    from midlayer_encoders.report.results import write_frame
 
     train_set, test_set = read_digits()
     pretraining = train_set.only(range(5))
@@ -58,11 +66,7 @@ def demo_vision(
         "small and only illustrates the method."
     )
     with show_progress() as progress:
-
-        def report_epoch(epoch: int, total: int, _: float) -> None:
-            progress("epochs of the model", epoch, total)
-
-        folder = train_digit_model(out / "model", pretraining, epochs=epochs, progress=report_epoch)
+        folder = train_digit_model(out / "model", pretraining, epochs=epochs, progress=progress)
     encoder = LayerEncoder(folder, -1, device="cpu")
     results = []
     for kind in ("attentive", "linear", "knn"):
@@ -82,17 +86,7 @@ def demo_vision(
         probe_command.print_probe(result)
     with show_progress({"measuring": "images measured"}) as progress:
         metrics = measure_layers(encoder, test_images, views=4, dataset=_DATASET, progress=progress)
-    page = _write(out, pl.concat([*(result.frame for result in results), metrics]), results, epochs)
-    _output.print_result(folder=out, report=page, probes=[probe_command.probe_values(result) for result in results])
-    _output.print_report(page)
-
-
-def _write(out: Path, frame: pl.DataFrame, results: list[ProbeResult], epochs: int) -> Path:
-    """Write frame, figures and page, and return the path of the page."""
-    from midlayer_encoders.report import write_figure, write_metrics_figure, write_report
-    from midlayer_encoders.report.layer_charts import plot_probes
-    from midlayer_encoders.report.results import write_frame
-
+    frame = pl.concat([*(result.frame for result in results), metrics])
     first = results[0]
     write_frame(frame, out / "frame.parquet")
     tables = {f"{result.kind} probe": result.table for result in results}
@@ -111,4 +105,6 @@ def _write(out: Path, frame: pl.DataFrame, results: list[ProbeResult], epochs: i
     notes = [note, *(result.verdict() for result in results)]
     baselines = {"Guessing": {result.frame["dataset"][0]: result.chance for result in results}}
     title = "Every layer of a small image model"
-    return write_report(frame, out / "report.html", title=title, how=setup, notes=notes, baselines=baselines)
+    page = write_report(frame, out / "report.html", title=title, how=setup, notes=notes, baselines=baselines)
+    _output.print_result(folder=out, report=page, probes=[probe_command.probe_values(result) for result in results])
+    _output.print_report(page)

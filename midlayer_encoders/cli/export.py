@@ -12,22 +12,17 @@ from typer import Option
 from midlayer_encoders._types import LayerArgument
 from midlayer_encoders.cli import _arguments, _output
 from midlayer_encoders.cli._app import command
-from midlayer_encoders.encoder.options import NO_SITE, EncoderOptions
+from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
 
 if TYPE_CHECKING:
     import polars as pl
 
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-    from midlayer_encoders.export import Exported, Target
+    from midlayer_encoders.export import Target
 
 
-@command(
-    "Use it",
-    "midlayer export MODEL --layer 17 --out encoder",
-    "midlayer export MODEL --layer 0.7 --for onnx --out encoder-onnx",
-    device="cpu",
-)
+@command("Use it", device="cpu")
 def export(
     *,
     model: _arguments.Model,
@@ -43,13 +38,15 @@ def export(
     int8: Annotated[bool, Option("--int8", help="onnx: also write an 8-bit graph. gguf: Q8_0, not F16.")] = False,
     optimize: Annotated[bool, Option("--optimize", help="onnx: also write a graph optimized by onnxruntime.")] = False,
     center: Annotated[Path | None, Option(help="File with a text per line, whose mean vector is subtracted.")] = None,
-    site: Annotated[str, Option(hidden=True)] = "block",
     overwrite: Annotated[bool, Option(help="Write into a folder that is not empty.")] = False,
     options: EncoderOptions,
 ) -> None:
-    """Write a model cut at a layer to a folder for SentenceTransformer or another engine, or to the hub."""
-    if site != "block":  # a flag of `sweep`: explain why it does not exist here
-        raise OptionError(NO_SITE)
+    """Write a model cut at a layer to a folder for SentenceTransformer or another engine, or to the hub.
+
+    Examples:
+        midlayer export MODEL --layer 17 --out encoder
+        midlayer export MODEL --layer 0.7 --for onnx --out encoder-onnx
+    """
     from midlayer_encoders import export as exporting
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.media.text_lists import read_texts
@@ -84,9 +81,12 @@ def export(
     values = {**asdict(exported), "folder": out, "repository": push, "address": address, **shape}
     _output.print_result(**values)
     position = layer_numbers if encoder.tower_layers else f"{layer_numbers or encoder.layer} of {encoder.num_layers}"
-    _output.print_text(
-        f"Layer {position}, {parameters / 1e6:.1f}M parameters, is in {place}.{_comparison_text(exported)}"
-    )
+    _output.print_text(f"Layer {position}, {parameters / 1e6:.1f}M parameters, is in {place}.")
+    if exported.engine is not None:
+        measure = "one minus cosine" if target == "gguf" else "relative error"
+        int8_text = "" if exported.int8_cosine is None else f"; 8-bit: cosine {exported.int8_cosine:.4f}"
+        comparison = f"({measure} {exported.error:.1e}{int8_text})"
+        _output.print_text(f"{exported.engine} gives the encoder's vectors on sample inputs {comparison}.")
     if target in ("vllm", "tei"):
         _output.print_text("Serve it with:")
         _output.print_text(f"  {exporting.serving_line(encoder, target, str(place))}", wrap=False)
@@ -115,15 +115,6 @@ def _read_scores(folder: Path, encoder: LayerEncoder) -> pl.DataFrame:
 def _comparable(options: dict[str, Any]) -> dict[str, Any]:
     """Return options in a comparable form: whether vectors are centered, not the texts."""
     return {"site": "block", **options, "center": bool(options.get("center"))}
-
-
-def _comparison_text(exported: Exported) -> str:
-    """Return a sentence that compares the engine's vectors with the encoder's."""
-    if exported.engine is None:
-        return ""
-    measure = "one minus cosine" if exported.target == "gguf" else "relative error"
-    int8 = "" if exported.int8_cosine is None else f"; 8-bit: cosine {exported.int8_cosine:.4f}"
-    return f" {exported.engine} gives the encoder's vectors on sample inputs ({measure} {exported.error:.1e}{int8})."
 
 
 def _parse_layer_argument(words: str) -> LayerArgument:

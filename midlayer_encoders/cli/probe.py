@@ -15,16 +15,10 @@ from midlayer_encoders.encoder.options import EncoderOptions
 if TYPE_CHECKING:
     from midlayer_encoders.probing import ProbeResult
 
-_VECTOR_OPTIONS = ("pooling", "truncate_dim")  # without effect on a probe that pools the tokens itself
-
 STAGES = {"reading": "examples read", "training": "epochs, all layers together"}
 
 
-@command(
-    "Look inside",
-    "midlayer probe MODEL --data classes/ --out runs/probe",
-    "midlayer probe MODEL --data train.csv --kind linear --out runs/probe",
-)
+@command("Look inside")
 def probe(
     *,
     context: Context,
@@ -44,15 +38,20 @@ def probe(
     seed: _arguments.Seed = 0,
     options: EncoderOptions,
 ) -> None:
-    """Train a small classifier on every frozen layer and show which layer separates the classes best."""
+    """Train a small classifier on every frozen layer and show which layer separates the classes best.
+
+    Examples:
+        midlayer probe MODEL --data classes/ --out runs/probe
+        midlayer probe MODEL --data train.csv --kind linear --out runs/probe
+    """
     from midlayer_encoders import probing
     from midlayer_encoders.probing.examples import Examples, check_examples_path, read_examples
     from midlayer_encoders.probing.fitting import UNUSED_SETTINGS
 
     out = out or _arguments.results_folder("probe", model)
     reason, names = UNUSED_SETTINGS[kind]
-    vector_options = _VECTOR_OPTIONS if kind == "attentive" else ()
-    _arguments.refuse_flags(context, f"with `--kind {kind}`, which {reason}", *names, *vector_options)
+    names += ("pooling", "truncate_dim") if kind == "attentive" else ()
+    _arguments.refuse_flags(context, f"with `--kind {kind}`, which {reason}", *names)
     settings = probing.ProbeSettings(
         epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, keep_gb=keep_gb, mixture=mixture, seed=seed
     )
@@ -86,14 +85,8 @@ def probe(
 
 def probe_values(result: ProbeResult) -> dict[str, Any]:
     """Return the result of a probe as ``--json`` prints it."""
-    return {
-        "dataset": result.dataset,
-        "kind": result.kind,
-        "best_layer": result.best_layer,
-        "chance": result.chance,
-        "words": result.verdict(),
-        "layers": result.table.to_dicts(),
-    }
+    values = {name: getattr(result, name) for name in ("dataset", "kind", "best_layer", "chance")}
+    return values | {"words": result.verdict(), "layers": result.table.to_dicts()}
 
 
 def print_probe(result: ProbeResult) -> None:

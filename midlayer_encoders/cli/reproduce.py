@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 _STYLES = {"done": "green", "kept": "green", "left out": "yellow", "failed": "bold red"}
 
 
-@command(
-    "Look inside",
-    "midlayer reproduce fig2 --model built-in --texts texts.txt",
-    "midlayer reproduce all --model MODEL --out runs/paper",
-)
+@command("Look inside")
 def reproduce(
     *,
     figure: Annotated[str, Argument(help="fig1 to fig15 (14 is midlayer probe), table2, theorems, several, or all.")],
@@ -50,6 +46,10 @@ def reproduce(
 
     If MIDLAYER_DATA names a folder with corpora/wikitext2_raw_test.txt and corpora/gsm8k_test.jsonl (and the paper's
     tables in reference/ beside it), these are the defaults.
+
+    Examples:
+        midlayer reproduce fig2 --model built-in --texts texts.txt
+        midlayer reproduce all --model MODEL --out runs/paper
     """
     from midlayer_encoders.paper import reproduce as paper
     from midlayer_encoders.paper.setting import TENTHS, Setting
@@ -100,18 +100,15 @@ def _print_outcome(outcome: Outcome) -> None:
 
 def _read_sweep(path: Path) -> pl.DataFrame:
     """Return the frame of a sweep."""
-    from midlayer_encoders.files import exists, read_artifact
+    from midlayer_encoders.files import read_artifact
     from midlayer_encoders.frame import read_frame
     from midlayer_encoders.sweeping.sweep_result import read_notes
 
-    requirement = "`--swept` must be the frame.parquet or frame.csv of a sweep"
-    if not exists(path):
-        raise OptionError(f"{requirement}, but there is no {path}.")
     frame = read_frame(path)
     notes = read_artifact(path.with_name("sweep.json"), read_notes)
     if notes is not None and notes.failures:
         failures = "; ".join(f"{task}: {error}" for task, error in notes.failures.items())
-        raise OptionError(f"{requirement} without failed tasks, but in {path.parent} some failed: {failures}.")
+        raise OptionError(f"`--swept` must be a sweep without failed tasks, but {path.parent} has some: {failures}.")
     return frame
 
 

@@ -13,22 +13,17 @@ from midlayer_encoders.cli._app import command
 from midlayer_encoders.cli._progress import show_progress
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import exists, read_lines, write_file
+from midlayer_encoders.files import read_lines, write_file
 from midlayer_encoders.recipes import Recipe
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-    from midlayer_encoders.selection import RecipeSelection, Selection
+    from midlayer_encoders.selection import Selection
 
 _CENTER_FILE = "center.txt"
 
 
-@command(
-    "Find the layer",
-    "midlayer select MODEL --texts texts.txt",
-    "midlayer select MODEL --texts texts.txt --labels labels.txt --recipes all",
-    name="select",
-)
+@command("Find the layer", name="select")
 def select_command(
     *,
     model: _arguments.Model,
@@ -44,8 +39,13 @@ def select_command(
     seed: _arguments.Seed = 0,
     options: EncoderOptions,
 ) -> None:
-    """Choose a layer of a model, and with --recipes a prompt; show what every other rule would choose."""
-    from midlayer_encoders.selection import RecipeSelection, select, selection_passes
+    """Choose a layer of a model, and with --recipes a prompt; show what every other rule would choose.
+
+    Examples:
+        midlayer select MODEL --texts texts.txt
+        midlayer select MODEL --texts texts.txt --labels labels.txt --recipes all
+    """
+    from midlayer_encoders.selection import select, selection_passes
 
     selection_passes(rule, all_rules=all_rules)  # refuses an unknown rule before the model is loaded
     if mixture and labels is None:
@@ -71,19 +71,12 @@ def select_command(
         )
     if out is not None:
         _write(selection, out)
-    if isinstance(selection, RecipeSelection):
-        _print_recipes(selection)
-    else:
-        _print_rules(selection)
+    _print_choices(selection, "rule" if recipe_list is None else "recipe")
     lines = encoder_lines(encoder, selection.keywords, texts if out is None else out / _CENTER_FILE)
+    names = ("model", "layer", "num_layers", "rule", "reason", "confidence")
     _output.print_result(
-        model=selection.model,
-        layer=selection.layer,
-        num_layers=selection.num_layers,
-        rule=selection.rule,
-        reason=selection.reason,
+        **{name: getattr(selection, name) for name in names},
         recipe=getattr(selection, "recipe", None),
-        confidence=selection.confidence,
         choices=selection.to_frame().to_dicts(),
         folder=out,
         export=_output.print_encoder_lines(lines),
@@ -91,8 +84,6 @@ def select_command(
 
 
 def _read_labels(path: Path, count: int) -> list[str | None]:
-    if not exists(path):
-        raise OptionError(f"`--labels` must be a file, but there is none at {path}.")
     labels = [line.strip() or None for line in read_lines(path, OptionError)]
     if len(labels) != count:
         raise OptionError(
@@ -125,30 +116,21 @@ def encoder_lines(encoder: LayerEncoder, keywords: dict[str, Any], center: Path)
     return {**lines}
 
 
-def _print_recipes(selection: RecipeSelection) -> None:
+def _print_choices(selection: Selection, label: str) -> None:
+    """Print the choice of every rule or recipe."""
     table = selection.to_frame()
-    rows = [
-        [name, str(layer), "" if score is None else f"{100 * score:.1f}", escape(reason)]
-        for name, layer, score, reason in table.select("recipe", "layer", "score", "reason").iter_rows()
-    ]
-    title = f"{selection.recipe} at layer {selection.layer} of {selection.num_layers} of {selection.model}"
-    columns = ["recipe", "layer", "accuracy", "why"]
+    columns = [label, "layer", *(["accuracy"] if "score" in table.columns else []), "why, or why not"]
+    rows = []
+    for row in table.iter_rows(named=True):
+        layer = "" if row["layer"] is None else str(row["layer"])
+        scores = ["" if row[name] is None else f"{100 * row[name]:.1f}" for name in ("score",) if name in row]
+        rows.append([row[label], layer, *scores, escape(row["reason"])])
+    chosen = getattr(selection, label)
+    title = f"Layer {selection.layer} of {selection.num_layers} of {selection.model}, by {label} {chosen}"
     best = table["chosen"].to_list().index(True)
-    _output.print_table(columns, rows, title=title, bold=best, left=("recipe", "why"))
-    _output.print_text(f"{selection.recipe}: {selection.reason}.", wrap=False)
-    _output.print_text(selection.confidence, wrap=False)
-
-
-def _print_rules(selection: Selection) -> None:
-    rows = [
-        [choice.rule, "" if choice.layer is None else str(choice.layer), escape(choice.reason)]
-        for choice in selection.choices
-    ]
-    title = f"Layer {selection.layer} of {selection.num_layers} of {selection.model}, by {selection.rule}"
-    best = [choice.rule for choice in selection.choices].index(selection.rule)
-    _output.print_table(
-        ["rule", "layer", "why, or why not"], rows, title=title, bold=best, left=("rule", "why, or why not")
-    )
+    _output.print_table(columns, rows, title=title, bold=best, left=(label, "why, or why not"))
+    if label == "recipe":
+        _output.print_text(f"{chosen}: {selection.reason}.", wrap=False)
     _output.print_text(selection.confidence, wrap=False)
     if selection.mixture is not None:
         _output.print_text(selection.mixture.verdict(), wrap=False)

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from typer import Argument, Exit, Option
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+from typer import Exit, Option
 
 from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
-from midlayer_encoders.cli._dry_run import print_preview
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-    from midlayer_encoders.sweeping import RecipesResult, SweepResult
+    from midlayer_encoders.sweeping import Preview, RecipesResult, SweepResult, TaskPreview
 
 ONE_PASS_METRICS = ("prompt_entropy", "dataset_entropy", "effective_rank", "curvature")
 """The paper's metrics that compare no views of a text."""
+
+_MIN_SECONDS = 45.0  # below it, starting takes most of the time
+_NOT_TIMED = "; imports, starting workers, TF-IDF and BM25 come on top"
 
 STAGES = {
     "reading": "tasks read",
@@ -32,11 +39,7 @@ STAGES = {
 }
 
 
-@command(
-    "Find the layer",
-    "midlayer sweep MODEL --tasks ./reviews.jsonl --out runs/reviews",
-    "midlayer sweep built-in --tasks builtin --recipes plain,one-word",
-)
+@command("Find the layer")
 def sweep(
     *,
     model: _arguments.Model,
@@ -49,10 +52,7 @@ def sweep(
     store: Annotated[Path | None, Option(help="Folder of embeddings, which sweeps can share.")] = None,
     store_dtype: Annotated[Literal["float32", "float16"], Option(help="float16 halves the disk space.")] = "float32",
     half: Annotated[bool, Option("--half", help="The same as --store-dtype float16.")] = False,
-    scoring: Annotated[
-        Literal["together", "mteb"],
-        Option(help="together scores all layers at once and confirms the best with mteb; mteb uses only it."),
-    ] = "together",
+    scoring: Annotated[Literal["together", "mteb"], Option(help="mteb scores each layer by itself.")] = "together",
     workers: Annotated[int | None, Option(help="Processes for scoring with mteb; by default one per core.")] = None,
     devices: Annotated[int, Option(help="Processes per machine that share the sweep.")] = 1,
     num_nodes: Annotated[int, Option(help="Machines that share the sweep, started by torchrun or SLURM.")] = 1,
@@ -60,7 +60,12 @@ def sweep(
     dry_run: Annotated[bool, Option("--dry-run", help="Print how tasks are read and the estimated time.")] = False,
     options: EncoderOptions,
 ) -> None:
-    """Score every layer of a model on tasks, from one forward pass over each text."""
+    """Score every layer of a model on tasks, from one forward pass over each text.
+
+    Examples:
+        midlayer sweep MODEL --tasks ./reviews.jsonl --out runs/reviews
+        midlayer sweep built-in --tasks builtin --recipes plain,one-word
+    """
     from midlayer_encoders.files import folder_lock
     from midlayer_encoders.models.hub import check_model
     from midlayer_encoders.tasks import task_sources
@@ -85,7 +90,7 @@ def sweep(
     arguments = {"layers": _arguments.parse_layers(layers), "site": site, "metrics": metric_names, "settings": settings}
     if dry_run:
         arguments["recipes"], options = _arguments.parse_recipes(recipes, options)
-        print_preview(model, task_names, **arguments, **options.changed())
+        _print_preview(model, task_names, **arguments, **options.changed())
         return
     with _progress.show_waiting("tasks", "Reading the tasks"):
         task_sources(task_names)  # refuses unknown tasks before the model is loaded
@@ -106,10 +111,7 @@ def _print_cost(metrics: str | list[str]) -> None:
     passes = num_passes(metrics, views=SweepSettings.views) if metrics else 0
     texts = SweepSettings.metric_texts
     if passes > 1:
-        _output.print_text(
-            f"The metrics read {texts} texts {passes} times, once and as {passes - 1} views, which costs as much as "
-            f"embedding {texts * passes:,} texts."
-        )
+        _output.print_text(f"The metrics read {texts} texts {passes} times, once and as {passes - 1} views.")
 
 
 def run_sweep(encoder: LayerEncoder, tasks: list[str], *, is_first: bool = True, **arguments: Any) -> None:
@@ -227,11 +229,75 @@ def _print_recipes(result: RecipesResult) -> None:
     _output.print_text(recipe_words(summaries))
 
 
-@command("Find the layer", "midlayer report runs/reviews", "midlayer report runs/reviews --json", quiet=False)
-def report(folder: Annotated[Path, Argument(help="The --out of a sweep.")]) -> None:
-    """Write the page of a sweep again from its results."""
-    from midlayer_encoders.sweeping import SweepResult
+def _print_preview(model: str, tasks: list[str], **arguments: Any) -> None:
+    """Print what a sweep would do, a block for each task and one for the model; exit with 1 if it would fail."""
+    from midlayer_encoders import sweeping
 
-    page = SweepResult.load(folder).to_html()
-    _output.print_result(folder=folder, report=page)
-    _output.print_report(page)
+    with _progress.show_progress({"looking": "tasks read", "timing": "batches and tasks timed"}) as progress:
+        preview = sweeping.preview(model, tasks, progress=progress, **arguments)
+    _output.print_result(**asdict(preview))
+    for task in preview.tasks:
+        kind = f"{task.data.type} ({task.data.why})" if task.data is not None else "cannot be used"
+        _print_block(f"{task.name}: {kind}", _task_lines(task, preview.max_tokens))
+    size = f"{preview.layers} layers of {preview.dim} dimensions on {preview.device}"
+    lines = {
+        "error": preview.error or "",
+        "texts": f"{preview.texts:,} to embed, each once" if preview.texts else "",
+        "time": _time_text(preview) if preview.seconds else "",
+        "store": f"{decimal(preview.store_bytes)} of vectors on disk" if preview.store_bytes else "",
+        "baselines": " ".join(preview.missing),
+    }
+    _print_block(f"{preview.model}: {size if preview.layers else 'not measured'}", lines)
+    if preview.error is not None or any(task.error is not None for task in preview.tasks):
+        raise Exit(1)
+
+
+def _print_block(title: str, lines: Mapping[str, str]) -> None:
+    """Print a title, and a row for each line that is not empty."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for name, text in lines.items():
+        if text:
+            table.add_row(Text(f"  {name}"), Text(text, style="bold red" if name in ("leaks", "error") else ""))
+    _output.print_text(title, style="bold")
+    _output.console().print(table)
+
+
+def _task_lines(task: TaskPreview, max_tokens: int | None) -> dict[str, str]:
+    lines = {"error": task.error or ""}
+    if task.data is not None:
+        lines |= {
+            "rows": ", ".join(f"{name} {count:,}" for name, count in task.data.rows.items()),
+            "repeated": ", ".join(f"{count:,} in {name}" for name, count in task.data.duplicates.items()),
+            "leaks": ", ".join(f"{count:,} {problem}" for problem, count in task.data.leaks.items()),
+            **_balance_line(task.data.balance),
+            "note": task.data.note,
+        }
+    if task.tokens:
+        lines["tokens"] = "median {median:,}, 95 % up to {95 %:,}, longest {longest:,}".format(**task.tokens)
+        if max_tokens is not None:
+            share = f"{task.truncated:.1%} of the texts are" if task.truncated else "none is"
+            lines["tokens"] += f"; {share} truncated at {max_tokens:,}"
+    texts = f"{task.texts:,} distinct texts" if task.texts else ""
+    return lines | {"to embed": texts, "scored": task.scoring}
+
+
+def _balance_line(balance: Mapping[str, float]) -> dict[str, str]:
+    if "labels" in balance:
+        rarest = f"the rarest in {balance['rarest, share of rows']:.1%} of the rows"
+        commonest = f"the commonest in {balance['commonest, share of rows']:.1%}"
+        return {"labels": f"{balance['labels']:,.0f}, {rarest}, {commonest}"}
+    if "lowest score" in balance:
+        return {"scores": f"{balance['lowest score']:g} to {balance['highest score']:g}"}
+    if not balance:
+        return {}
+    fewest, most, mean = balance.values()
+    return {"relevant": f"{fewest:.0f} to {most:.0f} documents per query, {mean:.1f} on average"}
+
+
+def _time_text(preview: Preview) -> str:
+    seconds = preview.seconds
+    parts = ", ".join(f"{name} {_progress.duration(seconds[name])}" for name in ("embedding", "scoring", "other"))
+    whole = "under a minute" if seconds["whole"] < _MIN_SECONDS else f"about {_progress.duration(seconds['whole'])}"
+    batches = f"{preview.timed} batch{'' if preview.timed == 1 else 'es'}"
+    untimed = f"; without scoring {', '.join(preview.not_timed)}" if preview.not_timed else ""
+    return f"{whole}, an estimate from {batches} of these texts: {parts}{untimed}{_NOT_TIMED}"

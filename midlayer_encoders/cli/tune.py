@@ -5,36 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import BadParameter, Option
+from typer import Option
 
 from midlayer_encoders.cli import _arguments, _output
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.cli._progress import show_progress
 from midlayer_encoders.cli.sweep import STAGES
 from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.errors import OptionError
 
 _TITLES = {"training": "steps trained"} | {
     f"{when}: {stage}": f"{title}, {when}" for when in ("before", "after") for stage, title in STAGES.items()
 }
 
 
-@command(
-    "Use it",
-    "midlayer tune MODEL --layer 17 --pairs pairs.jsonl --out tuned",
-    "midlayer tune MODEL --layer 17 --pairs pairs.csv --lora 16 --out tuned",
-    without=["whiten", "embed_filter"],
-    dtype="float32",
-)
+@command("Use it", without=["whiten", "embed_filter"], dtype="float32")
 def tune(
     *,
     model: _arguments.Model,
     layer: _arguments.LayerWords,
-    pairs: Annotated[
-        Path,
-        Option(
-            help="JSONL, CSV or parquet: anchor, positive, negative …; sentence1, sentence2, score; or text, label."
-        ),
-    ],
+    pairs: Annotated[Path, Option(help="Anchors and positives, scored pairs, or labeled texts; see docs/tuning.md.")],
     out: Annotated[Path, Option(help="Folder for model, page and frames: new, or that of an interrupted run.")],
     tasks: Annotated[str, Option(help="Tasks scored before and after: names, builtin or paths; or none.")] = "builtin",
     lora: Annotated[int, Option(help="Rank of LoRA adapters, merged at the end; 0 trains all weights.")] = 0,
@@ -51,7 +41,12 @@ def tune(
     seed: _arguments.Seed = 0,
     options: EncoderOptions,
 ) -> None:
-    """Cut a model at a layer, fine-tune it on pairs, and show how every layer changed; a stopped run continues."""
+    """Cut a model at a layer, fine-tune it on pairs, and show how every layer changed; a stopped run continues.
+
+    Examples:
+        midlayer tune MODEL --layer 17 --pairs pairs.jsonl --out tuned
+        midlayer tune MODEL --layer 17 --pairs pairs.csv --lora 16 --out tuned
+    """
     from midlayer_encoders import tuning
 
     settings = tuning.TuneSettings(
@@ -94,5 +89,4 @@ def _parse_sizes(words: str | None) -> list[int] | None:
     try:
         return None if words is None else [int(word) for word in words.split(",")]
     except ValueError:
-        message = f"must be numbers separated by commas, but got {words!r}"
-        raise BadParameter(message, param_hint="--matryoshka") from None
+        raise OptionError(f"`--matryoshka` must be numbers separated by commas, but got {words!r}.") from None

@@ -6,18 +6,15 @@ import importlib
 import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from midlayer_encoders.encoder.inputs import probe_inputs
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.files import write_json
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 CARD = "midlayer.json"
 ENGINE_POOLINGS = ("mean", "cls", "last")

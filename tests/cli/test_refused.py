@@ -91,18 +91,18 @@ def test_an_invalid_value_is_refused_before_the_model_is_loaded(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "flag"),
     [
-        ("metrics no/model --texts lines.txt --limit 0", "'--limit': 0 is not in the range x>=1"),
-        ("compare a b --texts lines.txt --limit -1", "'--limit': -1 is not in the range x>=1"),
-        ("progression a --texts lines.txt --limit -1", "'--limit': -1 is not in the range x>=1"),
-        ("select no/model --texts lines.txt --max-texts 0", "'--max-texts': 0 is not in the range x>=1"),
-        ("select no/model --texts lines.txt --seed -1", "'--seed': -1 is not in the range x>=0"),
-        ("cache . --unused-days -1", "'--unused-days': -1 is not in the range x>=0"),
-        ("sweep no/model --tasks builtin --scoring all", "'--scoring': 'all' is not one of 'together', 'mteb'"),
+        ("metrics no/model --texts lines.txt --limit 0", "--limit"),
+        ("compare a b --texts lines.txt --limit -1", "--limit"),
+        ("progression a --texts lines.txt --limit -1", "--limit"),
+        ("select no/model --texts lines.txt --max-texts 0", "--max-texts"),
+        ("select no/model --texts lines.txt --seed -1", "--seed"),
+        ("cache . --unused-days -1", "--unused-days"),
+        ("sweep no/model --tasks builtin --scoring all", "--scoring"),
     ],
 )
-def test_a_value_out_of_range_is_refused_by_the_parser(words: str, message: str) -> None:
+def test_a_value_out_of_range_is_refused_by_the_parser(words: str, flag: str) -> None:
     result = CliRunner().invoke(app, words.split(), env={"COLUMNS": "200"})
     assert result.exit_code == 2
-    assert message in result.output
+    assert f"Invalid value for '{flag}'" in result.output

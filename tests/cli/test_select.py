@@ -53,7 +53,7 @@ def test_wrong_rule_and_labels_are_said_before_the_model_is_loaded(files: tuple[
     labels.write_text("a\nb\n", encoding="utf8")
     with pytest.raises(OptionError, match=r"a line for each of the 20 nonblank texts, but .* has 2"):
         run("no/model", "--texts", str(texts), "--labels", str(labels))
-    with pytest.raises(OptionError, match="`--labels` must be a file"):
+    with pytest.raises(OptionError, match="There is no file"):
         run("no/model", "--texts", str(texts), "--labels", str(tmp_path / "none"))
 
 

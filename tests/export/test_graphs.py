@@ -169,10 +169,10 @@ def test_minilm_in_both_engines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "layer", "options", "why"),
     [
-        ("Llama", 2, {"norm": "none"}, r"with norm='none' reads states through hooks.*Pass norm='final'"),
-        ("Llama", [1, 2], {"norm": "none"}, "with several layers reads states through hooks"),
+        ("Llama", 2, {"norm": "none"}, "before the final norm: pass norm='final'"),
+        ("Llama", [1, 2], {"norm": "none"}, "the hooks that read several layers: pass one layer"),
         ("Llama", 2, {"dtype": "bfloat16"}, "must be in float32"),
-        ("Wav2Vec2", 2, {}, "no graph can be exported"),
+        ("Wav2Vec2", 2, {}, "the length of the audio is handled outside the model"),
         ("Mamba", 2, {}, "torch cannot write MambaModel as an ONNX graph"),
     ],
 )

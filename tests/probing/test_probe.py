@@ -350,7 +350,7 @@ def test_the_command(tiny_folder: Folder, coloured: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("extra", "text"),
-    [(["--kind", "lineer"], "'lineer' is not one of"), (["--data", "nowhere"], "'nowhere' does not exist")],
+    [(["--kind", "lineer"], "Invalid value for '--kind'"), (["--data", "nowhere"], "'nowhere' does not exist")],
 )
 def test_wrong_words_are_said_before_the_model_is_loaded(extra: list[str], text: str, tmp_path: Path) -> None:
     from typer.testing import CliRunner

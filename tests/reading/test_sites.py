@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder, measure, sweep
 from midlayer_encoders.cli import app
-from midlayer_encoders.encoder.options import NO_SITE
 from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading.batches import batches_of
@@ -198,9 +197,7 @@ def test_an_encoder_of_a_site_is_refused_with_the_reason(tiny_folder: Folder, tm
     with pytest.raises(OptionError, match="a cut model ends after a block"):
         LayerEncoder(tiny_folder("Llama"), 2, site="mlp", device="cpu")  # type: ignore[call-arg]
     words = ["export", tiny_folder("Llama"), "--layer", "2", "--site", "mlp", "--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 1
-    assert str(result.exception) == NO_SITE
+    assert CliRunner().invoke(app, words).exit_code == 2  # no such option
 
 
 def test_commands_take_a_site(tiny_folder: Folder, pairs: str, tmp_path: Path) -> None:
