@@ -31,7 +31,8 @@ def main() -> None:
         app()
     except MidlayerError as error:
         invalid = isinstance(error, ValueError)
-        _print_error(str(error), see=_help_command() if invalid else "")
+        names = [word for word in sys.argv[1:2] if word in command_names()]
+        _print_error(str(error), see=" ".join(["midlayer", *names, "--help"]) if invalid else "")
         sys.exit(2 if invalid else 1)
     except OSError as error:
         _print_error(f"{error.filename}: {error.strerror}." if error.filename is not None else str(error))
@@ -47,11 +48,6 @@ def main() -> None:
 def command_names() -> list[str]:
     """Return the names of the commands in the order of the help."""
     return [str(item.name or getattr(item.callback, "__name__", "")) for item in app.registered_commands]
-
-
-def _help_command() -> str:
-    """Return the command that prints the help of the command that was called."""
-    return " ".join(["midlayer", *(word for word in sys.argv[1:2] if word in command_names()), "--help"])
 
 
 def _print_error(message: str, head: str = "Error: ", see: str = "") -> None:

@@ -98,9 +98,8 @@ class _Display:
             progress.TimeElapsedColumn(),
             progress.TimeRemainingColumn(),
         )
-        console = Console(stderr=True)
         hidden = self._mode != "bars"
-        self._bars = progress.Progress(*columns, console=console, get_time=time.monotonic, disable=hidden)
+        self._bars = progress.Progress(*columns, console=Console(stderr=True), get_time=time.monotonic, disable=hidden)
         self._tasks: dict[str, progress.Task] = {}
         self._current: progress.Task | None = None
         self._ended = threading.Event()

@@ -96,7 +96,7 @@ def parse_amount(text: str) -> float:
 def cache(
     root: Annotated[Path, Argument(help="Folder of embeddings: a sweep's --store, or embeddings in its --out.")],
     remove: Annotated[list[str] | None, Option(help="Key of a store to remove; repeatable.")] = None,
-    unused_days: Annotated[int | None, Option(min=0, help="Remove stores not used for this many days.")] = None,
+    unused_days: Annotated[int | None, Option(min=0, max=100_000, help="Remove stores unused this many days.")] = None,
     keep_gb: Annotated[float | None, Option(help="Remove the least recently used until this many GB remain.")] = None,
     dry_run: Annotated[bool, Option(help="Print what would be removed, and remove nothing.")] = False,
 ) -> None:
@@ -108,7 +108,7 @@ def cache(
     """
     from midlayer_encoders.store import list_stores, prune
 
-    unused_for = None if unused_days is None else timedelta(days=min(unused_days, 100_000))
+    unused_for = None if unused_days is None else timedelta(days=unused_days)
     keep_bytes = None if keep_gb is None else int(check_number("--keep-gb", keep_gb) * 1e9)
     removed = []
     if remove or unused_for is not None or keep_bytes is not None:

@@ -79,8 +79,7 @@ def export_onnx(
             graphs[quantized_path.name] = {"inputs": names, "cosine": lowest}
         return graphs
 
-    packages = ("onnxruntime", "onnx", "onnxscript")
-    return _export_graphs(encoder, folder, "onnx", packages, write, replaced=_ONNX_FILES)
+    return _export_graphs(encoder, folder, "onnx", ("onnxruntime", "onnx", "onnxscript"), write, replaced=_ONNX_FILES)
 
 
 def export_openvino(encoder: LayerEncoder, folder: Path) -> _comparison.Exported:
@@ -105,8 +104,7 @@ def export_openvino(encoder: LayerEncoder, folder: Path) -> _comparison.Exported
         error_by_default = errors[1] if math.isfinite(errors[1]) else None
         return {path.name: {"inputs": names, "error": errors[0], "error_by_default": error_by_default}}
 
-    packages = ("openvino", "onnx", "onnxscript")
-    return _export_graphs(encoder, folder, "openvino", packages, write, compile=_FLOAT32)
+    return _export_graphs(encoder, folder, "openvino", ("openvino", "onnx", "onnxscript"), write, compile=_FLOAT32)
 
 
 def _export_graphs(

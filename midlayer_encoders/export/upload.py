@@ -143,9 +143,7 @@ def check_repository(
     if existing is not None and not overwrite:
         raise HubError(f"Nothing was uploaded to {repository}.{_CURES[409]}")
     if existing is not None and private and not existing.private:  # the client would ignore `private`
-        raise OptionError(
-            f"`private` must be left out for {repository}, which exists and is public: choose another."
-        )
+        raise OptionError(f"`private` must be left out for {repository}, which exists and is public: choose another.")
 
 
 def score_results(encoder: LayerEncoder, scores: pl.DataFrame) -> list[EvalResult]:
