@@ -108,8 +108,7 @@ def print_table(
     for number, part in enumerate(parts):
         table = Table(title=None if number else title)
         for column in (0, *part):
-            alignment = "left" if columns[column] in left else "right"
-            table.add_column(columns[column], justify=alignment, overflow="fold")
+            table.add_column(columns[column], justify="left" if columns[column] in left else "right", overflow="fold")
         for index, row in enumerate(rows):
             if index in sections:
                 table.add_section()

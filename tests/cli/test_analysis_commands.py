@@ -53,10 +53,10 @@ def written(out: Path, *names: str) -> dict[str, pl.DataFrame]:
 
 def given(field: str = "body", limit: int | None = None, layers: str = "all", **options: Any) -> dict[str, Any]:
     """Return a command's words as the arguments of the Python call."""
-    wanted = layers if layers == "all" else [float(k) if "." in k else int(k) for k in layers.split(",")]
+    expected = layers if layers == "all" else [float(k) if "." in k else int(k) for k in layers.split(",")]
     return {
         "texts": [row[field] for row in ROWS][:limit],
-        "layers": wanted,
+        "layers": expected,
         "dataset": "rows",
         "device": "cpu",
         **options,
@@ -74,20 +74,20 @@ def test_every_option_of_compare_reaches_it(steps: Path, texts: Path, tmp_path: 
 
     def command(words: list[str]) -> dict[str, pl.DataFrame]:
         out = tmp_path / "out"
-        said = run("compare", *pair, "--texts", str(texts), "--out", str(out), "--device", "cpu", *words)
-        found = written(out, "frame", "differences", "cka")
-        rows = found["differences"].select("layer", "name", "difference").iter_rows()
+        output = run("compare", *pair, "--texts", str(texts), "--out", str(out), "--device", "cpu", *words)
+        result = written(out, "frame", "differences", "cka")
+        rows = result["differences"].select("layer", "name", "difference").iter_rows()
         values = {(layer, name.replace("_", " ")): value for layer, name, value in rows}
-        ((head, *lines),) = tables(said)
-        shown = {(int(line[0]), name): cell for line in lines for name, cell in zip(head[1:], line[1:], strict=True)}
-        assert shown == {key: f"{value:+.3g}" if value else "0" for key, value in values.items()}
-        assert "local/step16 minus local/step1" in said
-        return found
+        ((head, *lines),) = tables(output)
+        printed = {(int(line[0]), name): cell for line in lines for name, cell in zip(head[1:], line[1:], strict=True)}
+        assert printed == {key: f"{value:+.3g}" if value else "0" for key, value in values.items()}
+        assert "local/step16 minus local/step1" in output
+        return result
 
     def call(metrics: str = "paper", **options: Any) -> dict[str, pl.DataFrame]:
         names = metrics if metrics == "paper" else metrics.split(",")
-        found = compare(*pair, metrics=names, **given(**options))
-        return {"frame": found.frame, "differences": found.differences, "cka": found.similarity}
+        result = compare(*pair, metrics=names, **given(**options))
+        return {"frame": result.frame, "differences": result.differences, "cka": result.similarity}
 
     options = CHANGED | {"metrics": "anisotropy,lidar", "resamples": 3}
     plain = {"field": "body", "metrics": "infonce,anisotropy"}
@@ -99,21 +99,21 @@ def test_every_option_of_compare_reaches_it(steps: Path, texts: Path, tmp_path: 
 def test_every_option_of_progression_reaches_it(steps: Path, texts: Path, tmp_path: Path) -> None:
     def command(words: list[str]) -> dict[str, pl.DataFrame]:
         out = tmp_path / "out"
-        said = run("progression", str(steps), "--texts", str(texts), "--out", str(out), "--device", "cpu", *words)
-        found = written(out, "frame")
-        ends = {(row[0], row[1].replace("_", " ")): row[2] for row in settled(found["frame"]).iter_rows()}
-        ((head, *lines),) = tables(said)
-        shown = {(int(line[0]), name): cell for line in lines for name, cell in zip(head[1:], line[1:], strict=True)}
-        assert shown == {key: str(step) for key, step in ends.items()}
-        return found
+        output = run("progression", str(steps), "--texts", str(texts), "--out", str(out), "--device", "cpu", *words)
+        result = written(out, "frame")
+        ends = {(row[0], row[1].replace("_", " ")): row[2] for row in settled(result["frame"]).iter_rows()}
+        ((head, *lines),) = tables(output)
+        rows = {(int(line[0]), name): cell for line in lines for name, cell in zip(head[1:], line[1:], strict=True)}
+        assert rows == {key: str(step) for key, step in ends.items()}
+        return result
 
     def settled(frame: pl.DataFrame) -> pl.DataFrame:
         return ProgressionResult(frame, None, {}).settled().select("layer", "name", "step")
 
     def call(metrics: str = "paper", revisions: str | None = None, **options: Any) -> dict[str, pl.DataFrame]:
         names = metrics if metrics == "paper" else metrics.split(",")
-        asked = revisions.split(",") if revisions else None
-        return {"frame": progression(str(steps), asked, metrics=names, **given(**options)).frame}
+        requested = revisions.split(",") if revisions else None
+        return {"frame": progression(str(steps), requested, metrics=names, **given(**options)).frame}
 
     options = CHANGED | {"metrics": "anisotropy,lidar", "revisions": "step1,step16"}
     check_every_option(command, call, options, plain={"field": "body", "metrics": "infonce,anisotropy"}, each=False)
@@ -130,25 +130,25 @@ def test_every_option_of_probe_reaches_it(tiny_folder: Folder, tmp_path: Path) -
 
     def command(words: list[str]) -> dict[str, pl.DataFrame]:
         out = tmp_path / "out"
-        said = run(
+        output = run(
             "probe", folder, "--data", str(tmp_path / "mine.jsonl"), "--out", str(out), "--device", "cpu", *words
         )
         table = pl.read_csv(out / "probe.csv")
-        ((_, *rows),) = tables(said)
+        ((_, *rows),) = tables(output)
         assert rows == [
             [str(layer), f"{100 * accuracy:.1f}", f"{100 * low:.1f} to {100 * high:.1f}", f"{100 * valid:.1f}",
              str(epoch) if epoch else ""]
             for layer, accuracy, low, high, valid, epoch in table.iter_rows()
         ]  # fmt: skip
         best = table.sort("validation", "layer", descending=[True, False]).row(0, named=True)["layer"]
-        assert f"By validation, layer {best} of 4" in said
+        assert f"By validation, layer {best} of 4" in output
         return written(out, "probe") | {"table": table}
 
     def call(test: str | None = None, layers: str = "all", **options: Any) -> dict[str, pl.DataFrame]:
-        mine = {name: options.pop(name) for name in ("dtype", "max_length", "norm") if name in options}
+        own_options = {name: options.pop(name) for name in ("dtype", "max_length", "norm") if name in options}
         tested = {"test_inputs": train[:13], "test_labels": both[:13]} if test else {}
-        wanted = given(layers=layers)["layers"]
-        encoder = LayerEncoder(folder, -1, device="cpu", **mine)
+        expected = given(layers=layers)["layers"]
+        encoder = LayerEncoder(folder, -1, device="cpu", **own_options)
         defaults = {
             "kind": "attentive",
             "epochs": 30,
@@ -156,9 +156,9 @@ def test_every_option_of_probe_reaches_it(tiny_folder: Folder, tmp_path: Path) -
             "learning_rate": 1e-3,
             "seed": 0,
         }
-        found = probe(encoder, train, both, layers=wanted, dataset="mine", **tested, **(defaults | options))
-        found.table.write_csv(tmp_path / "expected.csv")
-        return {"probe": found.frame, "table": pl.read_csv(tmp_path / "expected.csv")}
+        result = probe(encoder, train, both, layers=expected, dataset="mine", **tested, **(defaults | options))
+        result.table.write_csv(tmp_path / "expected.csv")
+        return {"probe": result.frame, "table": pl.read_csv(tmp_path / "expected.csv")}
 
     options = {"test": str(tmp_path / "test.jsonl"), "layers": "1,0.5,-1", "epochs": 6, "batch_size": 5, "seed": 2}
     options |= {"learning_rate": 0.02, "norm": "none", "max_length": 9}
@@ -172,8 +172,8 @@ def test_the_memory_of_a_probe_is_what_was_asked_for(tiny_folder: Folder, tmp_pa
     words = ["probe", tiny_folder("Llama"), "--data", str(tmp_path / "mine.jsonl"), "--device", "cpu", "--epochs", "2"]
     frames = []
     for number, extra in enumerate(([], ["--keep-gb", "0"])):
-        said = run(*words, "--layers", "1", "--out", str(tmp_path / f"{number}"), *extra)
-        assert ("examples read" in said) is (not extra)
+        output = run(*words, "--layers", "1", "--out", str(tmp_path / f"{number}"), *extra)
+        assert ("examples read" in output) is (not extra)
         frames.append(pl.read_parquet(tmp_path / f"{number}" / "probe.parquet"))
     assert frames[0].equals(frames[1])
 
@@ -186,11 +186,11 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
     """Return what experiments were run on, without running them: the cheapest takes a minute with all options."""
     from midlayer_encoders.paper import reproduce
 
-    found: list[Setting] = []
-    monkeypatch.setattr(reproduce, "reproduce", lambda names, setting, report: found.append(setting) or [])
+    result: list[Setting] = []
+    monkeypatch.setattr(reproduce, "reproduce", lambda names, setting, report: result.append(setting) or [])
     monkeypatch.setattr(reproduce, "write_experiments", lambda outcomes, setting: setting.out / "report.html")
     monkeypatch.delenv("MIDLAYER_DATA", raising=False)
-    return found
+    return result
 
 
 def test_every_option_of_reproduce_is_in_the_setting(
@@ -208,13 +208,13 @@ def test_every_option_of_reproduce_is_in_the_setting(
     words += ["--swept", str(tmp_path / "a.parquet"), "--swept", str(tmp_path / "b.csv"), "--max-length", "20"]
     words += ["--pass-per-prefix", "--dtype", "float64", "--device", "cpu", "--seed", "5", "--out", str(tmp_path / "o")]
     run("reproduce", "fig6", *words)
-    (found,) = settings
-    assert (found.models, found.out, found.reference) == ((folder, "another"), tmp_path / "o", tmp_path)
-    assert (found.texts, found.solutions) == ((long, f"{long} more"), ("first", "second"))
-    assert (found.revisions, found.tasks, found.layers) == (("step1", "step5"), "STS12", (0, 0.5))
-    assert (found.limit, found.max_length, found.seed, found.pass_per_prefix) == (3, 20, 5, True)
-    assert all(mine.equals(theirs) for mine, theirs in zip(found.swept, swept, strict=True))
-    encoder = found.load(folder)
+    (result,) = settings
+    assert (result.models, result.out, result.reference) == ((folder, "another"), tmp_path / "o", tmp_path)
+    assert (result.texts, result.solutions) == ((long, f"{long} more"), ("first", "second"))
+    assert (result.revisions, result.tasks, result.layers) == (("step1", "step5"), "STS12", (0, 0.5))
+    assert (result.limit, result.max_length, result.seed, result.pass_per_prefix) == (3, 20, 5, True)
+    assert all(frame.equals(other) for frame, other in zip(result.swept, swept, strict=True))
+    encoder = result.load(folder)
     assert (encoder.spec.dtype, encoder.layer, encoder.max_seq_length, encoder.source) == ("float64", 4, 40, folder)
     run("reproduce", "fig7")
     plain = settings[1]

@@ -48,9 +48,9 @@ def test_errors_are_one_line_and_exit_code_2(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert text in said
-    assert "Traceback" not in said
+    output = capsys.readouterr().err
+    assert text in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.slow
@@ -142,14 +142,14 @@ def test_a_failing_checkpoint_is_the_exit_code_and_the_others_are_kept(
     torn = CliRunner().invoke(app, command)
     assert torn.exit_code == 1, (torn.output, torn.exception)
     assert "step2 failed, " in torn.output
-    kept = pl.read_parquet(tmp_path / "out" / "frame.parquet")
-    assert set(kept["revision"]) == {"step1", "step3"}
+    saved = pl.read_parquet(tmp_path / "out" / "frame.parquet")
+    assert set(saved["revision"]) == {"step1", "step3"}
     weights.write_bytes(good)
     whole = CliRunner().invoke(app, command)
     assert whole.exit_code == 0, (whole.output, whole.exception)
     assert "step2 failed" not in whole.output
     frame = pl.read_parquet(tmp_path / "out" / "frame.parquet")
-    assert frame.filter(pl.col("revision") != "step2").equals(kept)
+    assert frame.filter(pl.col("revision") != "step2").equals(saved)
     assert frame.height == 6
 
 

@@ -32,9 +32,9 @@ def test_an_image_keeps_its_label_and_its_place() -> None:
     assert [*train.labels, *test.labels] == bunch.target.tolist()
     for place in (0, 700, 1436, 1437, 1796):
         image = [*train.images, *test.images][place]
-        shown = np.asarray(image.resize((8, 8)).convert("L")).astype(float)
+        pixels = np.asarray(image.resize((8, 8)).convert("L")).astype(float)
         assert image.size == (16, 16)
-        assert np.corrcoef(shown.ravel(), bunch.images[place].ravel())[0, 1] > 0.98
+        assert np.corrcoef(pixels.ravel(), bunch.images[place].ravel())[0, 1] > 0.98
     few = train.only([7, 3])
     assert set(few.labels) == {3, 7}
     assert few.labels == [label for label in train.labels if label in (3, 7)]
@@ -83,24 +83,24 @@ def test_the_vision_demo_probes_the_digits_that_its_model_has_not_seen(
     train, test = read_digits()
     few = some(train, 12), some(test, 5)
     monkeypatch.setattr(demo_vision, "read_digits", lambda: few)
-    said = run("demo-vision", "--out", str(tmp_path), "--epochs", "1")
+    output = run("demo-vision", "--out", str(tmp_path), "--epochs", "1")
     frame = pl.read_parquet(tmp_path / "frame.parquet")
-    new, asked = (digits.only(range(5, 10)) for digits in few)
-    assert f"on {len(few[0].only(range(5)).images)} images" in said
+    new, requested = (digits.only(range(5, 10)) for digits in few)
+    assert f"on {len(few[0].only(range(5)).images)} images" in output
     again = train_digit_model(tmp_path / "again", few[0].only(range(5)), epochs=1)
     encoder = LayerEncoder(str(tmp_path / "model"), -1, device="cpu")
     np.testing.assert_array_equal(
-        encoder.encode(asked.images), LayerEncoder(again, -1, device="cpu").encode(asked.images)
+        encoder.encode(requested.images), LayerEncoder(again, -1, device="cpu").encode(requested.images)
     )
-    metrics = measure_layers(encoder, asked.images, metrics="paper", views=4, dataset="digits 5 to 9")
+    metrics = measure_layers(encoder, requested.images, metrics="paper", views=4, dataset="digits 5 to 9")
     assert frame.filter(pl.col("kind") == "metric").equals(metrics)
     page = (tmp_path / "report.html").read_text()
     for kind in ("attentive", "linear", "knn"):
-        found = probe(
-            encoder, new.images, new.labels, test_inputs=asked.images, test_labels=asked.labels, kind=kind,
+        result = probe(
+            encoder, new.images, new.labels, test_inputs=requested.images, test_labels=requested.labels, kind=kind,
             dataset="digits 5 to 9", **({} if kind == "knn" else {"batch_size": 64}),
         )  # fmt: skip
-        mine = frame.filter(pl.col("dataset") == found.frame["dataset"][0], pl.col("kind") == "score")
-        assert mine.equals(found.frame)
-        assert found.verdict() in page
+        probe_rows = frame.filter(pl.col("dataset") == result.frame["dataset"][0], pl.col("kind") == "score")
+        assert probe_rows.equals(result.frame)
+        assert result.verdict() in page
     assert "Guessing 20.0" in page

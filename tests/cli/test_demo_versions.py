@@ -14,11 +14,11 @@ from tests.cli.calls import run
 @pytest.mark.slow
 def test_the_demo_names_the_versions_that_its_scores_belong_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """The five tasks come from installed packages; the sweep itself takes minutes and is left out."""
-    asked: list[Any] = []
+    requested: list[Any] = []
     monkeypatch.setattr(_arguments, "load_model", lambda model, _: model)
-    monkeypatch.setattr(sweep, "run_sweep", lambda *args, **_: asked.append(args))
+    monkeypatch.setattr(sweep, "run_sweep", lambda *args, **_: requested.append(args))
     (line,) = run("demo").splitlines()
-    assert asked == [("built-in", ["builtin"])]
+    assert requested == [("built-in", ["builtin"])]
     assert line.startswith(
         f"Scores depend on these versions, whose docstrings the tasks are made of: python "
         f"{platform.python_version()}, numpy {version('numpy')}, "

@@ -31,8 +31,8 @@ def texts(tmp_path: Path) -> Path:
 def test_layers_recipe_site_and_limit_are_the_encoders(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
     model, out = tiny_folder("Llama"), tmp_path / "v.npy"
     flags = ["--layers", "1,0.5,-1", "--site", "mlp", "--recipe", "one-word", "--norm", "none", "--limit", "4"]
-    said = run("embed", model, "--texts", str(texts), "--out", str(out), "--device", "cpu", "--quiet", *flags)
-    assert "Vectors of 4 texts are in" in said
+    output = run("embed", model, "--texts", str(texts), "--out", str(out), "--device", "cpu", "--quiet", *flags)
+    assert "Vectors of 4 texts are in" in output
     encoder = LayerEncoder(model, -1, device="cpu", recipe="one-word", norm="none")
     np.testing.assert_allclose(np.load(out), encoder.encode_layers(TEXTS[:4], [1, 2, 4], site="mlp"), atol=1e-5)
     about = json.loads((tmp_path / "v.npy.json").read_bytes())

@@ -38,8 +38,8 @@ def test_a_flag_without_effect_is_refused_before_the_model_is_loaded(words: str,
 
 @pytest.mark.parametrize("words", ["compare a b", "progression a"])
 def test_a_revision_is_no_flag_where_models_are_named_with_theirs(words: str, tmp_path: Path) -> None:
-    given = [*words.split(), "--texts", "lines.txt", "--out", str(tmp_path), "--revision", "step7"]
-    result = CliRunner().invoke(app, given)
+    arguments = [*words.split(), "--texts", "lines.txt", "--out", str(tmp_path), "--revision", "step7"]
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
     assert "--revision" in result.output
 

@@ -34,14 +34,14 @@ def run(*words: str) -> str:
 def test_table_frame_and_figure(tiny_folder: Callable[[str], str], files: tuple[Path, Path], tmp_path: Path) -> None:
     texts, labels = files
     out = tmp_path / "out"
-    said = run(
+    output = run(
         tiny_folder("Llama"), "--texts", str(texts), "--labels", str(labels), "--device", "cpu", "--out", str(out)
     )
     table = pl.read_csv(out / "selection.csv")
     chosen = table.filter(pl.col("chosen")).row(0, named=True)
     assert chosen["rule"] == "auto"
-    assert f"--layer {chosen['layer']} --out layer-{chosen['layer']}" in said
-    assert "On 15 labeled texts" in said
+    assert f"--layer {chosen['layer']} --out layer-{chosen['layer']}" in output
+    assert "On 15 labeled texts" in output
     assert set(pl.read_parquet(out / "frame.parquet")["kind"]) == {"metric", "score"}
     assert (out / "selection.png").stat().st_size > 10_000
 
@@ -63,18 +63,18 @@ def test_recipes_end_in_the_lines_that_make_the_encoder(
     texts, labels = files
     folder, out = tiny_folder("Llama"), tmp_path / "out"
     common = (folder, "--texts", str(texts), "--device", "cpu")
-    said = run(*common, "--recipes", "plain,one-word+center", "--out", str(out))
+    output = run(*common, "--recipes", "plain,one-word+center", "--out", str(out))
     table = pl.read_csv(out / "selection.csv")
     assert table.filter("chosen")["recipe"].to_list() == ["one-word+center"], "of a causal model without labels"
     layer = table.filter("chosen")["layer"].item()
     center = out / "center.txt"
     assert center.read_text(encoding="utf8").splitlines() == TEXTS
-    line = next(line for line in said.splitlines() if line.startswith("In Python: "))
+    line = next(line for line in output.splitlines() if line.startswith("In Python: "))
     expected = f"LayerEncoder({folder!r}, layer={layer}, recipe='one-word+center', center=read_texts({str(center)!r}))"
     assert line == f'In Python: {expected}.save_pretrained("layer-{layer}")'
-    assert f"--recipe one-word+center --center {shlex.quote(str(center))} --out layer-{layer}" in said
-    made = eval(expected, {"LayerEncoder": LayerEncoder, "read_texts": read_texts})
-    assert made.layer == layer
+    assert f"--recipe one-word+center --center {shlex.quote(str(center))} --out layer-{layer}" in output
+    result = eval(expected, {"LayerEncoder": LayerEncoder, "read_texts": read_texts})
+    assert result.layer == layer
     scored = run(*common, "--labels", str(labels), "--recipes", "plain", "--template", 'a "{text}" is:"')
     assert "15 labeled texts" in scored
     assert "yours" in scored

@@ -32,11 +32,11 @@ def test_the_weights_are_the_same_bits_and_the_metadata_is_of_fewer_blocks(
     source = save_gguf(tmp_path / "whole.gguf", arch, alignment=64 if layer == 3 else None)
     cut_gguf(source, tmp_path / "cut.gguf", layer, pooling=pooling)
     whole, cut = gguf.GGUFReader(source), gguf.GGUFReader(tmp_path / "cut.gguf")
-    kept = [one for one in whole.tensors if not one.name.startswith("blk.") or int(one.name.split(".")[1]) < layer]
-    assert [one.name for one in cut.tensors] == [one.name for one in kept]
-    for one, other in zip(kept, cut.tensors, strict=True):
-        assert (one.tensor_type, one.shape.tolist()) == (other.tensor_type, other.shape.tolist())
-        np.testing.assert_array_equal(one.data, other.data)
+    saved = [item for item in whole.tensors if not item.name.startswith("blk.") or int(item.name.split(".")[1]) < layer]
+    assert [item.name for item in cut.tensors] == [item.name for item in saved]
+    for item, other in zip(saved, cut.tensors, strict=True):
+        assert (item.tensor_type, item.shape.tolist()) == (other.tensor_type, other.shape.tolist())
+        np.testing.assert_array_equal(item.data, other.data)
     changed = {f"{arch}.block_count": layer, f"{arch}.pooling_type": number}
     changed[f"{arch}.attention.head_count_kv"] = list(range(1, layer + 1))
     assert fields(cut) == fields(whole) | changed
@@ -84,7 +84,7 @@ def test_what_llama_cpp_has_no_word_for_is_refused(
     encoder.source, encoder._gguf_file = str(tmp_path), save_gguf(tmp_path / "weights.gguf", "llama").name
     with pytest.raises(CutError, match=why):
         export_for(encoder, "gguf", tmp_path / "out")
-    assert [one.name for one in tmp_path.iterdir()] == ["weights.gguf"]
+    assert [path.name for path in tmp_path.iterdir()] == ["weights.gguf"]
 
 
 def test_weights_of_a_file_are_not_quantized_again(tiny_folder: Folder, tmp_path: Path) -> None:

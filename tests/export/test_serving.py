@@ -29,17 +29,17 @@ CENTERED: Any = {"recipe": "one-word", "center": LIKE, "normalize": True}
 
 def change(path: Path, **settings: Any) -> None:
     """Change settings of a JSON file; ``...`` drops one."""
-    kept = json.loads(path.read_text()) | settings
-    path.write_text(json.dumps({name: value for name, value in kept.items() if value is not ...}))
+    saved = json.loads(path.read_text()) | settings
+    path.write_text(json.dumps({name: value for name, value in saved.items() if value is not ...}))
 
 
 @pytest.mark.parametrize("target", ["vllm", "tei"])
 def test_a_folder_for_a_server_is_still_a_plain_one(tiny_folder: Folder, tmp_path: Path, target: Any) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", **CENTERED)
-    made = export_for(encoder, target, tmp_path / "out")
-    assert (made.engine, made.error) == (None, None)  # neither is installed here
-    np.testing.assert_array_equal(SentenceTransformer(str(made.folder)).encode(TEXTS), encoder.encode(TEXTS))
-    card = json.loads((made.folder / "midlayer.json").read_text())
+    result = export_for(encoder, target, tmp_path / "out")
+    assert (result.engine, result.error) == (None, None)  # neither is installed here
+    np.testing.assert_array_equal(SentenceTransformer(str(result.folder)).encode(TEXTS), encoder.encode(TEXTS))
+    card = json.loads((result.folder / "midlayer.json").read_text())
     assert (card["target"], card["layer"], card["pooling"]) == (target, 2, "last")
     assert card["serve"].startswith({"vllm": "vllm serve . --runner pooling", "tei": "text-embeddings-router"}[target])
 
@@ -172,5 +172,5 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_the_line_that_serves_the_folder(tiny_folder: Folder, tmp_path: Path) -> None:
-    said = run("export", tiny_folder("BERT"), "--layer", "2", "--for", "tei", "--out", str(tmp_path / "out"))
-    assert f"text-embeddings-router --model-id {shlex.quote(str(tmp_path / 'out'))} --dtype float32" in said
+    output = run("export", tiny_folder("BERT"), "--layer", "2", "--for", "tei", "--out", str(tmp_path / "out"))
+    assert f"text-embeddings-router --model-id {shlex.quote(str(tmp_path / 'out'))} --dtype float32" in output

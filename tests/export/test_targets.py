@@ -27,9 +27,9 @@ def encoder(tiny_folder: Folder) -> LayerEncoder:
 
 
 def test_a_plain_folder_is_one_of_the_targets(encoder: LayerEncoder, tmp_path: Path) -> None:
-    made = export_for(encoder, "sentence-transformers", tmp_path / "out")
-    assert (made.target, made.folder, made.error) == ("sentence-transformers", tmp_path / "out", None)
-    np.testing.assert_array_equal(SentenceTransformer(str(made.folder)).encode(TEXTS), encoder.encode(TEXTS))
+    result = export_for(encoder, "sentence-transformers", tmp_path / "out")
+    assert (result.target, result.folder, result.error) == ("sentence-transformers", tmp_path / "out", None)
+    np.testing.assert_array_equal(SentenceTransformer(str(result.folder)).encode(TEXTS), encoder.encode(TEXTS))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_folder_that_holds_something_is_left_alone(encoder: LayerEncoder, tmp_
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(OptionError, match=r"must be a new or empty folder.*overwrite=True"):
         export_for(encoder, target, tmp_path)
-    assert [one.name for one in tmp_path.iterdir()] == ["mine.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 @pytest.mark.parametrize(("target", "package"), [("onnx", "onnxscript"), ("openvino", "openvino"), ("gguf", "gguf")])
@@ -69,14 +69,14 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(
 
 
 def test_distances_are_those_of_the_worst_row() -> None:
-    ours = np.array([[1.0, 0.0], [0.0, 2.0]])
-    assert relative_error(ours, ours) == 0
-    assert relative_error(ours, ours + np.array([[0.0, 0.0], [0.0, 0.5]])) == pytest.approx(0.25)
-    assert relative_error(ours, ours[:1]) == relative_error(ours, ours * np.nan) == np.inf
-    assert relative_error(ours * 0, ours) == np.inf
-    assert cosine(ours, ours * [[3.0], [2.0]]) == pytest.approx(1)
-    assert cosine(ours, np.array([[1.0, 1.0], [0.0, 1.0]])) == pytest.approx(0.5**0.5)
-    assert cosine(ours, ours[:1]) == cosine(ours, ours * np.nan) == -1
+    vectors = np.array([[1.0, 0.0], [0.0, 2.0]])
+    assert relative_error(vectors, vectors) == 0
+    assert relative_error(vectors, vectors + np.array([[0.0, 0.0], [0.0, 0.5]])) == pytest.approx(0.25)
+    assert relative_error(vectors, vectors[:1]) == relative_error(vectors, vectors * np.nan) == np.inf
+    assert relative_error(vectors * 0, vectors) == np.inf
+    assert cosine(vectors, vectors * [[3.0], [2.0]]) == pytest.approx(1)
+    assert cosine(vectors, np.array([[1.0, 1.0], [0.0, 1.0]])) == pytest.approx(0.5**0.5)
+    assert cosine(vectors, vectors[:1]) == cosine(vectors, vectors * np.nan) == -1
 
 
 def test_the_command_refuses_before_a_model_is_read(tmp_path: Path) -> None:

@@ -36,12 +36,12 @@ CARD = "---\nlicense: apache-2.0\nlanguage: en\nbase_model: someone/whole\n---\n
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with running_hub() as made:
-        monkeypatch.setattr(constants, "ENDPOINT", made.url)
+    with running_hub() as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
-        yield made
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +58,11 @@ def encoder(source: Path) -> LayerEncoder:
 
 
 def frame(encoder: LayerEncoder, **more: Any) -> pl.DataFrame:
-    of = NamedSubject(encoder.name, None, 4)
-    rows = tidy_rows({1: 0.1, 2: 0.5}, of, kind="score", dataset="STSBenchmark", name="cosine_spearman")
-    rows += tidy_rows({2: 0.51239}, of, kind="confirmed", dataset="STSBenchmark", name="cosine_spearman")
-    rows += tidy_rows({1: 0.3, 2: 0.25}, of, kind="score", dataset="mine-0a1b2c3d", name="accuracy")
-    rows += tidy_rows({2: 7.0}, of, kind="metric", dataset="texts", name="dime")
+    subject = NamedSubject(encoder.name, None, 4)
+    rows = tidy_rows({1: 0.1, 2: 0.5}, subject, kind="score", dataset="STSBenchmark", name="cosine_spearman")
+    rows += tidy_rows({2: 0.51239}, subject, kind="confirmed", dataset="STSBenchmark", name="cosine_spearman")
+    rows += tidy_rows({1: 0.3, 2: 0.25}, subject, kind="score", dataset="mine-0a1b2c3d", name="accuracy")
+    rows += tidy_rows({2: 7.0}, subject, kind="metric", dataset="texts", name="dime")
     return tidy_frame(rows).with_columns(**{name: pl.lit(value) for name, value in more.items()})
 
 
@@ -80,8 +80,8 @@ def test_the_folder_is_uploaded_and_its_card_holds_layer_recipe_scores_license_a
     assert (card.data.license, card.data.language, card.data.base_model) == ("apache-2.0", ["en"], "someone/whole")
     assert card.data.model_name == "someone/cut"
     results = {
-        one.dataset_name: (one.task_type, one.dataset_type, one.metric_type, one.metric_value)
-        for one in card.data.eval_results or ()
+        entry.dataset_name: (entry.task_type, entry.dataset_type, entry.metric_type, entry.metric_value)
+        for entry in card.data.eval_results or ()
     }
     assert results == {
         "MTEB STSBenchmark": ("STS", "mteb/stsbenchmark-sts", "cosine_spearman", 51.24),  # as mteb confirmed it
@@ -111,9 +111,9 @@ def test_a_license_of_its_own_keeps_its_name_and_link(
     link: str, wanted: str, hub: Hub, tmp_path: Path, tiny_folder: Folder
 ) -> None:
     shutil.copytree(tiny_folder("Llama"), tmp_path / "whole")
-    own = f"license: other\nlicense_name: research\nlicense_link: {link}\nbase_model: someone/whole\n"
+    license_lines = f"license: other\nlicense_name: research\nlicense_link: {link}\nbase_model: someone/whole\n"
     odd = "language: [en, no]\nmodel-index: 5\n"  # YAML reads Norwegian as false; results that cannot be read
-    (tmp_path / "whole" / "README.md").write_text(f"---\n{own}{odd}---\n")
+    (tmp_path / "whole" / "README.md").write_text(f"---\n{license_lines}{odd}---\n")
     push_to_hub(LayerEncoder(str(tmp_path / "whole"), 1, device="cpu"), "someone/cut")
     (tmp_path / "README.md").write_bytes(hub.repositories["someone/cut"]["main"]["README.md"])
     data = ModelCard.load(tmp_path / "README.md").data
@@ -142,9 +142,9 @@ def test_what_is_wrong_is_said_before_anything_is_written(
         push_to_hub(encoder, "a/b/c")
     with pytest.raises(OptionError, match=r"must hold scores of .* at layer 2, but has none"):
         push_to_hub(encoder, "someone/cut", scores=frame(encoder, recipe="plain"))
-    with pytest.raises(OptionError, match=r"`token` must contain only ASCII characters") as told:
+    with pytest.raises(OptionError, match=r"`token` must contain only ASCII characters") as error:
         push_to_hub(encoder, "someone/cut", token="hf_s\u00e9cret")
-    assert "cret" not in str(told.value)
+    assert "cret" not in str(error.value)
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere/token")
     with pytest.raises(OptionError, match=r"must be a Hub token.*hf auth login.*HF_TOKEN"):
@@ -194,8 +194,8 @@ def test_the_command_takes_the_scores_of_a_sweep_with_the_same_options(
     with pytest.raises(OptionError, match=r"`--scores` must be a sweep with the options of this encoder .*'one-word'"):
         run(*line)
     assert not hub.repositories
-    said = run(*line, "--recipe", "one-word", "--for", "vllm")
-    assert "vllm serve someone/cut --runner pooling" in said
+    output = run(*line, "--recipe", "one-word", "--for", "vllm")
+    assert "vllm serve someone/cut --runner pooling" in output
     files = hub.repositories["someone/cut"]["main"]
     assert b"value: 51.24" in files["README.md"]
     assert "midlayer.json" in files
@@ -205,21 +205,21 @@ def test_the_command_takes_the_scores_of_a_sweep_with_the_same_options(
 def test_what_else_lies_in_a_folder_is_not_uploaded(
     target: Any, hub: Hub, encoder: LayerEncoder, tmp_path: Path
 ) -> None:
-    made = export_for(encoder, target, tmp_path / "out")
+    result = export_for(encoder, target, tmp_path / "out")
     read = (tmp_path / "out/README.md").read_bytes()
-    wanted = {str(one.relative_to(tmp_path / "out")) for one in (tmp_path / "out").rglob("*") if one.is_file()}
+    expected = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
     (tmp_path / "out/.env").write_text("SECRET=1")
     (tmp_path / "out/1_Pooling/notes.txt").write_text("mine")
-    push_to_hub(encoder, "someone/cut", exported=made)
+    push_to_hub(encoder, "someone/cut", exported=result)
     files = hub.repositories["someone/cut"]["main"]
-    assert set(files) == wanted
+    assert set(files) == expected
     assert files["model.safetensors"] == (tmp_path / "out/model.safetensors").read_bytes()
     assert b'SentenceTransformer("someone/cut")' in files["README.md"]
     assert (tmp_path / "out/README.md").read_bytes() == read  # of the folder, as it was
-    assert export_for(encoder, target, tmp_path / "out", overwrite=True).files == made.files
+    assert export_for(encoder, target, tmp_path / "out", overwrite=True).files == result.files
     (tmp_path / "out/config.json").unlink()
     with pytest.raises(OptionError, match=r"`exported` must be unchanged, but .*out has no config.json"):
-        push_to_hub(encoder, "someone/other", exported=made)
+        push_to_hub(encoder, "someone/other", exported=result)
 
 
 def test_the_command_uploads_what_it_wrote_alone(hub: Hub, source: Path, tmp_path: Path) -> None:
@@ -272,14 +272,14 @@ def test_the_command_uploads_where_the_environment_says(source: Path, tmp_path: 
     with running_hub() as hub:
         environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": TOKEN}
         environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
-        made = subprocess.run([*line, "someone/cut"], env=environment, capture_output=True, text=True, check=False)
-        assert made.returncode == 0, made.stderr
-        assert f"Uploaded: {hub.url}/someone/cut/commit/" in made.stdout
-        assert 'SentenceTransformer("someone/cut")' in made.stdout
+        result = subprocess.run([*line, "someone/cut"], env=environment, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+        assert f"Uploaded: {hub.url}/someone/cut/commit/" in result.stdout
+        assert 'SentenceTransformer("someone/cut")' in result.stdout
         files = hub.repositories["someone/cut"]["main"]
         assert {"README.md", "model.safetensors", "modules.json", "1_Pooling/config.json"} <= set(files)
         hub.fails = ("/api/repos/create", 503)
-        made = subprocess.run([*line, "someone/other"], env=environment, capture_output=True, text=True, check=False)
-    assert made.returncode != 0
-    assert re.search(r"hub (refused|cannot be reached)", " ".join(made.stderr.split()))
-    assert "Traceback" not in made.stderr
+        result = subprocess.run([*line, "someone/other"], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert re.search(r"Hub (rejected|cannot be reached)", " ".join(result.stderr.split()))
+    assert "Traceback" not in result.stderr

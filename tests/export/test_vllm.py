@@ -82,10 +82,10 @@ def test_vllm_gives_the_vectors_of_the_encoder(
 ) -> None:
     monkeypatch.setattr(serving, "_has_vllm", lambda: True)
     monkeypatch.setattr(serving, "engine_vectors", partial(engine_vectors, python=python))
-    made = export_for(LayerEncoder(whole(kind, tmp_path / "whole"), 2, device="cpu"), "vllm", tmp_path / "out")
-    assert made.error is not None
-    logger.info("%s: error %.1e", kind, made.error)
-    assert made.error < 1e-5
+    result = export_for(LayerEncoder(whole(kind, tmp_path / "whole"), 2, device="cpu"), "vllm", tmp_path / "out")
+    assert result.error is not None
+    logger.info("%s: error %.1e", kind, result.error)
+    assert result.error < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -112,4 +112,4 @@ def test_other_vectors_leave_nothing(python: str, tmp_path: Path, monkeypatch: p
     encoder = LayerEncoder(whole("bert", tmp_path / "whole"), 2, device="cpu")
     with pytest.raises(CutError, match=r"its vectors differ by a relative error of 1\.0e-02"):
         export_for(encoder, "vllm", tmp_path / "out")
-    assert [one.name for one in tmp_path.iterdir()] == ["whole"]
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]

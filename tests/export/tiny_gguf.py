@@ -75,12 +75,12 @@ def write_whole(home: str, path: Path, arch: str) -> Path:
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch.upper()), depth)
     for name, weight in model.state_dict().items():
-        found = names.get_name(name if arch == "bert" else f"model.{name}", try_suffixes=(".weight", ".bias"))
-        if found is None:
+        result = names.get_name(name if arch == "bert" else f"model.{name}", try_suffixes=(".weight", ".bias"))
+        if result is None:
             assert name.startswith("pooler."), name
             continue
         values = weight.float().numpy()
-        writer.add_tensor(found, values + 1 if arch != "bert" and values.ndim == 1 else values)  # Gemma's norms: 1 + w
+        writer.add_tensor(result, values + 1 if arch != "bert" and values.ndim == 1 else values)  # Gemma's norms: 1 + w
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -118,11 +118,17 @@ def progression(data: Path) -> Scenario:
         save_tiny("GPTNeoX", data / "run" / f"step{step}", seed=step)
 
     def run(out: Path) -> Any:
-        found = run_progression(str(data / "run"), texts=TEXTS[:3], metrics=["curvature"], out=out, device="cpu")
-        assert not found.failures
+        result = run_progression(str(data / "run"), texts=TEXTS[:3], metrics=["curvature"], out=out, device="cpu")
+        assert not result.failures
         pages = sorted(path.name for path in out.iterdir() if path.suffix in (".png", ".html"))
-        kept = sorted((path.name, written(path)) for path in (out / "steps").glob("*.parquet"))
-        return [found.frame.rows(), written(out / "frame.parquet"), (out / "settled.csv").read_text(), pages, kept]
+        remaining = sorted((path.name, written(path)) for path in (out / "steps").glob("*.parquet"))
+        return [
+            result.frame.rows(),
+            written(out / "frame.parquet"),
+            (out / "settled.csv").read_text(),
+            pages,
+            remaining,
+        ]
 
     return run
 
@@ -147,7 +153,7 @@ def reproduce(data: Path) -> Scenario:
         assert page.is_file()
         assert (out / "outcomes.json").is_file()
         again = run_experiments(["fig7", "fig1"], setting)
-        return [[one.words for one in again], [one.status for one in again], written(out / "fig1.parquet")]
+        return [[item.words for item in again], [item.status for item in again], written(out / "fig1.parquet")]
 
     return run
 
@@ -185,10 +191,10 @@ def saved(data: Path) -> Scenario:
         folder = out / "cut"
         for encoder in encoders if not folder.exists() else encoders[1:]:
             try:
-                found = SentenceTransformer(str(folder), device="cpu").encode(TEXTS).tolist()
+                result = SentenceTransformer(str(folder), device="cpu").encode(TEXTS).tolist()
             except (OSError, ValueError):  # none, or one without its config
-                found = vectors[0]
-            assert found in vectors
+                result = vectors[0]
+            assert result in vectors
             encoder.save_pretrained(str(folder))
         files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         return [files, SentenceTransformer(str(folder), device="cpu").encode(TEXTS).tolist()]
@@ -202,8 +208,8 @@ def history(data: Path) -> Scenario:
     from tests.callbacks.training import TOKENIZER, Boring, fit, neox
 
     def run(out: Path) -> Any:
-        seen = LayerMetricsCallback(TEXTS, TOKENIZER, metrics=["curvature"], every_n_steps=1, dirpath=out)
-        fit(Boring(neox()), data, [seen], max_steps=2, logger=False)
+        calls = LayerMetricsCallback(TEXTS, TOKENIZER, metrics=["curvature"], every_n_steps=1, dirpath=out)
+        fit(Boring(neox()), data, [calls], max_steps=2, logger=False)
         return [written(out / "history.parquet"), sorted(path.name for path in out.glob("*.png"))]
 
     return run
@@ -217,12 +223,12 @@ def resumed(data: Path) -> Scenario:
 
     def run(out: Path) -> Any:
         folder = out.with_name(f"{out.name}-run")  # its checkpoints are the trainer's own files
-        seen = LayerMetricsTrainerCallback(
+        calls = LayerMetricsTrainerCallback(
             TEXTS, TOKENIZER, metrics=["curvature"], every_n_steps=1, dirpath=out, figures=False
         )
         if not (folder / "checkpoint-3").exists():
-            made = trainer(folder, [seen], llama(), max_steps=3, save_strategy="steps", save_steps=1)
-            made.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")) or None)
+            result = trainer(folder, [calls], llama(), max_steps=3, save_strategy="steps", save_steps=1)
+            result.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")) or None)
         return [row[1:3] for row in written(out / "history.parquet")]
 
     return run

@@ -95,7 +95,7 @@ def test_a_full_disk_names_itself_and_the_file_and_goes_on_when_there_is_room(sm
     with pytest.raises(DiskFullError, match=f"The disk of {small_disk} is full"):
         write_folder(small_disk / "cut", lambda aside: (aside.mkdir(), (aside / "weights").write_bytes(bytes(9999))))
     assert pl.read_parquet(path).equals(FRAME)
-    assert sorted(one.name for one in small_disk.rglob("*")) == ["filler", "frame.parquet", "out"]
+    assert sorted(item.name for item in small_disk.rglob("*")) == ["filler", "frame.parquet", "out"]
     filler.unlink()
     write_frame(longer, path)
     assert pl.read_parquet(path).equals(longer)
@@ -135,14 +135,14 @@ def test_what_is_left_beside_a_file_is_removed_after_an_hour(tmp_path: Path) -> 
     with scratch(tmp_path) as aside:
         (aside / "folder").mkdir(parents=True)
     assert not aside.exists()
-    old, young, mine = (tmp_path / name for name in (f".{'a' * 32}.tmp", f".{'b' * 32}.tmp", ".mine.tmp"))
-    for path in (old, young, mine):
+    old, young, own_options = (tmp_path / name for name in (f".{'a' * 32}.tmp", f".{'b' * 32}.tmp", ".mine.tmp"))
+    for path in (old, young, own_options):
         path.write_text("half")
-    for path in (old, mine):
+    for path in (old, own_options):
         os.utime(path, (time.time() - 3700,) * 2)
     remove_leftovers.cache_clear()  # as another process has it
     write_file(tmp_path / "frame.csv", b"")
-    assert [path.exists() for path in (old, young, mine)] == [False, True, True]
+    assert [path.exists() for path in (old, young, own_options)] == [False, True, True]
 
 
 HOLDER = """
