@@ -113,8 +113,8 @@ def read_inputs(
         echo("--sounds is deprecated and removed in 0.3: write --audio.", err=True)
         kind = "audio"
     refuse_flags(context, f"for {kind}: it applies to texts", "field", "wikitext")
-    medium = "image" if kind == "images" else "audio"
-    return kind, path, list(media_files(path, medium, bad="skip" if skip_bad else "refuse"))
+    bad = "skip" if skip_bad else "refuse"
+    return kind, path, list(media_files(path, "image" if kind == "images" else "audio", bad=bad))
 
 
 def read_texts(path: Path, *, field: str | None) -> list[str]:

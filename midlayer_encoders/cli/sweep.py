@@ -87,14 +87,14 @@ def sweep(
     )
     task_names = tasks.split(",")
     metric_names = _arguments.parse_metrics(metrics)
-    arguments = {"layers": _arguments.parse_layers(layers), "site": site, "metrics": metric_names, "settings": settings}
+    recipe_list, options = _arguments.parse_recipes(recipes, options)
+    arguments: dict[str, Any] = {"recipes": recipe_list, "metrics": metric_names, "settings": settings}
+    arguments |= {"layers": _arguments.parse_layers(layers), "site": site}
     if dry_run:
-        arguments["recipes"], options = _arguments.parse_recipes(recipes, options)
         _print_preview(model, task_names, **arguments, **options.changed())
         return
     with _progress.show_waiting("tasks", "Reading the tasks"):
         task_sources(task_names)  # refuses unknown tasks before the model is loaded
-    arguments["recipes"], options = _arguments.parse_recipes(recipes, options)
     if is_first and out is not None and out.is_dir():
         with folder_lock(out):  # refuses a folder that another sweep is writing
             pass

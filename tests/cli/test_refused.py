@@ -45,9 +45,13 @@ def test_a_revision_is_no_flag_where_models_are_named_with_theirs(words: str, tm
 
 
 def test_a_revision_is_refused_in_python_too() -> None:
-    with pytest.raises(OptionError, match=r"`revision` must be left out, since each model .* 'step7'. Write `name@rev"):
+    with pytest.raises(
+        OptionError, match=r"`revision` must be left out, because each model .* 'step7'. Write `name@rev"
+    ):
         compare("a", "b", texts=TEXTS * 3, revision="step7")
-    with pytest.raises(OptionError, match="`revision` must be left out, since `revisions` names them, but got 'step7'"):
+    with pytest.raises(
+        OptionError, match="`revision` must be left out, because `revisions` names them, but got 'step7'"
+    ):
         progression("a", ["step1", "step2"], texts=TEXTS, revision="step7")
 
 
