@@ -1,4 +1,4 @@
-"""``probe``, ``compare`` and ``tune`` with the fields of their settings as keywords, which is shorter in tests."""
+"""``probe``, ``compare``, ``tune`` and ``sweep`` with the fields of their settings as keywords, which is shorter in tests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import midlayer_encoders
 from midlayer_encoders.comparing import CompareResult, IntervalSettings
 from midlayer_encoders.probing import ProbeResult, ProbeSettings
+from midlayer_encoders.sweeping import SweepResult, SweepSettings
 from midlayer_encoders.tuning import TuneResult, TuneSettings
 
 
@@ -27,3 +28,7 @@ def compare(*args: Any, **keywords: Any) -> CompareResult:
 
 def tune(*args: Any, **keywords: Any) -> TuneResult:
     return midlayer_encoders.tune(*args, **_grouped("settings", TuneSettings, keywords))
+
+
+def sweep(*args: Any, **keywords: Any) -> SweepResult:
+    return midlayer_encoders.sweep(*args, **_grouped("settings", SweepSettings, keywords))

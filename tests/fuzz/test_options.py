@@ -10,11 +10,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from midlayer_encoders import LayerEncoder, measure, select_layer, sweep
+from midlayer_encoders import LayerEncoder, measure, select_layer
 from midlayer_encoders.encoder.options import EncoderOptions, make_options, option_fields
 from tests.fuzz.running import Case, check_cases
 from tests.fuzz.values import number, one_of, several, strange, text
-from tests.grouped import compare, probe
+from tests.grouped import compare, probe, sweep
 
 Folder = Callable[[str], str]
 

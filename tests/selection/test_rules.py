@@ -135,9 +135,9 @@ def test_mixed_and_shallow_frames_are_refused() -> None:
     with pytest.raises(OptionError, match="one model at one revision"):
         curves(pl.concat([frame({"dime": VALLEY}), frame({"dime": VALLEY}, model="other")]))
     cut = frame({"infonce": VALLEY[:5]}, num_layers=4)
-    with pytest.raises(OptionError, match="m has 4 and 8 blocks in it: frames of different encoders are mixed"):
+    with pytest.raises(OptionError, match="m has 4 and 8 blocks in it: it mixes different encoders"):
         curves(pl.concat([frame({"dime": VALLEY}), cut]))
-    with pytest.raises(OptionError, match="3 blocks or more to choose between its layers, but m has 2"):
+    with pytest.raises(OptionError, match="3 blocks or more to select a layer, but m has 2"):
         curves(frame({"dime": [1, 2, 3]}, num_layers=2))
-    with pytest.raises(OptionError, match="layer 0 alone"):
+    with pytest.raises(OptionError, match="only layer 0"):
         curves(frame({"dime": [1]}))
