@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from uuid import uuid4
@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError
 from midlayer_encoders.files import make_folder, remove_leftovers, set_aside, write_file
-from midlayer_encoders.store.index import Index, Places
 from midlayer_encoders.store.shard import (
     DTYPES,
     FORMAT,
@@ -33,7 +32,6 @@ from midlayer_encoders.store.shard import (
     Shard,
     StoreError,
     TextNotStoredError,
-    layer_checksums,
     read_head,
     read_rows,
     verify_rows,
@@ -43,9 +41,9 @@ from midlayer_encoders.validation import check_choice
 
 StoreDtype: TypeAlias = Literal["float16", "float32"]
 
-_THREADS = min(8, os.cpu_count() or 1)  # for checksums and copies
+_Rows: TypeAlias = npt.NDArray[np.intp]
 
-_discarding = threading.Lock()
+_THREADS = min(8, os.cpu_count() or 1)  # for checksums and copies
 
 
 def text_key(text: str, prompt: str = "") -> str:
@@ -112,8 +110,10 @@ class EmbeddingStore:
         self.layers = tuple(map(int, layers))
         self.dim = int(dim)
         self.dtype = dtype
-        self._index = Index()
-        self._ignored: set[str] = set()  # shards that lack a layer
+        self._shards: dict[str, Shard] = {}
+        self._first_rows: dict[str, int] = {}  # rows are numbered across all shards
+        self._rows: dict[bytes, int] = {}
+        self._ignored: set[str] = set()  # shards that lack a layer or are damaged
         self._verified: dict[str, set[int]] = defaultdict(set)  # layers of each shard whose checksum matched
         self._open(description or {})
 
@@ -139,10 +139,10 @@ class EmbeddingStore:
         self.refresh()
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._rows)
 
     def __contains__(self, key: str) -> bool:
-        return _key_bytes(key) in self._index
+        return _key_bytes(key) in self._rows
 
     def __repr__(self) -> str:
         return f"EmbeddingStore({str(self.folder)!r}, {len(self)} texts x {len(self.layers)} layers x {self.dim})"
@@ -150,14 +150,16 @@ class EmbeddingStore:
     def refresh(self) -> None:
         """Read which shards other processes have written or removed."""
         while True:
-            names = {path.name for path in self.folder.glob("*.safetensors")}
+            names = {path.name for path in self.folder.glob("*.safetensors")} - self._ignored
+            if self._shards.keys() - names:  # an earlier shard may hold some of the texts that were removed
+                for index in (self._shards, self._first_rows, self._rows):
+                    index.clear()
             try:
-                for name in sorted(names - self._index.shards.keys() - self._ignored):
+                for name in sorted(names - self._shards.keys()):
                     self._add(name)
+                return
             except FileNotFoundError:
                 continue  # removed since it was listed
-            self._index.remove(self._index.shards.keys() - names)
-            return
 
     def _add(self, name: str) -> None:
         path = self.folder / name
@@ -177,9 +179,34 @@ class EmbeddingStore:
                 f"{shard.dtype} vectors of {shard.dim} dimensions of {shard.store!r}: move it away."
             )
         if set(self.layers) <= set(shard.layers):
-            self._index.add(name, shard, keys)
+            self._add_rows(name, shard, keys)
         else:
             self._ignored.add(name)
+
+    def _add_rows(self, name: str, shard: Shard, keys: Sequence[bytes]) -> None:
+        """Index a shard; a text that is also in an earlier shard is read from this one."""
+        last = next(reversed(self._shards), None)
+        first = 0 if last is None else self._first_rows[last] + self._shards[last].count
+        self._shards[name] = shard
+        self._first_rows[name] = first
+        self._rows.update(zip(keys, range(first, first + shard.count), strict=True))
+
+    def _find(self, keys: Sequence[bytes]) -> _Rows:
+        """Return the row number of each key, -1 for a key that is not stored."""
+        return np.fromiter((self._rows.get(key, -1) for key in keys), np.intp, len(keys))
+
+    def _places(self, rows: _Rows) -> dict[str, tuple[_Rows, _Rows]]:
+        """Return, for each shard of the rows, their positions in ``rows`` and their ascending rows in the shard."""
+        names = list(self._first_rows)
+        first_rows = np.array(list(self._first_rows.values()), dtype=np.intp)
+        order = np.argsort(rows, kind="stable")
+        ascending = rows[order]
+        shards = np.searchsorted(first_rows, ascending, side="right") - 1
+        bounds = [*np.flatnonzero(np.diff(shards, prepend=-1)), len(order)]
+        return {
+            names[shards[start]]: (order[start:end], ascending[start:end] - first_rows[shards[start]])
+            for start, end in pairwise(bounds)
+        }
 
     def missing(self, keys: Sequence[str]) -> list[int]:
         """Return the indices of the keys that are not stored, each key once.
@@ -187,16 +214,13 @@ class EmbeddingStore:
         All other keys can be read at every layer: the checksums of their shards are verified, once per shard and
         object.
         """
-        requested = _to_bytes(keys)
+        requested = [_key_bytes(key) for key in keys]
         while True:
             self.refresh()
-            rows = self._index.find(requested)
-            shards = self._index.places(rows[rows >= 0])
-            try:
-                _run_in_threads(lambda name: self._verify(name, self.layers), shards)
+            rows = self._find(requested)
+            with suppress(FileNotFoundError):
+                _run_in_threads(lambda name: self._verify(name, self.layers), self._places(rows[rows >= 0]))
                 break
-            except FileNotFoundError:
-                continue
         absent = np.flatnonzero(rows < 0).tolist()
         return sorted({requested[position]: position for position in reversed(absent)}.values())
 
@@ -207,35 +231,30 @@ class EmbeddingStore:
                 f"`layer` must be one of the stored layers {', '.join(map(str, self.layers))}, but got {layer}: open "
                 f"the store in {self.folder} with `layers` that include it, and write the texts that are then missing."
             )
-        requested = _to_bytes(keys)
+        requested = [_key_bytes(key) for key in keys]
         embeddings = np.empty((len(keys), self.dim), dtype=np.float32)
 
-        def read(name: str, positions: npt.NDArray[np.intp], rows: npt.NDArray[np.intp]) -> None:
+        def read(name: str, positions: _Rows, rows: _Rows) -> None:
             self._verify(name, [layer])
             with self._shard(name) as (path, shard):
                 embeddings[positions] = read_rows(path, shard, layer, rows)
 
         while True:
-            places = self._places(requested)
+            rows = self._find(requested)
+            if (rows < 0).any():
+                self.refresh()
+                rows = self._find(requested)
+            absent = np.flatnonzero(rows < 0)
+            if len(absent):
+                raise TextNotStoredError(
+                    f"`keys` must be stored in {self.folder}, but {len(absent)} of {len(rows)} are not, the first "
+                    f"`keys[{absent[0]}]` ({keys[absent[0]]}): embed and write those that `missing(keys)` lists."
+                )
             try:
-                _run_in_threads(lambda item: read(item[0], *item[1]), places.items())
+                _run_in_threads(lambda item: read(item[0], *item[1]), self._places(rows).items())
                 return embeddings
             except FileNotFoundError:
                 self.refresh()
-
-    def _places(self, keys: Sequence[bytes]) -> Places:
-        """Return the shards and rows of keys, all of which must be stored."""
-        rows = self._index.find(keys)
-        if (rows < 0).any():
-            self.refresh()
-            rows = self._index.find(keys)
-        absent = np.flatnonzero(rows < 0)
-        if len(absent):
-            raise TextNotStoredError(
-                f"`keys` must be stored in {self.folder}, but {len(absent)} of {len(rows)} are not, the first "
-                f"`keys[{absent[0]}]` ({keys[absent[0]].hex()}): embed and write those that `missing(keys)` lists."
-            )
-        return self._index.places(rows)
 
     @contextmanager
     def _shard(self, name: str) -> Iterator[tuple[Path, Shard]]:
@@ -245,7 +264,7 @@ class EmbeddingStore:
             FileNotFoundError: the shard was removed, or it was damaged and is now set aside.
         """
         path = self.folder / name
-        shard = self._index.shards.get(name)
+        shard = self._shards.get(name)
         if shard is None:
             raise FileNotFoundError(path)
         try:
@@ -263,9 +282,7 @@ class EmbeddingStore:
 
     def _discard(self, name: str, error: DamagedError) -> None:
         """Set a damaged shard aside, so that its texts are embedded again."""
-        with _discarding:
-            self._ignored.add(name)
-            self._index.remove({name} & self._index.shards.keys())
+        self._ignored.add(name)
         set_aside(self.folder / name, str(error))
 
     def write(self, keys: Sequence[str], embeddings: npt.NDArray[Any], *, finite: bool = False) -> None:
@@ -284,7 +301,7 @@ class EmbeddingStore:
             raise OptionError(
                 f"`embeddings` must have the shape {expected} (layers, keys, dimensions), but got {embeddings.shape}."
             )
-        new = {key: row for row, key in enumerate(_to_bytes(keys)) if key not in self._index}
+        new = {key: row for row, key in enumerate([_key_bytes(key) for key in keys]) if key not in self._rows}
         if not new:
             return
         rows = embeddings if len(new) == len(keys) else embeddings[:, list(new.values())]
@@ -293,11 +310,10 @@ class EmbeddingStore:
         rows = np.ascontiguousarray(rows)
         # Shards are added in the order of their names: if a text is stored twice, the later one counts.
         name = f"{time.time_ns():020d}-{uuid4().hex[:8]}.safetensors"
-        shard = Shard(self.key, self.layers, len(new), self.dim, self.dtype, layer_checksums(rows))
         if not self.folder.exists():
             raise StoreError(f"The store in {self.folder} was removed while it was in use: run again.")
-        write_shard(self.folder / name, shard, list(new), rows)
-        self._index.add(name, shard, list(new))
+        shard = write_shard(self.folder / name, self.key, self.layers, list(new), rows)
+        self._add_rows(name, shard, list(new))
         self._verified[name].update(self.layers)
 
     def _rounded(self, embeddings: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -331,10 +347,6 @@ def _run_in_threads(function: Callable[[Any], object], items: Iterable[Any]) -> 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="midlayer-store") as pool:
         for future in [pool.submit(function, item) for item in items]:
             future.result()
-
-
-def _to_bytes(keys: Sequence[str]) -> list[bytes]:
-    return [_key_bytes(key) for key in keys]
 
 
 def _key_bytes(key: str) -> bytes:

@@ -130,14 +130,15 @@ def read_rows(path: Path, shard: Shard, layer: int, rows: npt.NDArray[np.intp]) 
     return block if np.array_equal(rows, np.arange(first, last + 1)) else block[rows - first]
 
 
-def write_shard(path: Path, shard: Shard, keys: Sequence[bytes], embeddings: npt.NDArray[Any]) -> None:
-    """Write the embeddings ``(L, N, D)`` of texts."""
+def write_shard(
+    path: Path, store: str, layers: tuple[int, ...], keys: Sequence[bytes], embeddings: npt.NDArray[Any]
+) -> Shard:
+    """Write the embeddings ``(L, N, D)`` of texts and return the metadata."""
+    _, count, dim = embeddings.shape
+    checksums = tuple(zlib.crc32(rows.data) for rows in embeddings)
+    shard = Shard(store, layers, count, dim, embeddings.dtype.name, checksums)
     joined = b"".join(keys)
-    tensors = {f"layer.{layer}": rows for layer, rows in zip(shard.layers, embeddings, strict=True)}
+    tensors = {f"layer.{layer}": rows for layer, rows in zip(layers, embeddings, strict=True)}
     tensors["keys"] = np.frombuffer(joined, dtype=np.uint8).reshape(-1, KEY_BYTES)
     write_file(path, save(tensors, shard.metadata(joined)))
-
-
-def layer_checksums(embeddings: npt.NDArray[Any]) -> tuple[int, ...]:
-    """Return the CRC-32 of the rows of each layer."""
-    return tuple(zlib.crc32(rows.data) for rows in embeddings)
+    return shard
