@@ -18,11 +18,10 @@ from typing import Any
 import joblib
 
 from benchmarks.scoring import encoder_of
-from midlayer_encoders.sweeping import layer_sweep
+from midlayer_encoders.sweeping import SweepSettings, layer_sweep
+from midlayer_encoders.sweeping.embedder import Embedder
 from midlayer_encoders.sweeping.processes import Group, launch
-from midlayer_encoders.sweeping.stored_layer import Embedder
-from midlayer_encoders.sweeping.sweep_settings import SweepSettings
-from midlayer_encoders.sweeping.task_scoring import BatchScorer, TaskScorer
+from midlayer_encoders.sweeping.task_scoring import TaskScorer
 
 RESULTS = Path(__file__).parent / "results" / "processes.md"
 STAGES = {"embedding": "embedding", "scoring": "scoring all layers", "confirming": "confirmation by mteb"}
@@ -74,7 +73,7 @@ def main() -> None:
     given = parser.parse_args()
     both, clock = launch(2, 1, cpu=True), Clock()
     for owner, name, stage in (
-        (Embedder, "__call__", "embedding"), (BatchScorer, "scores", "scoring"), (TaskScorer, "_confirm", "confirming"),
+        (Embedder, "__call__", "embedding"), (TaskScorer, "_score_together", "scoring"), (TaskScorer, "_confirm", "confirming"),
     ):  # fmt: skip
         clock.watch(owner, name, stage)
     encoder = encoder_of(given.model, "cpu")

@@ -95,7 +95,7 @@ def print_peak(folder: str, way: str, count: int) -> None:
         embed_all(LayerEncoder(folder, -1, device="cpu"), inputs)
     else:
         from midlayer_encoders.store import EmbeddingStore, text_key
-        from midlayer_encoders.sweeping.stored_layer import Embedder
+        from midlayer_encoders.sweeping.embedder import Embedder
 
         encoder = LayerEncoder(folder, -1, device="cpu")
         width = encoder.get_embedding_dimension()

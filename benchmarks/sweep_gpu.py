@@ -64,7 +64,7 @@ class Ours:
 
     def __call__(self, inputs: list[str]) -> Any:
         from midlayer_encoders.store import EmbeddingStore, text_key
-        from midlayer_encoders.sweeping.stored_layer import Embedder
+        from midlayer_encoders.sweeping.embedder import Embedder
 
         self.runs += 1
         width = self.encoder.get_embedding_dimension()

@@ -22,7 +22,8 @@ from midlayer_encoders.metrics import METRICS, curvature, dataset_entropy, infon
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.store import EmbeddingStore
 from midlayer_encoders.sweeping import SweepSettings, sweep
-from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer
+from midlayer_encoders.sweeping.embedder import Embedder
+from midlayer_encoders.sweeping.mteb_jobs import Prompts, StoredLayer
 from midlayer_encoders.views.media_views import augment_media
 from tests.families import DEPTH
 from tests.made_media import IMAGES, WAVEFORMS, image, waveform

@@ -22,7 +22,7 @@ from midlayer_encoders.recipes import recipe_of
 from midlayer_encoders.recipes.vectors import middle_directions
 from midlayer_encoders.scoring import layer_scores
 from midlayer_encoders.selection.rules import DEPTH
-from midlayer_encoders.sweeping.stored_layer import Vectors
+from midlayer_encoders.sweeping.embedder import Vectors
 from midlayer_encoders.tasks import task_sources
 
 HELD_OUT = {

@@ -18,7 +18,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.recipes import recipe_of
 from midlayer_encoders.scoring import layer_scores
 from midlayer_encoders.selection.rules import DEPTH
-from midlayer_encoders.sweeping.stored_layer import Vectors
+from midlayer_encoders.sweeping.embedder import Vectors
 from midlayer_encoders.tasks import task_label, task_sources
 
 

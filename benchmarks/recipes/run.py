@@ -35,9 +35,9 @@ from midlayer_encoders.scoring.recording import Recorded, record
 from midlayer_encoders.scoring.retrieval import Ranking
 from midlayer_encoders.selection.rules import DEPTH
 from midlayer_encoders.sweeping import RecipesResult
-from midlayer_encoders.sweeping.mapped_store import mapped_store
-from midlayer_encoders.sweeping.single_sweep import single_line_texts
-from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer, Vectors, open_store
+from midlayer_encoders.sweeping.embedder import Embedder, Vectors, mapped_store, open_store
+from midlayer_encoders.sweeping.layer_sweep import single_line_texts
+from midlayer_encoders.sweeping.mteb_jobs import Prompts, StoredLayer
 from midlayer_encoders.tasks import TaskSource, isolated_random, task_label, task_sources, task_texts
 
 RECIPES = (

@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from midlayer_encoders.errors import deprecated_names
-from midlayer_encoders.media._arrays import InputError
-from midlayer_encoders.media.audio import Waveform, audio_lengths, read_audio
-from midlayer_encoders.media.images import is_pil, read_image
-from midlayer_encoders.media.kinds import check_taken, media_files, medium_of
+from midlayer_encoders.media.inputs import (
+    InputError,
+    Waveform,
+    audio_lengths,
+    check_taken,
+    is_pil,
+    media_files,
+    medium_of,
+    read_audio,
+    read_image,
+)
 
 __all__ = [
     "InputError",

@@ -7,10 +7,9 @@ import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from midlayer_encoders.sweeping.layer_sweep import sweep
+    from midlayer_encoders.sweeping.layer_sweep import SweepSettings, sweep
     from midlayer_encoders.sweeping.previews import Preview, TaskPreview, preview
     from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
-    from midlayer_encoders.sweeping.sweep_settings import SweepSettings
 
 __all__ = ["Preview", "RecipesResult", "SweepResult", "SweepSettings", "TaskPreview", "preview", "sweep"]
 
@@ -20,7 +19,7 @@ if not TYPE_CHECKING:
         "Preview": "sweeping.previews",
         "RecipesResult": "sweeping.sweep_result",
         "SweepResult": "sweeping.sweep_result",
-        "SweepSettings": "sweeping.sweep_settings",
+        "SweepSettings": "sweeping.layer_sweep",
         "TaskPreview": "sweeping.previews",
         "preview": "sweeping.previews",
         "sweep": "sweeping.layer_sweep",

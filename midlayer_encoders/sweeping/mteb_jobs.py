@@ -1,65 +1,162 @@
-"""Score one layer on one task with mteb, in this process or in workers."""
+"""Score one layer on one task with mteb, from stored vectors, in this process or in workers."""
 
 from __future__ import annotations
 
 import json
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import datasets
 import mteb
+import numpy as np
+import numpy.typing as npt
+import torch
 from joblib.executor import get_memmapping_executor
+from mteb.abstasks import AbsTask
+from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.cache import ResultCache
+from mteb.models.abs_encoder import AbsEncoder
+from mteb.models.model_meta import ModelMeta, ScoringFunction
+from mteb.results import TaskResult
+from mteb.types import PromptType
+from sentence_transformers.util import SimilarityFunction
+from torch.utils.data import DataLoader
 
 from midlayer_encoders._isolation import quiet_loggers
-from midlayer_encoders.errors import MidlayerError, error_summary
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import explain_full_disk, make_folder, read_artifact, scratch, write_file
+from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.store import TextNotStoredError
+from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key
 from midlayer_encoders.sweeping.processes import FATAL
-from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer, UndefinedScoreError, Vectors
 from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources
-
-if TYPE_CHECKING:
-    from mteb.abstasks import AbsTask
-    from mteb.models.model_meta import ModelMeta
-    from mteb.results import TaskResult
+from midlayer_encoders.tasks.mteb_internals import prompt_name
 
 _IDLE_SECONDS = 300  # after which an unused worker ends
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
+# Names under which sentence-transformers looks for the prompt of a query or a document.
+_PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+
 
 @dataclass(frozen=True)
-class Job:
-    """One layer on one task; it can be sent to another process."""
+class Prompts:
+    """The prompts of an encoder, chosen as sentence-transformers does inside mteb."""
 
-    task: TaskSource
-    layer: int
+    named: tuple[tuple[str, str], ...] = ()
+    default: str | None = None
+
+    @classmethod
+    def of(cls, encoder: LayerEncoder) -> Prompts:
+        """Return the prompts of an encoder."""
+        return cls(tuple((name, text or "") for name, text in encoder.prompts.items()), encoder.default_prompt_name)
+
+    def choose(self, task: TaskMetadata, prompt_type: PromptType | None) -> str:
+        """Return the prompt for a task's queries, documents or plain texts; empty if there is none."""
+        prompts = dict(self.named)
+        if not any(prompts.values()):
+            return ""
+        mteb_prompts = {name: text for name, text in prompts.items() if name != "text"}  # mteb would warn about it
+        valid, _ = AbsEncoder.validate_task_to_prompt_name(mteb_prompts, raise_for_invalid_keys=False)
+        name = prompt_name(valid, task, prompt_type) if valid else None
+        if name is not None:
+            return prompts[name]
+        for fallback in _PROMPT_NAMES.get(prompt_type.value, ()) if prompt_type is not None else ():
+            if fallback in prompts:
+                return prompts[fallback]
+        return prompts.get(self.default or "", "")
+
+
+class UndefinedScoreError(MidlayerError):
+    """A layer has the same vector for all inputs, so a score would be chance or ties."""
+
+
+@dataclass(eq=False)
+class StoredLayer:
+    """An mteb encoder of one layer that reads vectors from the store, by the content of each input.
+
+    Attributes:
+        store: holds every layer of every input.
+        layer: the layer to read.
+        name: model name for mteb's results.
+        revision: model revision for mteb's results.
+        prompts: prompts of the encoder.
+        modalities: modalities of the model.
+        similarity_name: similarity function of the encoder.
+        ensure: called first with the items, their keys and the prompt; embeds items that are not stored.
+    """
+
     store: Vectors
+    layer: int
     name: str
     revision: str
     prompts: Prompts
-    modalities: tuple[str, ...]
-    cache: Path
-    similarity: str = "cosine"
+    modalities: Sequence[str] = ("text",)
+    similarity_name: str = "cosine"
+    ensure: Callable[[Sequence[Any], Sequence[str], str], None] | None = None
 
-    def stored_layer(self, embedder: Embedder | None = None) -> StoredLayer:
-        """Return the layer as an mteb encoder; an embedder embeds texts that are not stored."""
-        return StoredLayer(
-            self.store,
-            self.layer,
-            name=self.name,
-            revision=self.revision,
-            prompts=self.prompts,
-            modalities=self.modalities,
-            similarity=self.similarity,
-            ensure=embedder,
+    def __post_init__(self) -> None:
+        self.similarity = SimilarityFunction.to_similarity_fn(self.similarity_name)
+        self.similarity_pairwise = SimilarityFunction.to_similarity_pairwise_fn(self.similarity_name)
+        self.mteb_model_meta = ModelMeta.create_empty(
+            overwrites={
+                "name": self.name,
+                "revision": self.revision,
+                "modalities": list(self.modalities),
+                "similarity_fn_name": ScoringFunction(self.similarity_name),
+                "framework": ["PyTorch"],
+                "embed_dim": self.store.dim,
+            }
         )
+
+    def encode(
+        self, inputs: DataLoader[Any], *, task_metadata: TaskMetadata, prompt_type: PromptType | None = None, **_: Any
+    ) -> npt.NDArray[np.float32]:
+        """Return one row per input, shape ``(N, D)``."""
+        keys = self.keys(inputs, task_metadata=task_metadata, prompt_type=prompt_type)
+        vectors = self.store.read(self.layer, keys)
+        if all_alike(torch.from_numpy(vectors)[None], keys).item():
+            raise UndefinedScoreError(f"All vectors of layer {self.layer} are the same.")
+        return vectors
+
+    def keys(
+        self, inputs: DataLoader[Any], *, task_metadata: TaskMetadata, prompt_type: PromptType | None
+    ) -> list[str]:
+        """Return the key of each input, after ``ensure`` has stored them."""
+        items: list[Any] = []
+        for batch in inputs:  # a task of images may also contain texts
+            medium = next((name for name in self.modalities if name in batch), None)
+            if medium is None:
+                accepted = ", ".join(self.modalities)
+                raise OptionError(f"The task provides {', '.join(batch)}, but the model takes {accepted}.")
+            items += batch[medium]
+        prompt = self.prompts.choose(task_metadata, prompt_type)
+        keys = [item_key(item, prompt) for item in items]
+        if self.ensure is not None:
+            self.ensure(items, keys, prompt)
+        return keys
+
+
+@dataclass(frozen=True)
+class Job:
+    """One layer on one task, and the folder of mteb's results; it can be sent to another process."""
+
+    task: TaskSource
+    encoder: StoredLayer
+    cache: Path
+
+    @property
+    def layer(self) -> int:
+        """The layer."""
+        return self.encoder.layer
 
 
 @dataclass(frozen=True)
@@ -70,10 +167,8 @@ class Score:
     layer: int
     metric: str = ""
     value: float = float("nan")
-    seconds: float = 0.0
     error: str | None = None
     lacked_a_text: bool = False
-    together: bool = False
 
 
 def run_job(job: Job, embedder: Embedder | None = None) -> Score:
@@ -81,8 +176,7 @@ def run_job(job: Job, embedder: Embedder | None = None) -> Score:
 
     If mteb's result file exists, its score is returned.
     """
-    layer = job.stored_layer(embedder)
-    start = time.perf_counter()
+    layer = replace(job.encoder, ensure=embedder)
     try:
         with isolated_random(), quiet_mteb():
             cache = ResultFiles(job.cache)
@@ -99,8 +193,7 @@ def run_job(job: Job, embedder: Embedder | None = None) -> Score:
     except Exception as error:  # the failure of one task does not stop the others
         lacked = isinstance(error, TextNotStoredError)
         return Score(job.task.name, job.layer, error=error_summary(error), lacked_a_text=lacked)
-    seconds = time.perf_counter() - start
-    return Score(job.task.name, job.layer, task.metadata.main_score, float(result.get_score()), seconds)
+    return Score(job.task.name, job.layer, task.metadata.main_score, float(result.get_score()))
 
 
 def _cached(layer: StoredLayer, task: AbsTask, cache: ResultFiles) -> Any:
@@ -173,7 +266,7 @@ class Workers:
         if self.count > 1:
             pool = self._pool()
             for _ in range(self.count):
-                pool.submit(_wait, 0.1)
+                pool.submit(time.sleep, 0.1)  # keeps a worker busy, so that the next call starts another one
 
     def begin(self, jobs: Sequence[Job]) -> list[Future[Score]]:
         """Start jobs in the background; :func:`wait_for_score` returns the score of one."""
@@ -210,24 +303,15 @@ def wait_for_score(future: Future[Score]) -> Score:
         ) from error
 
 
-def _wait(seconds: float) -> None:
-    """Keep a worker busy, so that the next call starts another one."""
-    time.sleep(seconds)
-
-
 def _run_in_worker(job: Job) -> Score:
-    import torch
-
     torch.set_num_threads(1)
-    job.store.refresh()
+    job.encoder.store.refresh()
     return run_job(job)
 
 
 @contextmanager
 def quiet_mteb() -> Iterator[None]:
     """Hide the log lines, warnings and progress bars of mteb and datasets."""
-    import datasets
-
     bars_disabled = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:

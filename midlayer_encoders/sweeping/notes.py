@@ -20,8 +20,8 @@ from midlayer_encoders.models.hub import BUILT_IN, BUILT_IN_MINILM
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.sweeping.baselines import Baseline, missing_baselines
+from midlayer_encoders.sweeping.embedder import num_dims
 from midlayer_encoders.sweeping.mteb_jobs import Score, quiet_mteb
-from midlayer_encoders.sweeping.stored_layer import num_dims
 from midlayer_encoders.sweeping.sweep_result import Notes, without_nan
 from midlayer_encoders.tasks import STS_GRADES, TaskSource, TextsSource, task_label
 

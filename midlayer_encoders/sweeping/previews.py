@@ -9,41 +9,29 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, cast
+from typing import Any, TypeAlias, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
+from mteb.abstasks import AbsTask
 
+from midlayer_encoders import tasks as task_data
 from midlayer_encoders._types import Layer, Progress, ReadSite, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.measuring import num_passes
-from midlayer_encoders.reading.batches import TokenBudget, batches_of, count_tokens, tokens_that_fit
+from midlayer_encoders.reading.batches import batches_of, count_tokens, tokens_that_fit
 from midlayer_encoders.reading.reader import layer_reader, site_layers
 from midlayer_encoders.recipes import Recipe, recipes_of
 from midlayer_encoders.scoring import layer_scores
+from midlayer_encoders.scoring.recording import Recorded, record, scores_together
 from midlayer_encoders.sweeping.baselines import MINILM_PARAMETERS, TFIDF, baselines_for, missing_baselines
-from midlayer_encoders.sweeping.mteb_jobs import quiet_mteb
+from midlayer_encoders.sweeping.embedder import item_key, max_batch_texts, num_dims, store_key
+from midlayer_encoders.sweeping.layer_sweep import SweepSettings
+from midlayer_encoders.sweeping.mteb_jobs import Prompts, quiet_mteb
 from midlayer_encoders.sweeping.notes import TOGETHER
-from midlayer_encoders.sweeping.stored_layer import Prompts, item_key, max_batch_texts, num_dims, store_key
-from midlayer_encoders.sweeping.sweep_settings import SweepSettings
 from midlayer_encoders.sweeping.task_scoring import MAX_CONFIRMED
-from midlayer_encoders.tasks import (
-    TaskOverview,
-    TaskSource,
-    TextsSource,
-    isolated_random,
-    task_label,
-    task_overview,
-    task_sources,
-    task_texts,
-)
-
-if TYPE_CHECKING:
-    from mteb.abstasks import AbsTask
-
-    from midlayer_encoders.scoring.recording import Recorded
 
 _MAX_COUNTED = 20_000  # texts of a task whose tokens are counted
 _TIMED_SHARES = (0.5, 0.9, 0.1, 0.7, 0.3)  # positions of the timed batches among all tokens
@@ -69,7 +57,7 @@ class TaskPreview:
 
     name: str
     error: str | None = None
-    data: TaskOverview | None = None
+    data: task_data.TaskOverview | None = None
     scoring: str = ""
     texts: int = 0
     tokens: Mapping[str, int] = field(default_factory=dict)
@@ -167,9 +155,10 @@ def preview(
     pairs = list(dict.fromkeys(pair for task in inspected for pair in task.pairs))
     if encoder is None or not pairs:
         return Preview(**summary)
-    timer = _Timer(encoder, swept_layers, site, settings.token_budget, Stage(progress, "timing"))
-    one_pass = timer.time_embedding(pairs)
-    one_layer, not_timed = timer.time_scoring([task for task in inspected if task.task is not None])
+    timing = Stage(progress, "timing")
+    tokens = tokens_that_fit(encoder) if settings.token_budget == "auto" else settings.token_budget
+    one_pass, timed = _time_embedding(encoder, swept_layers, site, tokens, pairs, timing)
+    one_layer, not_timed = _time_scoring(encoder, [task for task in inspected if task.task is not None], timing)
     by_store = {store_key(each.spec): each for each in encoders}  # recipes with the same vectors share a pass
     measured = passes * min(settings.metric_texts, len(pairs)) / len(pairs)
     seconds = {
@@ -182,7 +171,7 @@ def preview(
         **summary,
         texts=len(pairs),
         seconds=seconds | {"whole": sum(seconds.values())},
-        timed=timer.timed,
+        timed=timed,
         not_timed=not_timed,
         store_bytes=numbers * np.dtype(settings.store_dtype).itemsize,
     )
@@ -212,45 +201,41 @@ class _InspectedTask:
 def _inspect(name: str | Path | AbsTask, encoder: LayerEncoder | None) -> list[_InspectedTask]:
     """Return the tasks that an argument names, or its error."""
     try:
-        sources = task_sources(name)
+        sources = task_data.task_sources(name)
     except MidlayerError as error:
         return [_InspectedTask(TaskPreview(name=str(name), error=str(error)))]
     inspected = []
     for source in sources:
         try:
-            with isolated_random(), quiet_mteb():
+            with task_data.isolated_random(), quiet_mteb():
                 inspected.append(_inspect_source(source, encoder))
         except Exception as error:  # the failure of one task does not stop the others, as in a sweep
             message = f"{type(error).__name__}: {error}"
-            inspected.append(_InspectedTask(TaskPreview(name=task_label(source.name), error=message)))
+            inspected.append(_InspectedTask(TaskPreview(name=task_data.task_label(source.name), error=message)))
     return inspected
 
 
-def _inspect_source(source: TaskSource, encoder: LayerEncoder | None) -> _InspectedTask:
-    from midlayer_encoders.scoring.recording import record, scores_together
-
-    label = task_label(source.name)
-    if isinstance(source, TextsSource):
-        overview = task_overview(source, None)
-        unlabeled = TaskPreview(name=label, data=overview, scoring="none: it has no labels")
-        if encoder is not None:
-            pairs = [("", text) for text in dict.fromkeys(source.texts())]
-            unlabeled = replace(unlabeled, **_lengths(encoder, pairs))
-        return _InspectedTask(unlabeled)
+def _inspect_source(source: task_data.TaskSource, encoder: LayerEncoder | None) -> _InspectedTask:
+    label = task_data.task_label(source.name)
+    if isinstance(source, task_data.TextsSource):
+        overview = task_data.task_overview(source, None)
+        texts = [("", text) for text in dict.fromkeys(source.texts())]
+        lengths = _lengths(encoder, texts) if encoder is not None else {}
+        return _InspectedTask(TaskPreview(name=label, data=overview, scoring="none: it has no labels", **lengths))
     task = source.make()
-    overview = task_overview(source, task)
+    overview = task_data.task_overview(source, task)
     reason = scores_together(task)
     scoring = TOGETHER if reason is None else f"by mteb, because {reason}"
     task_preview = TaskPreview(name=label, data=overview, scoring=scoring)
     if encoder is None:
         return _InspectedTask(task_preview, task)
     prompts = Prompts.of(encoder)
-    pairs_of_task = dict[_Pair, None]()
+    distinct = dict[_Pair, None]()
 
     def keys(inputs: Any, *, task_metadata: Any, prompt_type: Any) -> list[str]:
         prompt = prompts.choose(task_metadata, prompt_type)
         texts = [text for batch in inputs for text in batch["text"]]
-        pairs_of_task.update(dict.fromkeys((prompt, text) for text in texts))
+        distinct.update(dict.fromkeys((prompt, text) for text in texts))
         return [item_key(text, prompt) for text in texts]
 
     recorded: Sequence[Recorded] = ()
@@ -258,8 +243,8 @@ def _inspect_source(source: TaskSource, encoder: LayerEncoder | None) -> _Inspec
         recorded = record(task, keys, similarity=encoder.spec.similarity)
     else:
         prompt = prompts.choose(task.metadata, None)
-        pairs_of_task.update(dict.fromkeys((prompt, text) for text in task_texts(task)))
-    pairs = list(pairs_of_task)
+        distinct.update(dict.fromkeys((prompt, text) for text in task_data.task_texts(task)))
+    pairs = list(distinct)
     task_preview = replace(task_preview, texts=len(pairs), **_lengths(encoder, pairs))
     return _InspectedTask(task_preview, task, pairs, recorded)
 
@@ -297,90 +282,61 @@ def _minilm_share(encoder: LayerEncoder) -> float:
     return MINILM_PARAMETERS / size if vector_baselines != [TFIDF] else 0.0
 
 
-@dataclass
-class _Timer:
-    """Times a few batches, and the scoring of one layer."""
+def _time_embedding(
+    encoder: LayerEncoder, layers: Sequence[int], site: ReadSite, tokens: int, pairs: Sequence[_Pair], stage: Stage
+) -> tuple[float, int]:
+    """Return an estimate of the seconds that a pass over all texts takes, and the number of timed batches."""
+    sample = _sample(pairs)
+    texts = [prompt + text for prompt, text in sample]
+    max_texts = max_batch_texts(tokens, len(layers), num_dims(encoder, encoder.norm))
+    plan = batches_of(encoder, texts, token_budget=tokens, max_texts=max_texts)
+    lengths = count_tokens(encoder, texts)
+    longest = np.array([max(lengths[index] for index in batch) for batch in plan])
+    padded = longest * [len(batch) for batch in plan]
+    middles = (np.cumsum(padded) - padded / 2) / padded.sum()
+    # Spread over the tokens, those in the middle first; the shortest batch warms up.
+    batches = list(dict.fromkeys(int(np.abs(middles - share).argmin()) for share in _TIMED_SHARES))
+    stage.expect(len(batches))
+    reader = layer_reader(encoder, layers=layers, site=site)
+    rates: list[float] = []  # seconds per padded token
+    with closing(reader.passes(texts, [plan[-1], *(plan[index] for index in batches)])) as passes:
+        next(passes).vectors()
+        begin = start = time.perf_counter()
+        for index, passed in zip(batches, passes, strict=False):
+            passed.vectors()
+            now = time.perf_counter()
+            rates.append((now - start) / padded[index])
+            start = now
+            stage.step()
+            if now - begin > _MAX_SECONDS:
+                stage.expect(len(rates) - len(batches))
+                break
+    timed_lengths = longest[batches[: len(rates)]]
+    nearest = np.abs(longest[:, None] - timed_lengths).argmin(axis=1)
+    seconds = float(padded @ np.array(rates)[nearest])
+    return seconds * len(pairs) / len(sample), len(rates)
 
-    encoder: LayerEncoder
-    layers: Sequence[int]
-    site: ReadSite
-    token_budget: TokenBudget
-    stage: Stage
-    timed: int = 0
 
-    def time_embedding(self, pairs: Sequence[_Pair]) -> float:
-        """Return an estimate of the seconds that a pass over all texts takes."""
-        sample = _sample(pairs)
-        texts_by_prompt: dict[str, list[str]] = {}
-        for prompt, text in sample:
-            texts_by_prompt.setdefault(prompt, []).append(text)
-        tokens = tokens_that_fit(self.encoder) if self.token_budget == "auto" else self.token_budget
-        max_texts = max_batch_texts(tokens, len(self.layers), num_dims(self.encoder, self.encoder.norm))
-        plans: dict[str, list[list[int]]] = {}
-        sizes: dict[str, list[tuple[int, int]]] = {}  # longest text and padded tokens of each batch
-        for prompt, texts in texts_by_prompt.items():
-            lengths = count_tokens(self.encoder, [prompt + text for text in texts])
-            plans[prompt] = batches_of(self.encoder, texts, token_budget=tokens, max_texts=max_texts, prompt=prompt)
-            longest = [max(lengths[index] for index in batch) for batch in plans[prompt]]
-            sizes[prompt] = [
-                (length, length * len(batch)) for length, batch in zip(longest, plans[prompt], strict=True)
-            ]
-        prompt = max(plans, key=lambda prompt: sum(padded for _, padded in sizes[prompt]))
-        rates = self._token_seconds(texts_by_prompt[prompt], plans[prompt], sizes[prompt], prompt)
-        seconds = sum(
-            padded * rates[min(rates, key=lambda timed: abs(timed - length))]
-            for batches in sizes.values()
-            for length, padded in batches
-        )
-        return seconds * len(pairs) / len(sample)
-
-    def _token_seconds(
-        self, texts: Sequence[str], plan: Sequence[Sequence[int]], sizes: Sequence[tuple[int, int]], prompt: str
-    ) -> dict[int, float]:
-        """Return the seconds per padded token in batches of some lengths."""
-        padded = np.array([tokens for _, tokens in sizes], dtype=float)
-        middles = (np.cumsum(padded) - padded / 2) / padded.sum()
-        # Spread over the tokens, those in the middle first; the shortest batch warms up.
-        batches = list(dict.fromkeys(int(np.abs(middles - share).argmin()) for share in _TIMED_SHARES))
-        self.stage.expect(len(batches))
-        reader = layer_reader(self.encoder, layers=self.layers, prompt=prompt, site=self.site)
-        rates: dict[int, float] = {}
-        with closing(reader.passes(texts, [plan[-1], *(plan[index] for index in batches)])) as passes:
-            next(passes).vectors()
-            begin = start = time.perf_counter()
-            for index, passed in zip(batches, passes, strict=False):
-                passed.vectors()
-                now = time.perf_counter()
-                length, tokens = sizes[index]
-                rates[length] = (now - start) / tokens
-                start = now
-                self.timed += 1
-                self.stage.step()
-                if now - begin > _MAX_SECONDS:
-                    self.stage.expect(len(rates) - len(batches))
-                    break
-        return rates
-
-    def time_scoring(self, tasks: Sequence[_InspectedTask]) -> tuple[float, list[str]]:
-        """Return the seconds to score one layer on all tasks, with random vectors, and the tasks left out."""
-        dim = num_dims(self.encoder, self.encoder.norm)
-        generator = np.random.default_rng(0)
-        seconds = 0.0
-        left_out: list[str] = []
-        for task in tasks:
-            rows = max((len(evaluation.keys) for evaluation in task.recorded), default=0)
-            if not rows or rows * dim > _MAX_NUMBERS or seconds > _MAX_SECONDS:
-                left_out.append(task.preview.name)
-                continue
-            self.stage.expect(1)
-            for evaluation in task.recorded:
-                vectors = generator.standard_normal((len(evaluation.keys), dim), dtype=np.float32)
-                read = partial(_read_all, vectors)
-                start = time.perf_counter()
-                layer_scores(evaluation.scorer, evaluation.keys, [0], read, device=self.encoder.device)
-                seconds += time.perf_counter() - start
-            self.stage.step()
-        return seconds, left_out
+def _time_scoring(encoder: LayerEncoder, tasks: Sequence[_InspectedTask], stage: Stage) -> tuple[float, list[str]]:
+    """Return the seconds to score one layer on all tasks, with random vectors, and the tasks left out."""
+    dim = num_dims(encoder, encoder.norm)
+    generator = np.random.default_rng(0)
+    seconds = 0.0
+    left_out: list[str] = []
+    for task in tasks:
+        rows = max((len(evaluation.keys) for evaluation in task.recorded), default=0)
+        if not rows or rows * dim > _MAX_NUMBERS or seconds > _MAX_SECONDS:
+            left_out.append(task.preview.name)
+            continue
+        stage.expect(1)
+        for evaluation in task.recorded:
+            vectors = generator.standard_normal((len(evaluation.keys), dim), dtype=np.float32)
+            read = partial(_read_all, vectors)
+            start = time.perf_counter()
+            layer_scores(evaluation.scorer, evaluation.keys, [0], read, device=encoder.device)
+            seconds += time.perf_counter() - start
+        stage.step()
+    return seconds, left_out
 
 
 def _read_all(vectors: npt.NDArray[np.float32], *_: object) -> npt.NDArray[np.float32]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -76,6 +76,10 @@ class Group:
         if failure := error or next((failure for _, _, failure in outcomes if failure is not None), None):
             raise failure
         return [result for _, result, _ in outcomes]
+
+    def first(self, function: Callable[[], T], *, inside: bool = False) -> T:
+        """Call a function in the first process and return its result in every process."""
+        return self.share(cast(Callable[[], T], function if self.rank == 0 else lambda: None), inside=inside)[0]
 
     def _gather(self, item: Any) -> list[Any]:
         items: list[Any] = [None] * self.world

@@ -26,8 +26,8 @@ from midlayer_encoders.reading.batches import TokenBudget, check_budget, tokens_
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, StoreError, TextNotStoredError, list_stores
+from midlayer_encoders.sweeping.embedder import Embedder, item_key, num_dims, open_store, store_key
 from midlayer_encoders.sweeping.layer_sweep import load_encoder
-from midlayer_encoders.sweeping.stored_layer import Embedder, item_key, num_dims, open_store, store_key
 from midlayer_encoders.validation import check_flag, check_list, check_path, check_progress, check_texts
 from midlayer_encoders.vectors.token_files import write_states
 from midlayer_encoders.vectors.vector_files import Blocks, check_suffix, write_vectors

@@ -103,7 +103,7 @@ def test_a_sweep_whose_tasks_failed_is_swept_again_and_not_taken(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("midlayer_encoders.sweeping.stored_layer.StoredLayer.encode", lambda *_, **__: 1 / 0)
+        patch.setattr("midlayer_encoders.sweeping.mteb_jobs.StoredLayer.encode", lambda *_, **__: 1 / 0)
         with pytest.raises(MidlayerError, match="Some tasks failed"):
             setting.sweep(setting.models[0])
         assert outcome(setting)[0] == "failed"

@@ -83,9 +83,9 @@ def test_what_minilm_scored_is_kept(
     assert list(without.notes.baselines) == ["TF-IDF"]  # the model is smaller, so one more pass would cost more
     monkeypatch.setattr(baselines, "MINILM_PARAMETERS", 0)
     scored: list[str] = []
-    score = task_scoring.BatchScorer._baseline
+    score = task_scoring.TaskScorer._baseline
     monkeypatch.setattr(
-        task_scoring.BatchScorer, "_baseline", lambda self, one, job: scored.append(one.name) or score(self, one, job)
+        task_scoring.TaskScorer, "_baseline", lambda self, one, job: scored.append(one.name) or score(self, one, job)
     )
     first = sweep(tiny_folder("Llama"), task, out=out, **HOW)
     assert scored == [NAME]  # TF-IDF was kept

@@ -19,7 +19,7 @@ from midlayer_encoders.reading.batches import check_budget, tokens_that_fit
 from midlayer_encoders.reading.flow import Passed
 from midlayer_encoders.reading.tokenization import TextInputs
 from midlayer_encoders.store import EmbeddingStore, text_key
-from midlayer_encoders.sweeping.stored_layer import Embedder
+from midlayer_encoders.sweeping.embedder import Embedder
 from tests.families import DEPTH, WIDTH
 
 Folder = Callable[[str], str]

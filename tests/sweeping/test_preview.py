@@ -50,7 +50,7 @@ def test_it_says_how_many_texts_a_sweep_embeds_and_what_the_store_takes(
     mine, classes, pairs, texts = found.tasks
     assert mine.scoring == classes.scoring == "all layers together"
     assert pairs.scoring.startswith("by mteb, because")
-    assert (texts.scoring, texts.texts) == ("not at all: it has no labels", 0)
+    assert (texts.scoring, texts.texts) == ("none: it has no labels", 0)
     assert found.not_timed == ["pairs"]
     assert found.seconds["whole"] == pytest.approx(
         sum(found.seconds[name] for name in ("embedding", "scoring", "other"))

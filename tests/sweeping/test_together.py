@@ -16,7 +16,7 @@ import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.sweeping import SweepResult, mteb_jobs, single_sweep, task_scoring
+from midlayer_encoders.sweeping import SweepResult, mteb_jobs, task_scoring
 from midlayer_encoders.tasks import task_sources, tfidf_scores
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
@@ -151,7 +151,7 @@ def test_tfidf_is_scored_beside_the_layers_as_mteb_would_and_kept(
     found = sweep(tiny_folder("Llama"), task, **how).notes.baselines
     (source,) = task_sources(task)
     assert found["TF-IDF"] == pytest.approx({source.name: tfidf_scores(source.make())}, abs=1e-4)
-    monkeypatch.setattr(task_scoring.BatchScorer, "_baseline", None)  # the next run has nothing to score
+    monkeypatch.setattr(task_scoring.TaskScorer, "_baseline", None)  # the next run has nothing to score
     assert sweep(tiny_folder("Llama"), task, **how).notes.baselines == found
 
 
@@ -181,7 +181,7 @@ def test_layers_are_confirmed_while_the_next_task_is_embedded_where_the_cores_ar
     (tmp_path / "tasks").mkdir()
     tasks = [near(tmp_path / "tasks"), ranks(tmp_path / "tasks")]
     after = sweep(tiny_folder("Llama"), tasks, out=tmp_path / "after", **QUICK)
-    monkeypatch.setattr(single_sweep, "_cores_free", lambda _: True)
+    monkeypatch.setattr(task_scoring.TaskScorer, "_cores_free", lambda _: True)
     monkeypatch.setattr(mteb_jobs.Workers, "run", lambda *_: iter(()))  # only what is begun beside is confirmed
     if not processes:
         monkeypatch.setattr(mteb_jobs.Workers, "_pool", lambda _: AtOnce())

@@ -1,26 +1,23 @@
-"""One layer as an mteb encoder, whose vectors are read from the store or embedded on first use."""
+"""Embed every layer of inputs into a store, and transform stored vectors as a recipe does."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from mteb.models.abs_encoder import AbsEncoder
-from mteb.models.model_meta import ModelMeta, ScoringFunction
-from sentence_transformers.util import SimilarityFunction
 
 from midlayer_encoders._types import EncoderSpec, Norm, ReadSite, Stage, content_digest
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_artifact, write_file_once
 from midlayer_encoders.media import is_pil, read_audio, read_image
 from midlayer_encoders.reading.ahead import Behind
@@ -28,22 +25,16 @@ from midlayer_encoders.reading.batches import TokenBudget, batches_of, tokens_th
 from midlayer_encoders.reading.compiled import compiled_blocks
 from midlayer_encoders.reading.flow import Passed
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.scoring import all_alike
+from midlayer_encoders.recipes import Recipe
+from midlayer_encoders.recipes.vectors import LEFT_OUT, middle_directions, vector_map
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
 from midlayer_encoders.sweeping.processes import Group
-from midlayer_encoders.tasks.mteb_internals import prompt_name
-
-if TYPE_CHECKING:
-    from mteb.abstasks.task_metadata import TaskMetadata
-    from mteb.types import PromptType
-    from torch.utils.data import DataLoader
 
 _SHORT_TEXT = 16  # tokens of a text in a batch with as many texts as possible
 _MIN_TEXTS = 256  # that any batch may hold
 _BATCH_BYTES = 128 * 2**20  # vectors of a larger batch
 
-# Names under which sentence-transformers looks for the prompt of a query or a document.
-_PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+_Array: TypeAlias = npt.NDArray[np.float32]
 
 
 def item_key(item: Any, prompt: str = "") -> str:
@@ -62,127 +53,6 @@ def item_key(item: Any, prompt: str = "") -> str:
     digest = hashlib.blake2b(head.encode(), digest_size=16)
     digest.update(content)
     return digest.hexdigest()
-
-
-class Vectors(Protocol):
-    """A source of the vectors of every layer."""
-
-    @property
-    def key(self) -> str:
-        """A digest of everything that changes the vectors, except the layer and the text."""
-
-    @property
-    def dim(self) -> int:
-        """Number of dimensions."""
-
-    def read(self, layer: int, keys: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Return the vectors of keys at a layer, shape ``(N, D)``."""
-
-    def refresh(self) -> None:
-        """Read which vectors other processes have stored."""
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """The prompts of an encoder, chosen as sentence-transformers does inside mteb."""
-
-    named: tuple[tuple[str, str], ...] = ()
-    default: str | None = None
-
-    @classmethod
-    def of(cls, encoder: LayerEncoder) -> Prompts:
-        """Return the prompts of an encoder."""
-        return cls(tuple((name, text or "") for name, text in encoder.prompts.items()), encoder.default_prompt_name)
-
-    def choose(self, task: TaskMetadata, prompt_type: PromptType | None) -> str:
-        """Return the prompt for a task's queries, documents or plain texts; empty if there is none."""
-        prompts = dict(self.named)
-        if not any(prompts.values()):
-            return ""
-        mteb_prompts = {name: text for name, text in prompts.items() if name != "text"}  # mteb would warn about it
-        valid, _ = AbsEncoder.validate_task_to_prompt_name(mteb_prompts, raise_for_invalid_keys=False)
-        name = prompt_name(valid, task, prompt_type) if valid else None
-        if name is not None:
-            return prompts[name]
-        for fallback in _PROMPT_NAMES.get(prompt_type.value, ()) if prompt_type is not None else ():
-            if fallback in prompts:
-                return prompts[fallback]
-        return prompts.get(self.default or "", "")
-
-
-class UndefinedScoreError(MidlayerError):
-    """A layer has the same vector for all inputs, so a score would be chance or ties."""
-
-
-class StoredLayer:
-    """An mteb encoder of one layer that reads vectors from the store, by the content of each input.
-
-    Args:
-        store: holds every layer of every input.
-        layer: the layer to read.
-        name: model name for mteb's results.
-        revision: model revision for mteb's results.
-        prompts: prompts of the encoder.
-        modalities: modalities of the model.
-        similarity: similarity function of the encoder.
-        ensure: called first with the items, their keys and the prompt; embeds items that are not stored.
-    """
-
-    def __init__(
-        self,
-        store: Vectors,
-        layer: int,
-        *,
-        name: str,
-        revision: str,
-        prompts: Prompts,
-        modalities: Sequence[str] = ("text",),
-        similarity: str = "cosine",
-        ensure: Callable[[Sequence[Any], Sequence[str], str], None] | None = None,
-    ) -> None:
-        self.store = store
-        self.layer = layer
-        self.prompts = prompts
-        self.ensure = ensure
-        self.media = tuple(modalities)
-        self.similarity = SimilarityFunction.to_similarity_fn(similarity)
-        self.similarity_pairwise = SimilarityFunction.to_similarity_pairwise_fn(similarity)
-        self.mteb_model_meta = ModelMeta.create_empty(
-            overwrites={
-                "name": name,
-                "revision": revision,
-                "modalities": list(modalities),
-                "similarity_fn_name": ScoringFunction(similarity),
-                "framework": ["PyTorch"],
-                "embed_dim": store.dim,
-            }
-        )
-
-    def encode(
-        self, inputs: DataLoader[Any], *, task_metadata: TaskMetadata, prompt_type: PromptType | None = None, **_: Any
-    ) -> npt.NDArray[np.float32]:
-        """Return one row per input, shape ``(N, D)``."""
-        keys = self.keys(inputs, task_metadata=task_metadata, prompt_type=prompt_type)
-        vectors = self.store.read(self.layer, keys)
-        if all_alike(torch.from_numpy(vectors)[None], keys).item():
-            raise UndefinedScoreError(f"All vectors of layer {self.layer} are the same.")
-        return vectors
-
-    def keys(
-        self, inputs: DataLoader[Any], *, task_metadata: TaskMetadata, prompt_type: PromptType | None
-    ) -> list[str]:
-        """Return the key of each input, after ``ensure`` has stored them."""
-        items: list[Any] = []
-        for batch in inputs:  # a task of images may also contain texts
-            medium = next((name for name in self.media if name in batch), None)
-            if medium is None:
-                raise OptionError(f"The task provides {', '.join(batch)}, but the model takes {', '.join(self.media)}.")
-            items += batch[medium]
-        prompt = self.prompts.choose(task_metadata, prompt_type)
-        keys = [item_key(item, prompt) for item in items]
-        if self.ensure is not None:
-            self.ensure(items, keys, prompt)
-        return keys
 
 
 @dataclass(frozen=True)
@@ -229,9 +99,8 @@ class Embedder:
             missing = set[int]().union(*self.group.share(lambda: self.store.missing(names), inside=True))
             if not missing:
                 return
-            plan = partial(make_plan, names, texts, missing, prompt) if self.group.rank == 0 else list[list[int]]
             self.planning.step(0)
-            batches = self.group.share(plan, inside=True)[0]
+            batches = self.group.first(partial(make_plan, names, texts, missing, prompt), inside=True)
             self.group.share(partial(self._embed, names, texts, missing, batches, prompt), inside=True)
             self.store.refresh()
 
@@ -331,3 +200,83 @@ def num_dims(encoder: LayerEncoder, norm: Norm) -> int:
     last = model.get_submodule(final[-1]) if final else None
     width = int(getattr(last, "out_features", pooling.embedding_dimension))  # OPT-350m ends in a projection
     return min(width, encoder.truncate_dim or width)
+
+
+@dataclass(frozen=True, eq=False)
+class MappedStore:
+    """A store whose vectors are transformed when they are read; it can be sent to another process.
+
+    Attributes:
+        store: holds the pooled vectors.
+        maps: matrix (``None`` for the identity) and offset of each layer.
+        normalize: scale the result to length 1.
+        key: identifies the store and the maps.
+    """
+
+    store: EmbeddingStore
+    maps: Mapping[int, tuple[_Array | None, _Array]]
+    normalize: bool
+    key: str
+
+    @property
+    def dim(self) -> int:
+        """Number of dimensions."""
+        return self.store.dim
+
+    def refresh(self) -> None:
+        """Read which vectors other processes have stored."""
+        self.store.refresh()
+
+    def read(self, layer: int, keys: Sequence[str]) -> _Array:
+        """Return the transformed vectors of keys, shape ``(N, D)``."""
+        vectors = self.store.read(layer, keys)
+        if layer in self.maps:
+            matrix, offset = self.maps[layer]
+            vectors = (vectors if matrix is None else vectors @ matrix.T) + offset
+        if self.normalize:
+            lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+            vectors = vectors / np.maximum(lengths, np.float32(1e-12))
+        return vectors
+
+
+Vectors: TypeAlias = EmbeddingStore | MappedStore
+"""The vectors of every layer."""
+
+
+def map_identity(recipe: Recipe, texts: Sequence[str]) -> dict[str, Any]:
+    """Return what distinguishes maps: the transformations, and a digest of the texts they are fitted on."""
+    return {
+        "center": content_digest("\0".join(texts), 8) if recipe.center else "",
+        "whiten": recipe.whiten,
+        "embed_filter": LEFT_OUT if recipe.embed_filter else None,
+        "normalize": recipe.normalize,
+    }
+
+
+def mapped_store(embedder: Embedder, recipe: Recipe, texts: Sequence[str]) -> MappedStore:
+    """Return the embedder's store with the transformations of a recipe, fitted for each layer.
+
+    Args:
+        embedder: embedder of the recipe's encoder; it embeds texts that are not stored.
+        recipe: defines the transformations.
+        texts: texts to fit the mean and the spread on.
+    """
+    encoder, store = embedder.encoder, embedder.store
+    if encoder.truncate_dim is not None and (recipe.center or recipe.embed_filter):
+        raise OptionError(
+            f"`truncate_dim` must be None with {recipe.name!r}, which maps whole vectors: truncate when you export."
+        )
+    projection = middle_directions(encoder.output_embeddings()) if recipe.embed_filter else None
+    prompt = encoder.default_prompt
+    keys = [item_key(text, prompt) for text in texts]
+    if recipe.center:
+        embedder(texts, keys, prompt)
+    maps: dict[int, tuple[_Array | None, _Array]] = {}
+    if recipe.center or projection is not None:
+        for layer in store.layers:
+            sample = torch.from_numpy(store.read(layer, keys)) if recipe.center else None
+            matrix, offset = vector_map(sample, width=store.dim, whiten=recipe.whiten, projection=projection)
+            only_offset = projection is None and not recipe.whiten
+            maps[layer] = None if only_offset else matrix.float().numpy(), offset.float().numpy()
+    identity = json.dumps([store.key, map_identity(recipe, texts)], sort_keys=True)
+    return MappedStore(store, maps, recipe.normalize, f"{store.key}-{content_digest(identity)}")
