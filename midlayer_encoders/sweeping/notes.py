@@ -69,7 +69,7 @@ def sweep_notes(
     return Notes(
         title=f"Every layer of {spec.model}" + ("" if of_blocks else f": its {spec.site}"),
         model=str(path.absolute()) if is_local else encoder.source,
-        how=_how(encoder, spec, sources, seconds, tokens) | _scoring_method(scoring.methods) | _timing(timing),
+        how=_how(encoder, spec, sources, scoring.methods, timing, seconds, tokens),
         parameters=_parameters(encoder, layers, spec.norm) if of_blocks else {},
         seconds=pass_seconds,
         baselines=without_nan(baseline_scores),
@@ -105,15 +105,20 @@ def _baseline_scores(
 
 
 def _how(
-    encoder: LayerEncoder, spec: EncoderSpec, sources: Sequence[TaskSource], seconds: float, tokens: int
+    encoder: LayerEncoder,
+    spec: EncoderSpec,
+    sources: Sequence[TaskSource],
+    methods: Mapping[str, str],
+    timing: Mapping[str, Any],
+    seconds: float,
+    tokens: int,
 ) -> dict[str, str]:
-    site = {} if spec.site == "block" else {"site": f"{spec.site}: what it adds in each block, before any norm on it"}
-    return {
+    how = {
         "model": spec.model,
         "revision": spec.revision or "default",
         "norm": spec.norm,
         "pooling": spec.pooling,
-        **site,
+        "site": "" if spec.site == "block" else f"{spec.site}: what it adds in each block, before any norm on it",
         "longest text": f"{spec.max_length} tokens" if spec.max_length else "as the model takes",
         "dtype": spec.dtype,
         "weights": spec.weights_digest,
@@ -123,13 +128,14 @@ def _how(
         "device": str(encoder.device),
         **versions(_PACKAGES),
     }
-
-
-def _scoring_method(methods: Mapping[str, str]) -> dict[str, str]:
     by_mteb = [f"{task_label(task)} {method}" for task, method in methods.items() if method != TOGETHER]
     if len(by_mteb) < len(methods):
         by_mteb.insert(0, f"{TOGETHER}; the best, the second best and the last confirmed by mteb")
-    return {"scoring": "; ".join(by_mteb)} if methods else {}
+    how["scoring"] = "; ".join(by_mteb)
+    if timing:
+        batch = "{texts} texts of {tokens} tokens at once on {device}".format(**timing)
+        how["time per text"] = f"the pass up to the layer, {batch}, fastest of {_TIMED_PASSES}; without tokenization"
+    return {name: value for name, value in how.items() if value}
 
 
 def _undefined_scores(scores: Sequence[Score]) -> list[str]:
@@ -203,13 +209,6 @@ def _parameters(encoder: LayerEncoder, layers: Sequence[int], norm: Norm) -> dic
 
     # A cut without the final norm keeps one more block, a copy of the last one at the end.
     return {layer: outside + sum((sizes + sizes[-1:])[: num_blocks(layer)]) for layer in layers}
-
-
-def _timing(timing: Mapping[str, Any]) -> dict[str, str]:
-    if not timing:
-        return {}
-    batch = "{texts} texts of {tokens} tokens at once on {device}".format(**timing)
-    return {"time per text": f"the pass up to the layer, {batch}, fastest of {_TIMED_PASSES}; without tokenization"}
 
 
 def _device_name(encoder: LayerEncoder) -> str:

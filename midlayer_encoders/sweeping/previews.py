@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from mteb.abstasks import AbsTask
 
-from midlayer_encoders import tasks as task_data
+import midlayer_encoders.tasks as task_data
 from midlayer_encoders._types import Layer, Progress, ReadSite, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder

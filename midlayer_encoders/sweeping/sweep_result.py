@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -114,26 +113,22 @@ class SweepResult(Result):
             raise OptionError(f"There is nothing to draw: no layer was scored or measured. {self._reasons()}")
         return self._page(self.failures)
 
-    def _page(
-        self,
-        failures: Mapping[str, str],
-        recipe: Mapping[str, str] | None = None,
-        recipes: Mapping[str, SweepResult] | None = None,
-        baselines_from: Notes | None = None,
-    ) -> str:
-        """Return the page of this result, as the best of several recipes if ``recipes`` is given."""
+    def _page(self, failures: Mapping[str, str], whole: RecipesResult | None = None) -> str:
+        """Return the page of this result, as the best of several recipes if ``whole`` holds them."""
         notes = self.notes
-        baselines_from = baselines_from or notes
+        baselines_from = whole.notes if whole is not None else notes  # they are scored once
         labels = task_labels(self.frame["dataset"].unique().to_list())
 
         def labeled(frame: pl.DataFrame) -> pl.DataFrame:
             return frame.with_columns(pl.col("dataset").replace(labels))
 
+        recipe = {"recipe": whole.recipe} if whole is not None else {}
+        recipes = {name: summary(labeled(whole.parts[name].frame)) for name in whole.summaries()} if whole else None
         can_export = _average(self) is not None and notes.site == "block"
         return report_html(
             labeled(self.frame),
             title=notes.title,
-            how={**(recipe or {}), **notes.how},
+            how=recipe | notes.how,
             parameters=notes.parameters or None,
             seconds={layer: time / 1e3 for layer, time in notes.milliseconds.items()} or None,
             export=export_lines(notes, self.best()) if can_export else None,
@@ -146,7 +141,7 @@ class SweepResult(Result):
                 name: {labels.get(task, task): score for task, score in scores.items()}
                 for name, scores in baselines_from.baselines.items()
             },
-            recipes={name: summary(labeled(part.frame)) for name, part in recipes.items()} if recipes else None,
+            recipes=recipes,
         )
 
     def save(self, folder: Path | str | None = None) -> Path:
@@ -244,8 +239,7 @@ class RecipesResult(SweepResult):
 
     def html(self) -> str:
         """Return the self-contained page."""
-        scored = {name: self.parts[name] for name in self.summaries()}
-        return self.winner._page(self.failures, {"recipe": self.recipe}, scored, self.notes)
+        return self.winner._page(self.failures, self)
 
     def save(self, folder: Path | str | None = None) -> Path:
         """Write the frame of all recipes and the path of each part into a folder, by default the result's."""
@@ -285,12 +279,6 @@ def read_notes(path: Path) -> Notes:
     values = parse_json_object(read_text_file(path, OptionError), str(path), OptionError)
     for name in ("parameters", "seconds"):
         values[name] = {int(layer): value for layer, value in values[name].items()}
-    if "export_options" in values:  # written by 0.1, as flags
-        flags = re.findall(r"--(\S+) (\S+)", values.pop("export_options"))
-        values["options"] = {name.replace("-", "_"): value for name, value in flags}
-    baselines = values.get("baselines", {})
-    if isinstance(baselines, dict) and any(isinstance(score, float | int) for score in baselines.values()):
-        values["baselines"] = {"TF-IDF": baselines}  # written when there was only one baseline
     types = {"dimensions": int, "missing": list, "model": str, "remarks": list, "site": str, "title": str}
     for name in (each.name for each in fields(Notes)):
         expected = types.get(name, dict)

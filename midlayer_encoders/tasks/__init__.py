@@ -4,7 +4,17 @@ Importing this package is fast: functions that need mteb import it, which takes 
 """
 
 from midlayer_encoders._isolation import isolated_random
-from midlayer_encoders.tasks.bm25 import BM25_PACKAGES, Bm25Search, has_bm25
+from midlayer_encoders.tasks.baselines import (
+    BM25_PACKAGES,
+    Bm25Search,
+    TextEncoder,
+    TfidfEncoder,
+    encoder_score,
+    has_bm25,
+    source_texts,
+    task_texts,
+    tfidf_scores,
+)
 from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, STS_GRADES
 from midlayer_encoders.tasks.overview import TaskOverview, task_overview
 from midlayer_encoders.tasks.sources import (
@@ -19,14 +29,6 @@ from midlayer_encoders.tasks.sources import (
 )
 from midlayer_encoders.tasks.table_files import SUFFIXES, ColumnsError, TaskFileError
 from midlayer_encoders.tasks.task_data import TASK_TYPES, TaskType, task_label
-from midlayer_encoders.tasks.tfidf import (
-    TextEncoder,
-    TfidfEncoder,
-    encoder_score,
-    source_texts,
-    task_texts,
-    tfidf_scores,
-)
 
 __all__ = [
     "BM25_PACKAGES",

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.tasks.docstrings import SHELVES, Entry, entries, versions
@@ -40,68 +39,59 @@ _CANDIDATES = 10
 @cache
 def builtin_data(label: str) -> TaskData:
     """Return the rows of the built-in task ``label``, which depend only on the versions of the libraries."""
-    rows = _MAKERS[label](_pool())
     origin = ",".join(f"{name}-{version}" for name, version in versions().items())
-    return TaskData(label=label, type=BUILTIN_TASKS[label], origin=origin, **rows._asdict())
+    return TaskData(label=label, type=BUILTIN_TASKS[label], origin=origin, **_MAKERS[label](_pool()))
 
 
-class _Rows(NamedTuple):
-    """Fields of :class:`~midlayer_encoders.tasks.task_data.TaskData` that differ between the tasks."""
-
-    description: str
-    splits: Mapping[str, Mapping[str, Sequence[object]]]
-    settings: Mapping[str, int] = MappingProxyType({})
-
-
-def _library(pool: Pool) -> _Rows:
+def _library(pool: Pool) -> dict[str, Any]:
     numbers = {library: number for number, library in enumerate(SHELVES)}
 
     def columns(objects: Iterable[Entry]) -> dict[str, list[object]]:
         rows = [(text, numbers[entry.library]) for entry in objects for text in (entry.summary, entry.description)]
         return _columns(("text", "label"), rows)
 
-    return _Rows(
-        "Which of six libraries is a sentence from? Names that give it away are masked.",
-        {  # both texts of an object are in the same split; otherwise one would reveal the other
+    return {
+        "description": "Which of six libraries is a sentence from? Names that give it away are masked.",
+        "splits": {  # both texts of an object are in the same split; otherwise one would reveal the other
             "train": columns(entry for shelf in pool for entry in shelf[::2]),
             "test": columns(entry for shelf in pool for entry in shelf[1::2]),
         },
-    )
+    }
 
 
-def _subject(pool: Pool) -> _Rows:
+def _subject(pool: Pool) -> dict[str, Any]:
     rows = [(entry.description, number) for number, shelf in enumerate(pool) for entry in shelf]
-    return _Rows(
-        "Descriptions of objects, to be clustered by the part of a library they are from.",
-        {"test": _columns(("sentences", "labels"), rows)},
+    return {
+        "description": "Descriptions of objects, to be clustered by the part of a library they are from.",
+        "splits": {"test": _columns(("sentences", "labels"), rows)},
         # mteb draws this many rows with replacement, 16384 by default, ten times.
-        settings={"max_documents_per_cluster": len(rows), "n_clusters": 5},
-    )
+        "settings": {"max_documents_per_cluster": len(rows), "n_clusters": 5},
+    }
 
 
-def _same_object(pool: Pool) -> _Rows:
+def _same_object(pool: Pool) -> dict[str, Any]:
     rows = []
     for entry, shelf in _on_shelves(pool):
         rows.append((entry.summary, entry.description, 1))
         rows.append((entry.summary, _nearest(entry, shelf)[0].description, 0))
-    return _Rows(
-        "Do a summary and a description speak of one object? If not, of two of one subject.",
-        {"test": _columns(("sentence1", "sentence2", "labels"), rows)},
-    )
+    return {
+        "description": "Do a summary and a description speak of one object? If not, of two of one subject.",
+        "splits": {"test": _columns(("sentence1", "sentence2", "labels"), rows)},
+    }
 
 
-def _own_description(pool: Pool) -> _Rows:
+def _own_description(pool: Pool) -> dict[str, Any]:
     rows = [
         (entry.summary, [entry.description], [other.description for other in _nearest(entry, shelf)[: _CANDIDATES - 1]])
         for entry, shelf in _on_shelves(pool)
     ]
-    return _Rows(
-        f"A summary ranks its own description among {_CANDIDATES} of the same subject.",
-        {"test": _columns(("query", "positive", "negative"), rows)},
-    )
+    return {
+        "description": f"A summary ranks its own description among {_CANDIDATES} of the same subject.",
+        "splits": {"test": _columns(("query", "positive", "negative"), rows)},
+    }
 
 
-def _nearness(pool: Pool) -> _Rows:
+def _nearness(pool: Pool) -> dict[str, Any]:
     objects = sorted((entry for entry, _ in _on_shelves(pool)), key=_order)
     rows = []
     for entry in objects:
@@ -112,13 +102,13 @@ def _nearness(pool: Pool) -> _Rows:
         for grade, others in sorted(partners.items()):
             rows.append((entry.summary, others[draw % len(others)].description, float(grade)))
     grades = "; ".join(f"{grade} = {meaning}" for grade, meaning in enumerate(STS_GRADES))
-    return _Rows(
-        f"A summary and a description, graded by how near their objects are, by rule: {grades}.",
-        {"test": _columns(("sentence1", "sentence2", "score"), rows)},
-    )
+    return {
+        "description": f"A summary and a description, graded by how near their objects are, by rule: {grades}.",
+        "splits": {"test": _columns(("sentence1", "sentence2", "score"), rows)},
+    }
 
 
-_MAKERS: dict[str, Callable[[Pool], _Rows]] = dict(
+_MAKERS: dict[str, Callable[[Pool], dict[str, Any]]] = dict(
     zip(BUILTIN_TASKS, (_library, _subject, _same_object, _own_description, _nearness), strict=True)
 )
 

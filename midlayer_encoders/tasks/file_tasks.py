@@ -1,33 +1,33 @@
-"""Tasks from your own files: the columns determine the type, and every row is validated."""
+"""Tasks from your own files: the columns determine the type, and every row is validated.
+
+A folder may also hold a retrieval task in BEIR's layout.
+"""
 
 from __future__ import annotations
 
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from midlayer_encoders.files import check_regular_file, parse_json_object, read_text_file
-from midlayer_encoders.tasks.beir import beir_files, beir_tables, finds_itself, pair_tables
-from midlayer_encoders.tasks.table_files import (
-    SUFFIXES,
-    ColumnsError,
-    Rule,
-    Table,
-    TaskFileError,
-    is_label,
-    is_score,
-    is_text,
-    read_table,
-)
+from midlayer_encoders.tasks import table_files
+from midlayer_encoders.tasks.table_files import SUFFIXES, ColumnsError, Rule, Table, TaskFileError, is_score, is_text
 from midlayer_encoders.tasks.task_data import TASK_TYPES, TaskData, TaskType
-from midlayer_encoders.validation import check_choice
+from midlayer_encoders.validation import check_choice, lone_surrogate
+
+Tables: TypeAlias = dict[str, dict[str, list[Any]]]
+"""``corpus`` (``id, title, text``), ``queries`` (``id, text``) and ``qrels`` (``query-id, corpus-id, score``)."""
 
 _SPLIT_SEED = 42
 _LONGEST_LABEL = 120  # bytes: with digest and suffix it is a file name, which has at most 255
+_NEIGHBORS = 5  # of mteb's multilabel classifier
+_MOST_RELEVANT = 1_000_000  # trec_eval allocates memory for every grade and returns 0 for 1e9
+
+_QRELS_HEADER = " Its first line must name the columns: query-id, corpus-id, score."
 
 # The first type whose columns are all present applies; the documentation states this order.
 _TYPE_BY_COLUMNS: tuple[tuple[TaskType, tuple[str, ...]], ...] = (
@@ -49,25 +49,53 @@ _TYPE_BY_ALL_COLUMNS: dict[frozenset[str], TaskType] = {
     frozenset(("text",)): "Unlabeled",
     frozenset(("sentences",)): "Unlabeled",
 }
-_QUERY = ("query", "anchor")
-# By type, mteb's name of each column and the names accepted in a file.
-_COLUMNS: dict[TaskType, dict[str, tuple[str, ...]]] = {
-    "Classification": {"text": ("text", "sentences"), "label": ("label", "labels")},
-    "Clustering": {"sentences": ("sentences", "text"), "labels": ("labels", "label")},
-    "PairClassification": {
-        "sentence1": ("sentence1",),
-        "sentence2": ("sentence2",),
-        "labels": ("labels", "label"),
-    },
-    "Reranking": {"query": _QUERY, "positive": ("positive",), "negative": ("negative",)},
-    "STS": {"sentence1": ("sentence1",), "sentence2": ("sentence2",), "score": ("score",)},
-    "Retrieval": {"query": _QUERY, "positive": ("positive",)},
-    "MultilabelClassification": {"text": ("text", "sentences"), "label": ("labels", "label")},
-    "BitextMining": {"sentence1": ("sentence1",), "sentence2": ("sentence2",)},
-    "Unlabeled": {"text": ("text", "sentences")},
-}
 _TRAINED: tuple[TaskType, ...] = ("Classification", "MultilabelClassification")
-_NEIGHBORS = 5  # of mteb's multilabel classifier
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(is_text, value))
+
+
+_TEXT: Rule = ("a string that is not empty", is_text)
+_TEXTS: Rule = ("a list of strings, none of them empty (in CSV: as JSON)", _is_texts)
+_TEXT_OR_TEXTS: Rule = (
+    "a string that is not empty, or a list of such (in CSV: as JSON)",
+    lambda value: is_text(value) or _is_texts(value),
+)
+_OPTIONAL_TEXT: Rule = (
+    "a string",
+    lambda value: value is None or (isinstance(value, str) and lone_surrogate(value) is None),
+)
+_LABEL: Rule = ("a label, a string or a whole number", table_files.is_label)
+_LABELS: Rule = (
+    "a list of labels, each once, strings or whole numbers (in CSV: as JSON)",
+    lambda value: isinstance(value, list) and all(map(table_files.is_label, value)) and len(set(value)) == len(value),
+)
+_ZERO_ONE: Rule = ("0 or 1", lambda value: isinstance(value, int) and value in (0, 1))
+_SCORE: Rule = ("a finite number", is_score)
+_ID: Rule = (
+    "an id, a string that is not empty or a whole number",
+    lambda value: is_text(value) or (isinstance(value, int) and not isinstance(value, bool)),
+)
+_RELEVANCE: Rule = (
+    f"a whole number, 1 or more for what is relevant, {_MOST_RELEVANT} at most",
+    lambda value: is_score(value) and value == int(value) and abs(value) <= _MOST_RELEVANT,  # type: ignore[call-overload, arg-type]
+)
+
+_QUERY: tuple[str, Rule] = ("query anchor", _TEXT)
+_PAIR: dict[str, tuple[str, Rule]] = {"sentence1": ("sentence1", _TEXT), "sentence2": ("sentence2", _TEXT)}
+# By type, mteb's name of each column, the names accepted in a file, and the rule of its cells.
+_COLUMNS: dict[TaskType, dict[str, tuple[str, Rule]]] = {
+    "Classification": {"text": ("text sentences", _TEXT), "label": ("label labels", _LABEL)},
+    "Clustering": {"sentences": ("sentences text", _TEXT), "labels": ("labels label", _LABEL)},
+    "PairClassification": {**_PAIR, "labels": ("labels label", _ZERO_ONE)},
+    "Reranking": {"query": _QUERY, "positive": ("positive", _TEXTS), "negative": ("negative", _TEXTS)},
+    "STS": {**_PAIR, "score": ("score", _SCORE)},
+    "Retrieval": {"query": _QUERY, "positive": ("positive", _TEXT_OR_TEXTS)},
+    "MultilabelClassification": {"text": ("text sentences", _TEXT), "label": ("labels label", _LABELS)},
+    "BitextMining": _PAIR,
+    "Unlabeled": {"text": ("text sentences", _TEXT)},
+}
 
 
 def files_data(path: Path) -> TaskData:
@@ -81,60 +109,50 @@ def files_data(path: Path) -> TaskData:
         TaskFileError: for invalid files or rows.
     """
     options = _options(path)
-    read = _read_beir(path, options) or _read_rows(path, options)
+    files = _beir_files(path, options)
+    task = _read_rows(path, options) if files is None else _read_beir(files)
     data_name = options.get("name") or (path.stem if path.is_file() else path.resolve().name)
+    return replace(task, label=re.sub(r"[^\w.()-]+", "_", data_name).encode()[:_LONGEST_LABEL].decode(errors="ignore"))
+
+
+def _read_beir(files: Mapping[str, Path]) -> TaskData:
+    """Return the task in a folder with BEIR's layout."""
+    tables = _beir_tables(files)
+    _check_corpus(tables, files["corpus"])
+    note = ""
+    if finds_itself := _finds_itself(tables):
+        note = "Queries are documents of the corpus themselves, under the same id: that one does not count as found."
     return TaskData(
-        label=re.sub(r"[^\w.()-]+", "_", data_name).encode()[:_LONGEST_LABEL].decode(errors="ignore"),
-        description=f"{read.type} from {', '.join(file.name for file in read.files)}. {read.note}".strip(),
-        origin="files",
-        type=read.type,
-        splits=read.splits,
-        why=read.why,
-        note=read.note,
-        settings=read.settings,
+        type="Retrieval",
+        splits=tables,
+        description=_description("Retrieval", files, note),
+        why="corpus, queries and qrels",
+        note=note,
+        settings={"ignore_identical_ids": 1} if finds_itself else {},
     )
 
 
-class _Read(NamedTuple):
-    """Fields of :class:`~midlayer_encoders.tasks.task_data.TaskData` that the files determine."""
-
-    type: TaskType
-    splits: Mapping[str, Mapping[str, list[Any]]]
-    why: str
-    files: Sequence[Path]
-    note: str = ""
-    settings: Mapping[str, int] = MappingProxyType({})
+def _description(task_type: TaskType, files: Mapping[str, Path], note: str) -> str:
+    return f"{task_type} from {', '.join(file.name for file in files.values())}. {note}".strip()
 
 
-def _read_beir(path: Path, options: Mapping[str, str]) -> _Read | None:
-    """Return the task in a folder with BEIR's layout, or ``None`` for other folders."""
-    if not path.is_dir() or options.get("type", "Retrieval") != "Retrieval":
-        return None
-    files = beir_files(path, is_retrieval="type" in options)
-    if files is None:
-        return None
-    tables = beir_tables(files)
-    _check_corpus(tables, files["corpus"])
-    settings, note = {}, ""
-    if finds_itself(tables):
-        settings = {"ignore_identical_ids": 1}
-        note = "Queries are documents of the corpus themselves, under the same id: that one does not count as found."
-    return _Read("Retrieval", tables, "corpus, queries and qrels", list(files.values()), note, settings)
-
-
-def _read_rows(path: Path, options: Mapping[str, Any]) -> _Read:
+def _read_rows(path: Path, options: Mapping[str, Any]) -> TaskData:
     """Return the task in a file or in a folder with ``test.*``."""
     files = _split_files(path)
-    test = read_table(files["test"])
+    test = table_files.read_table(files["test"])
     task_type, why = (options["type"], "task.json") if "type" in options else _type(test)
     rows = _checked(test, task_type)
-    splits: dict[str, dict[str, list[Any]]] = {"test": rows}
+    splits: Tables = {"test": rows}
     note = ""
+    settings = {}
     if task_type == "Retrieval":
-        splits = pair_tables(rows["query"], rows["positive"])
+        splits = _pair_tables(rows["query"], rows["positive"])
         _check_corpus(splits, test.path)
-    if task_type in _TRAINED and "train" in files:
-        splits["train"] = _checked(read_table(files["train"]), task_type)
+    elif task_type == "Clustering":
+        # mteb draws this many rows with replacement, ten times; 2048 are still quick to cluster.
+        settings = {"max_documents_per_cluster": min(len(test.rows), 2048)}
+    elif task_type in _TRAINED and "train" in files:
+        splits["train"] = _checked(table_files.read_table(files["train"]), task_type)
     elif task_type in _TRAINED:
         splits = _halves(rows, files["test"])
         evenly = "stratified by label" if task_type == "Classification" else "the labels spread evenly"
@@ -146,10 +164,8 @@ def _read_rows(path: Path, options: Mapping[str, Any]) -> _Read:
             f"{path} must have {_NEIGHBORS} rows with a label or more to train on, as many as are compared with each "
             f"text, but has {sum(map(bool, splits['train']['label']))}. Add rows."
         )
-    # mteb draws this many rows with replacement, ten times; 2048 are still quick to cluster.
-    count = len(test.rows)
-    settings = {"max_documents_per_cluster": min(count, 2048)} if task_type == "Clustering" else {}
-    return _Read(task_type, splits, why, list(files.values()), note, settings)
+    description = _description(task_type, files, note)
+    return TaskData(type=task_type, splits=splits, description=description, why=why, note=note, settings=settings)
 
 
 def _check_corpus(tables: Mapping[str, Mapping[str, list[Any]]], path: Path) -> None:
@@ -172,26 +188,165 @@ def _options(path: Path) -> dict[str, Any]:
     return options
 
 
+def _files_by_stem(folder: Path) -> dict[str, Path]:
+    """Return the tables in a folder by their names without suffix."""
+    files: dict[str, Path] = {}
+    for file in sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES):
+        if file.stem in files:
+            raise TaskFileError(
+                f"{folder} must hold one file of each name, but has {files[file.stem].name} and {file.name}: remove "
+                "all but one."
+            )
+        files[file.stem] = file
+    return files
+
+
 def _split_files(path: Path) -> dict[str, Path]:
     """Return the file of each split: ``test`` and, if there is one, ``train``."""
     if not path.is_dir():
         check_regular_file(path, TaskFileError)
         return {"test": path}
-    files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
-    for stem, count in Counter(file.stem for file in files).items():
-        if count > 1:
-            raise TaskFileError(
-                f"{path} must hold one file of each split, but has {count} named {stem}.*: remove all but one."
-            )
-    by_stem = {file.stem: file for file in files}
-    if "test" in by_stem:
-        return {stem: by_stem[stem] for stem in ("train", "test") if stem in by_stem}
+    files = _files_by_stem(path)
+    if "test" in files:
+        return {stem: files[stem] for stem in ("train", "test") if stem in files}
     if len(files) == 1:
-        return {"test": files[0]}
+        return {"test": next(iter(files.values()))}
     raise TaskFileError(
         f"{path} must hold a test file ({', '.join(f'test{suffix}' for suffix in SUFFIXES)}), or one file alone, "
-        f"but holds {', '.join(file.name for file in files) or 'no such file'}."
+        f"but holds {', '.join(file.name for file in files.values()) or 'no such file'}."
     )
+
+
+def _beir_files(path: Path, options: Mapping[str, str]) -> dict[str, Path] | None:
+    """Return the files ``corpus``, ``queries`` and ``qrels`` of a folder in BEIR's layout, else ``None``.
+
+    Two of the three files without ``test.*`` identify the layout, or one if ``task.json`` declares a retrieval task.
+    """
+    if not path.is_dir() or options.get("type", "Retrieval") != "Retrieval":
+        return None
+    files = _files_by_stem(path)
+    qrels = path / "qrels"
+    present = [name for name in ("corpus", "queries") if name in files] + (["qrels"] if qrels.is_dir() else [])
+    if "test" in files or len(present) < (1 if "type" in options else 2):
+        return None
+    for name in ("corpus", "queries", "qrels"):
+        if name not in present:
+            lacking = "qrels/" if name == "qrels" else f"{name}.*"
+            raise TaskFileError(
+                f"{path} must hold corpus.jsonl, queries.jsonl and qrels/test.tsv, as BEIR does, to be a Retrieval, "
+                f"but has no {lacking}. Add it, or put the rows in a test.jsonl of query and positive."
+            )
+    judged = _files_by_stem(qrels)
+    if "test" not in judged:
+        names = ", ".join(file.name for file in judged.values()) or "no such file"
+        cure = "Rename the one to score on to test" if judged else "Add it"
+        raise TaskFileError(f"{qrels} must hold test.tsv, which says what is relevant, but holds {names}. {cure}.")
+    return {"corpus": files["corpus"], "queries": files["queries"], "qrels": judged["test"]}
+
+
+def _beir_tables(files: Mapping[str, Path]) -> Tables:
+    """Return the tables of files in BEIR's layout, without queries that ``qrels`` does not judge."""
+    corpus, queries, qrels = (table_files.read_table(files[name]) for name in ("corpus", "queries", "qrels"))
+    documents = _ids(corpus)
+    titles = [title or "" for title in corpus.cells("title", _OPTIONAL_TEXT)]
+    texts = [text or "" for text in corpus.cells(corpus.column("text"), _OPTIONAL_TEXT)]
+    blank = [row for row, words in enumerate(zip(titles, texts, strict=True)) if not "".join(words).strip()]
+    corpus.reject(blank, lambda _: "`text` must be a string that is not empty, unless `title` is")
+    names = _ids(queries)
+    query_texts = dict(zip(names, queries.cells(queries.column("text"), _TEXT), strict=True))
+    query_ids = _ids_of(qrels, "query-id", queries.path, query_texts)
+    judged = _judged(qrels, query_ids, _ids_of(qrels, "corpus-id", corpus.path, set(documents)))
+    answered = set(judged["query-id"])
+    judged_names = [name for name in names if name in answered]
+    return {
+        "corpus": {"id": documents, "title": titles, "text": texts},
+        "queries": {"id": judged_names, "text": [query_texts[name] for name in judged_names]},
+        "qrels": judged,
+    }
+
+
+def _judged(table: Table, query_ids: Sequence[str], document_ids: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the relevance judgments, of which every query needs a positive one."""
+    scores = [int(score) for score in table.cells(table.column("score", cure=_QRELS_HEADER), _RELEVANCE)]
+    judgments: dict[tuple[str, str], int] = {}
+    conflicting = [
+        row
+        for row, (query, document, score) in enumerate(zip(query_ids, document_ids, scores, strict=True))
+        if judgments.setdefault((query, document), score) != score
+    ]
+    table.reject(conflicting, lambda _: "the same query and document have another score above")
+    answered = {query for (query, _), score in judgments.items() if score > 0}
+    table.reject(
+        [row for row, query in enumerate(query_ids) if query not in answered],
+        lambda row: f"every query must have a document whose `score` is 1 or more, but {query_ids[row]!r} has none",
+    )
+    return {
+        "query-id": [query for query, _ in judgments],
+        "corpus-id": [document for _, document in judgments],
+        "score": list(judgments.values()),
+    }
+
+
+def _ids_of(table: Table, name: str, path: Path, ids: Collection[str]) -> list[str]:
+    """Return a column of ids as strings, all of which must be in the table of another file."""
+    values = [str(value) for value in table.cells(table.column(name, cure=_QRELS_HEADER), _ID)]
+    bad = [row for row, value in enumerate(values) if value not in ids]
+    table.reject(bad, lambda row: f"`{name}` must be an id of {path.name}, but there is no {values[row]!r}")
+    return values
+
+
+def _ids(table: Table) -> list[str]:
+    """Return unique ids as strings."""
+    name = table.column("_id", "id")
+    values = [str(value) for value in table.cells(name, _ID)]
+    first: dict[str, int] = {}
+    table.reject(
+        [row for row, value in enumerate(values) if first.setdefault(value, row) != row],
+        lambda row: (
+            f"`{name}` must not repeat, but {values[row]!r} is in {table.unit} {table.numbers[first[values[row]]]} too"
+        ),
+    )
+    return values
+
+
+def _pair_tables(queries: Sequence[str], positives: Sequence[Sequence[str]]) -> Tables:
+    """Return queries and their passages as a retrieval task whose corpus is all distinct passages.
+
+    Rows with the same query become one query with all their passages.
+    """
+    positives_by_query: dict[str, set[str]] = {}
+    for query, texts in zip(queries, positives, strict=True):
+        positives_by_query.setdefault(query, set()).update(texts)
+    # mteb ranks equal similarities by id, which must not depend on which passage is relevant.
+    ids = {text: f"d{number:09}" for number, text in enumerate(sorted(set().union(*positives_by_query.values())))}
+    names = {query: f"q{number}" for number, query in enumerate(positives_by_query)}
+    judged = [(names[query], ids[text]) for query, texts in positives_by_query.items() for text in sorted(texts)]
+    return {
+        "corpus": {"id": list(ids.values()), "title": [""] * len(ids), "text": list(ids)},
+        "queries": {"id": list(names.values()), "text": list(names)},
+        "qrels": {
+            "query-id": [query for query, _ in judged],
+            "corpus-id": [document for _, document in judged],
+            "score": [1] * len(judged),
+        },
+    }
+
+
+def _finds_itself(tables: Tables) -> bool:
+    """Return True if queries are documents with the same id, so that a search must not count the query itself.
+
+    If a query and a document with different texts share an id, the ids are arbitrary numbers. If a query's own document
+    is judged relevant, the search must find it.
+    """
+    corpus, queries = tables["corpus"], tables["queries"]
+    if any(query == document and score > 0 for query, document, score in zip(*tables["qrels"].values(), strict=True)):
+        return False
+    documents = {
+        name: {text.strip(), f"{title} {text}".strip()}
+        for name, title, text in zip(corpus["id"], corpus["title"], corpus["text"], strict=True)
+    }
+    shared = [pair for pair in zip(queries["id"], queries["text"], strict=True) if pair[0] in documents]
+    return bool(shared) and all(text.strip() in documents[name] for name, text in shared)
 
 
 def _type(table: Table) -> tuple[TaskType, str]:
@@ -221,14 +376,8 @@ def _type(table: Table) -> tuple[TaskType, str]:
 def _checked(table: Table, task_type: TaskType) -> dict[str, list[Any]]:
     """Return the columns of ``task_type`` under mteb's names, after validating every row."""
     columns = {}
-    for name, spellings in _COLUMNS[task_type].items():
-        column = next((spelling for spelling in spellings if spelling in table.columns), None)
-        if column is None:
-            raise TaskFileError(
-                f"{table.path} must have the column {' or '.join(spellings)} to be a {task_type}, "
-                f"but has {', '.join(table.columns)}."
-            )
-        values = table.cells(column, _RULES.get((task_type, name), _TEXT))
+    for name, (accepted, rule) in _COLUMNS[task_type].items():
+        values = table.cells(table.column(*accepted.split(), purpose=f" to be a {task_type}"), rule)
         if (task_type, name) == ("Retrieval", "positive"):
             values = [[value] if isinstance(value, str) else value for value in values]
         columns[name] = [int(v) if isinstance(v, bool) else v for v in values]
@@ -239,13 +388,12 @@ def _checked(table: Table, task_type: TaskType) -> dict[str, list[Any]]:
 def _check_whole(table: Table, task_type: TaskType, *, columns: Mapping[str, list[Any]]) -> None:
     """Validate what spans several rows: classes, grades, and passages that are both positive and negative."""
     if task_type == "Reranking":
-        pairs = zip(columns["positive"], columns["negative"], strict=True)
-        both = [number for number, (right, wrong) in enumerate(pairs) if set(right) & set(wrong)]
-        if both:
-            text = next(text for text in columns["positive"][both[0]] if text in columns["negative"][both[0]])
-            raise TaskFileError(
-                table.complaint(both, f"a passage must not be both positive and negative: {text[:60]!r}")
-            )
+        positives, negatives = columns["positive"], columns["negative"]
+        both = [set(right).intersection(wrong) for right, wrong in zip(positives, negatives, strict=True)]
+        table.reject(
+            [row for row, texts in enumerate(both) if texts],
+            lambda row: f"a passage must not be both positive and negative: {min(both[row])[:60]!r}",
+        )
     if task_type == "BitextMining" and len(table.rows) < 2:
         raise TaskFileError(f"{table.path} must have two sentences or more, but has one: every search would find it.")
     if task_type not in ("STS", "PairClassification", "Clustering", *_TRAINED):
@@ -320,29 +468,3 @@ def _numbered(
         split: {name: [*map(numbered, values)] if name == column else values for name, values in rows.items()}
         for split, rows in splits.items()
     }
-
-
-def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(is_text, value))
-
-
-_TEXT: Rule = ("a string that is not empty", is_text)
-_TEXTS: Rule = ("a list of strings, none of them empty (in CSV: as JSON)", _is_texts)
-_LABEL: Rule = ("a label, a string or a whole number", is_label)
-_LABELS: Rule = (
-    "a list of labels, each once, strings or whole numbers (in CSV: as JSON)",
-    lambda value: isinstance(value, list) and all(map(is_label, value)) and len(set(value)) == len(value),
-)
-_RULES: dict[tuple[TaskType, str], Rule] = {
-    ("Classification", "label"): _LABEL,
-    ("Clustering", "labels"): _LABEL,
-    ("PairClassification", "labels"): ("0 or 1", lambda value: isinstance(value, int) and value in (0, 1)),
-    ("Reranking", "positive"): _TEXTS,
-    ("Reranking", "negative"): _TEXTS,
-    ("STS", "score"): ("a finite number", is_score),
-    ("Retrieval", "positive"): (
-        "a string that is not empty, or a list of such (in CSV: as JSON)",
-        lambda value: is_text(value) or _is_texts(value),
-    ),
-    ("MultilabelClassification", "label"): _LABELS,
-}

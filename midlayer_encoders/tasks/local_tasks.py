@@ -6,48 +6,27 @@ This module imports mteb, which takes seconds: import it inside functions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from datasets import Dataset, DatasetDict
-from mteb.abstasks import (
-    AbsTask,
-    AbsTaskBitextMining,
-    AbsTaskClustering,
-    AbsTaskMultilabelClassification,
-    AbsTaskPairClassification,
-    AbsTaskRetrieval,
-    AbsTaskSTS,
-)
+from mteb import abstasks
 from mteb.abstasks.task_metadata import TaskMetadata
 
 from midlayer_encoders.tasks.mteb_internals import ListedLabels
 from midlayer_encoders.tasks.task_data import TaskData, TaskType
 
-if TYPE_CHECKING:
-    from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
-
-_MAIN_SCORES: dict[TaskType, str] = {
-    "Classification": "accuracy",
-    "Clustering": "v_measure",
-    "PairClassification": "max_ap",
-    "Reranking": "map_at_1000",
-    "STS": "cosine_spearman",
-    "Retrieval": "ndcg_at_10",
-    "MultilabelClassification": "accuracy",
-    "BitextMining": "f1",
-}
-
-
 _CLASS_LABEL_TYPES: tuple[TaskType, ...] = ("Classification", "Clustering", "MultilabelClassification")
 
 
-def local_task(data: TaskData) -> AbsTask:
+def local_task(data: TaskData) -> abstasks.AbsTask:
     """Return a new mteb task over ``data``."""
     return _TASK_CLASSES[data.type](data)
 
 
-class _LocalTask(AbsTask):
+class _LocalTask(abstasks.AbsTask):
     """A task whose rows are in memory; ``load_data`` downloads nothing."""
+
+    _main_score: ClassVar[str] = "accuracy"
 
     def __init__(self, data: TaskData) -> None:
         self.data = data
@@ -59,7 +38,7 @@ class _LocalTask(AbsTask):
             category="t2c" if data.type in _CLASS_LABEL_TYPES else "t2t",
             eval_splits=["test"],
             eval_langs=["eng-Latn"],
-            main_score=_MAIN_SCORES[data.type],
+            main_score=self._main_score,
         )
         for setting, value in data.settings.items():
             setattr(self, setting, value)
@@ -84,51 +63,53 @@ class _Classification(ListedLabels, _LocalTask):
     pass
 
 
-class _MultilabelClassification(_LocalTask, AbsTaskMultilabelClassification):
+class _MultilabelClassification(_LocalTask, abstasks.AbsTaskMultilabelClassification):
     pass
 
 
-class _BitextMining(_LocalTask, AbsTaskBitextMining):
-    pass
+class _BitextMining(_LocalTask, abstasks.AbsTaskBitextMining):
+    _main_score = "f1"
 
 
-class _Clustering(_LocalTask, AbsTaskClustering):
+class _Clustering(_LocalTask, abstasks.AbsTaskClustering):
+    _main_score = "v_measure"
     max_fraction_of_documents_to_embed = None  # mteb's default is 4 %
 
 
-class _PairClassification(_LocalTask, AbsTaskPairClassification):
-    pass
+class _PairClassification(_LocalTask, abstasks.AbsTaskPairClassification):
+    _main_score = "max_ap"
 
 
-class _STS(_LocalTask, AbsTaskSTS):
+class _STS(_LocalTask, abstasks.AbsTaskSTS):
+    _main_score = "cosine_spearman"
+
     def __init__(self, data: TaskData) -> None:
         scores = data.splits["test"]["score"]
         self.min_score, self.max_score = min(scores), max(scores)
         super().__init__(data)
 
 
-class _Reranking(_LocalTask, AbsTaskRetrieval):
-    def _datasets(self) -> dict[str, dict[str, RetrievalSplitData]]:
+class _Reranking(_LocalTask, abstasks.AbsTaskRetrieval):
+    _main_score = "map_at_1000"
+
+    def _datasets(self) -> dict[str, dict[str, Any]]:
         return {"default": {split: _candidates(rows) for split, rows in self.data.splits.items()}}
 
 
-class _Retrieval(_LocalTask, AbsTaskRetrieval):
-    def _datasets(self) -> dict[str, dict[str, RetrievalSplitData]]:
+class _Retrieval(_LocalTask, abstasks.AbsTaskRetrieval):
+    _main_score = "ndcg_at_10"
+
+    def _datasets(self) -> dict[str, dict[str, Any]]:
         tables = self.data.splits
         relevant: dict[str, dict[str, int]] = {}
         for query, document, score in zip(*tables["qrels"].values(), strict=True):
             relevant.setdefault(query, {})[document] = score
         queries, corpus = (Dataset.from_dict(dict(tables[name])) for name in ("queries", "corpus"))
-        split: RetrievalSplitData = {
-            "queries": queries,
-            "corpus": corpus,
-            "relevant_docs": relevant,
-            "top_ranked": None,
-        }
+        split = {"queries": queries, "corpus": corpus, "relevant_docs": relevant, "top_ranked": None}
         return {"default": {"test": split}}
 
 
-def _candidates(rows: Mapping[str, Sequence[Any]]) -> RetrievalSplitData:
+def _candidates(rows: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Return the rows in mteb's retrieval format: a corpus of distinct passages, and the candidates of each query."""
     passages = {text for column in ("positive", "negative") for texts in rows[column] for text in texts}
     # mteb ranks equal similarities by id or position, which must not depend on which passage is relevant.

@@ -6,11 +6,11 @@ import copy
 import logging
 import os
 import random
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
@@ -54,12 +54,7 @@ PAPER_TASKS: tuple[str, ...] = (
     # STS
     "BIOSSES",
     "SICK-R",
-    "STS12",
-    "STS13",
-    "STS14",
-    "STS15",
-    "STS16",
-    "STS17",
+    *(f"STS{year}" for year in range(12, 18)),
     "STSBenchmark",
 )
 """The 32 tasks of Table 1 of "Layer by Layer" (arXiv:2502.02013), all of them in ``MTEB(eng, v1)``."""
@@ -68,17 +63,6 @@ _log = logging.getLogger(__name__)
 
 _TEXT_COLUMNS = ("text", "sentences", "sentence1", "sentence2", "query", "positive", "negative")
 _PAPER_BENCHMARK = "MTEB(eng, v1)"
-
-
-class TaskSource(Hashable, Protocol):
-    """A picklable description of a task that creates the same task in any process."""
-
-    @property
-    def name(self) -> str:
-        """Name of the task in mteb's results."""
-
-    def make(self) -> AbsTask:
-        """Return a new task, because mteb's clustering tasks give another score when they are evaluated again."""
 
 
 @dataclass(frozen=True)
@@ -107,34 +91,21 @@ class MtebSource:
 
 
 @dataclass(frozen=True)
-class BuiltinSource:
-    """A built-in task."""
+class LocalSource:
+    """A built-in task by its label, or a task from files by their path, and its name with the digest of its rows."""
 
-    label: str
-
-    @property
-    def name(self) -> str:
-        """Name of the task: label and digest."""
-        return builtin_data(self.label).name
-
-    def make(self) -> AbsTask:
-        """Return a new task."""
-        return _make_local_task(builtin_data(self.label))
-
-
-@dataclass(frozen=True)
-class FilesSource:
-    """A task from files, and its name, with the digest of the resolved files."""
-
-    path: Path
+    origin: str | Path
     name: str
 
     def make(self) -> AbsTask:
         """Return a new task; raise an error if the files have changed."""
-        data = _files_data(self.path, _stamps(self.path))
+        data = builtin_data(self.origin) if isinstance(self.origin, str) else _files_data(self.origin)
         if data.name != self.name:
-            raise TaskFileError(f"{self.path} must not change while it is used, but its rows did. Start again.")
-        return _make_local_task(data)
+            raise TaskFileError(f"{self.origin} must not change while it is used, but its rows did. Start again.")
+        with isolated_random():  # importing mteb seeds the global generators
+            from midlayer_encoders.tasks.local_tasks import local_task
+
+            return local_task(data)
 
 
 @dataclass(frozen=True)
@@ -180,11 +151,11 @@ class ObjectSource:
         return with_listed_labels(task)
 
 
-def _make_local_task(data: TaskData) -> AbsTask:
-    with isolated_random():  # importing mteb seeds the global generators
-        from midlayer_encoders.tasks.local_tasks import local_task
+TaskSource: TypeAlias = MtebSource | LocalSource | TextsSource | ObjectSource
+"""A picklable description of a task that creates the same task in any process.
 
-        return local_task(data)
+``make`` returns a new task, because mteb's clustering tasks give another score when they are evaluated again.
+"""
 
 
 def builtin_tasks() -> list[AbsTask]:
@@ -240,14 +211,13 @@ def _sources(name: str | Path | AbsTask) -> Sequence[TaskSource]:
             raise OptionError(
                 f"`tasks` must be names or paths that exist, but there is no {short_repr(str(path), 200)}."
             )
-        data = _files_data(path, _stamps(path))
+        data = _files_data(path)
         if data.note:
             _log.warning("%s: %s", path, data.note)
-        return [TextsSource(path, data.name, data.why) if data.type == "Unlabeled" else FilesSource(path, data.name)]
+        return [TextsSource(path, data.name, data.why) if data.type == "Unlabeled" else LocalSource(path, data.name)]
     if isinstance(name, str):
-        if name == "builtin":
-            return [BuiltinSource(label) for label in BUILTIN_TASKS]
-        return [BuiltinSource(name)] if name in BUILTIN_TASKS else _mteb_sources(name)
+        labels = BUILTIN_TASKS if name == "builtin" else [label for label in BUILTIN_TASKS if label == name]
+        return [LocalSource(label, builtin_data(label).name) for label in labels] or _mteb_sources(name)
     if not hasattr(name, "metadata"):
         raise OptionError(f"`tasks` must be names, paths or mteb's task objects, but got {short_repr(name)}.")
     return [ObjectSource(name)]
@@ -268,7 +238,7 @@ def own_texts(path: Path, *, column: str | None = None) -> list[str]:
     path = path.absolute()
     if column is not None:
         return list(read_table(path).cells(column, ("a string that is not empty", is_text)))
-    data = _files_data(path, _stamps(path))
+    data = _files_data(path)
     if data.type == "Unlabeled":
         return list(data.splits["test"]["text"])
     texts: dict[str, None] = {}
@@ -279,9 +249,13 @@ def own_texts(path: Path, *, column: str | None = None) -> list[str]:
     return [text for text in texts if text.strip()]
 
 
-@lru_cache(maxsize=8)
-def _files_data(path: Path, stamps: tuple[tuple[str, int, int, int], ...]) -> TaskData:  # noqa: ARG001
+def _files_data(path: Path) -> TaskData:
     """Return the data of files, cached until a file changes: a sweep creates each task for every layer."""
+    return _cached_data(path, _stamps(path))
+
+
+@lru_cache(maxsize=8)
+def _cached_data(path: Path, stamps: tuple[tuple[str, int, int, int], ...]) -> TaskData:  # noqa: ARG001
     return files_data(path)
 
 

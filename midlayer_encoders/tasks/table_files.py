@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -40,28 +41,36 @@ class Table:
     numbers: list[int]
     rows: list[dict[str, Any]]
 
-    @property
+    @cached_property
     def columns(self) -> list[str]:
         """All columns, including those that only some rows have."""
         return list(dict.fromkeys(name for row in self.rows for name in row))
+
+    def column(self, *names: str, purpose: str = "", cure: str = "") -> str:
+        """Return the first of several columns that the table has."""
+        for name in names:
+            if name in self.columns:
+                return name
+        raise TaskFileError(
+            f"{self.path} must have the column {' or '.join(names)}{purpose}, but has {', '.join(self.columns)}.{cure}"
+        )
 
     def cells(self, name: str, rule: Rule) -> list[Any]:
         """Return a column; raise an error that names the rows whose cells violate the rule."""
         requirement, is_valid = rule
         values = [row.get(name) for row in self.rows]
         bad = [number for number, value in enumerate(values) if not is_valid(value)]
-        if bad:
-            raise TaskFileError(
-                self.complaint(bad, f"`{name}` must be {requirement}, but got {short_repr(values[bad[0]])}")
-            )
+        self.reject(bad, lambda row: f"`{name}` must be {requirement}, but got {short_repr(values[row])}")
         return values
 
-    def complaint(self, bad: Sequence[int], problem: str) -> str:
-        """Return a message with the file, the numbers of the first bad rows, the problem of the first, and the cure."""
-        places = ", ".join(str(self.numbers[number]) for number in bad[:5])
-        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
-        unit = self.unit + ("s" if len(bad) > 1 else "")
-        return f"{self.path}, {unit} {places}{more}: {problem}. Correct or remove {'them' if len(bad) > 1 else 'it'}."
+    def reject(self, bad: Sequence[int], problem: Callable[[int], str]) -> None:
+        """Raise an error with the numbers of the first bad rows, the problem of the first, and the cure, if any."""
+        if bad:
+            places = ", ".join(str(self.numbers[row]) for row in bad[:5])
+            more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+            unit = self.unit + ("s" if len(bad) > 1 else "")
+            cure = f"Correct or remove {'them' if len(bad) > 1 else 'it'}."
+            raise TaskFileError(f"{self.path}, {unit} {places}{more}: {problem(bad[0])}. {cure}")
 
 
 def read_table(path: Path) -> Table:
@@ -108,33 +117,12 @@ def _read_csv(path: Path) -> Table:
     """Return the rows of a CSV or TSV file; strict parsing detects a quote that is never closed."""
     # polars' `read_csv` decompresses files, renames duplicate columns and does not name the line of an error.
     content = read_text_file(path, TaskFileError)
+    separator, separator_name = ("\t", "tab") if path.suffix.lower() == ".tsv" else (",", "comma")
+    reader = csv.reader(io.StringIO(content, newline=""), delimiter=separator, strict=True)
+    numbers: list[int] = []  # of the first line of each row that is not blank
+    cells: list[list[str]] = []
+    line = 1
     limit = csv.field_size_limit(max(len(content), 131072))
-    try:
-        numbers, cells = _csv_rows(path, content)
-    finally:
-        csv.field_size_limit(limit)
-    if not cells:
-        return Table(path, "line", [], [])
-    header, *rows_of_cells = cells
-    duplicate = next((name for name in header if header.count(name) > 1), None)
-    if duplicate is not None:
-        raise TaskFileError(f"{path}, line {numbers[0]}: has two columns named {duplicate!r}. Rename or remove one.")
-    for number, row in zip(numbers[1:], rows_of_cells, strict=True):
-        if len(row) > len(header):
-            raise TaskFileError(
-                f"{path}, line {number}: must have {len(header)} cells, as the first line has, but has {len(row)}. "
-                f"Put a cell that holds a {'tab' if _separator(path) == chr(9) else 'comma'} in quotes."
-            )
-        row += [""] * (len(header) - len(row))
-    columns = {name: _parsed(name, [row[index] for row in rows_of_cells]) for index, name in enumerate(header)}
-    rows = [dict(zip(header, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return Table(path, "line", numbers[1:], rows)
-
-
-def _csv_rows(path: Path, content: str) -> tuple[list[int], list[list[str]]]:
-    """Return the first line number and the cells of each nonblank row."""
-    reader = csv.reader(io.StringIO(content, newline=""), delimiter=_separator(path), strict=True)
-    numbers, cells, line = [], [], 1
     try:
         for row in reader:
             if row:
@@ -146,11 +134,22 @@ def _csv_rows(path: Path, content: str) -> tuple[list[int], list[list[str]]]:
             f"{path}, line {line}: cannot be read as {path.suffix[1:].upper()}: {error}. A quote inside quotes is "
             "written twice."
         ) from error
-    return numbers, cells
-
-
-def _separator(path: Path) -> str:
-    return "\t" if path.suffix.lower() == ".tsv" else ","
+    finally:
+        csv.field_size_limit(limit)
+    header = cells[0] if cells else []
+    duplicate = next((name for name in header if header.count(name) > 1), None)
+    if duplicate is not None:
+        raise TaskFileError(f"{path}, line {numbers[0]}: has two columns named {duplicate!r}. Rename or remove one.")
+    for number, row in zip(numbers[1:], cells[1:], strict=True):
+        if len(row) > len(header):
+            raise TaskFileError(
+                f"{path}, line {number}: must have {len(header)} cells, as the first line has, but has {len(row)}. "
+                f"Put a cell that holds a {separator_name} in quotes."
+            )
+        row += [""] * (len(header) - len(row))
+    columns = [_parsed(name, [row[index] for row in cells[1:]]) for index, name in enumerate(header)]
+    rows = [dict(zip(header, row, strict=True)) for row in zip(*columns, strict=True)]
+    return Table(path, "line", numbers[1:], rows)
 
 
 def _read_parquet(path: Path) -> Table:

@@ -45,11 +45,11 @@ class TaskData:
             defaults.
     """
 
-    label: str
     type: TaskType
     splits: Mapping[str, Mapping[str, Sequence[Any]]]
     description: str
-    origin: str
+    label: str = ""
+    origin: str = "files"
     why: str = ""
     note: str = ""
     settings: Mapping[str, int] = field(default_factory=dict)

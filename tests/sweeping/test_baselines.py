@@ -132,16 +132,6 @@ def test_every_recipe_is_compared_with_the_baselines_of_the_first(tiny_folder: F
     assert [line.get_ydata()[0] for line in levels] == [pytest.approx(100 * score, abs=0.01)]
 
 
-def test_a_sweep_that_was_kept_when_tf_idf_was_the_only_baseline_is_read(tmp_path: Path, tiny_folder: Folder) -> None:
-    task = near(tmp_path)
-    result = sweep(tiny_folder("Llama"), task, out=tmp_path / "out", **HOW)
-    path = tmp_path / "out/sweep.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"baselines": {"near": 0.5}}))
-    loaded = SweepResult.load(tmp_path / "out")
-    assert loaded.notes.baselines == {"TF-IDF": {"near": 0.5}}
-    assert loaded.frame.equals(result.frame)
-
-
 def test_a_baseline_that_tells_no_texts_apart_has_no_score(tiny_folder: Folder, tmp_path: Path) -> None:
     rows = [{"sentence1": f"left{n} stone", "sentence2": f"right{n} cloud", "score": n % 5} for n in range(12)]
     apart, task = write(tmp_path / "apart.jsonl", rows), near(tmp_path)  # no two texts of a pair share a word
