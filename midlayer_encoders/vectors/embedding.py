@@ -1,4 +1,4 @@
-"""Write the vectors of many inputs at many layers to a file, from one pass over each input.
+"""Write the vectors or token states of many inputs at many layers to files, from one pass over each input.
 
 The vectors go to the same kind of store that a sweep fills, so an interrupted run resumes, and a file can be written
 from the store of a sweep.
@@ -7,33 +7,40 @@ from the store of a sweep.
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import InitVar, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from midlayer_encoders._types import Layer, Progress, ReadSite, Stage, content_digest
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, short_repr
-from midlayer_encoders.files import expand_home, explain_full_disk, folder_lock
+from midlayer_encoders.files import expand_home, explain_full_disk, folder_lock, write_file
 from midlayer_encoders.media import check_taken, medium_of, read_image
-from midlayer_encoders.reading.batches import TokenBudget, check_budget, tokens_that_fit
+from midlayer_encoders.reading.batches import TokenBudget, batches_of, check_budget, count_tokens, tokens_that_fit
+from midlayer_encoders.reading.norm import final_norm
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, StoreError, TextNotStoredError, list_stores
 from midlayer_encoders.sweeping.embedder import Embedder, item_key, num_dims, open_store, store_key
 from midlayer_encoders.sweeping.layer_sweep import load_encoder
 from midlayer_encoders.validation import check_flag, check_list, check_path, check_progress, check_texts
-from midlayer_encoders.vectors.token_files import write_states
-from midlayer_encoders.vectors.vector_files import Blocks, check_suffix, write_vectors
+from midlayer_encoders.vectors.vector_files import Blocks, Tensor, check_suffix, write_safetensors, write_vectors
 
 _CHUNK = 1 << 16  # inputs per store: the index of a single store would grow with the number of inputs
 _MAX_NAMED = 3  # missing texts in an error message
+_SHARD_BYTES = 128 * 2**20  # of token states
+_SHARD_MEDIA = 32  # images or waveforms per shard, since their number of states is unknown
+_COUNTED = 4096  # texts tokenized at a time
+_SPEC_FIELDS = ("model", "revision", "weights", "tower", "num_layers", "site", "norm", "pooling", "asked", "max_length")
 
 
 def embed(
@@ -127,35 +134,31 @@ class _FixedTotal(Stage):
         self._report()
 
 
+@dataclass
 class _EmbedRun:
     """One call of :func:`embed`."""
 
-    def __init__(
-        self,
-        encoder: LayerEncoder,
-        inputs: list[Any],
-        out: Path,
-        layers: Sequence[Layer] | str,
-        site: ReadSite,
-        prompt: str,
-        progress: Progress | None,
-    ) -> None:
-        self.encoder = encoder
-        self.inputs = inputs
-        self.out = out
-        self.site = site
-        self.prompt = prompt
-        self.progress = progress
-        self.reader = layer_reader(encoder, layers=layers, prompt=prompt, site=site)  # rejects an unreadable site
+    encoder: LayerEncoder
+    inputs: list[Any]
+    out: Path
+    requested_layers: InitVar[Sequence[Layer] | str]
+    site: ReadSite
+    prompt: str
+    progress: Progress | None
+
+    def __post_init__(self, requested_layers: Sequence[Layer] | str) -> None:
+        encoder, inputs = self.encoder, self.inputs
+        # Rejects an unreadable site.
+        self.reader = layer_reader(encoder, layers=requested_layers, prompt=self.prompt, site=self.site)
         self.layers = self.reader.layers
-        self.spec = replace(encoder.spec, site=site)
+        self.spec = replace(encoder.spec, site=self.site)
         self.dim = num_dims(encoder, self.spec.norm)
-        medium = medium_of(inputs[0], encoder.media)
-        check_taken(medium, encoder.media, inputs[0], model=encoder.name)
-        if medium == "text":
+        self.medium = medium_of(inputs[0], encoder.media)
+        check_taken(self.medium, encoder.media, inputs[0], model=encoder.name)
+        if self.medium == "text":
             check_texts("inputs", inputs)
         # As bytes: a million strings would take more memory than the model.
-        keys = (_key(item, medium, encoder, prompt).encode() for item in inputs)
+        keys = (_key(item, self.medium, encoder, self.prompt).encode() for item in inputs)
         self._keys = np.fromiter(keys, dtype="S32", count=len(inputs))
         self.digest = content_digest(self._keys.tobytes(), 16)
 
@@ -227,44 +230,86 @@ class _EmbedRun:
         return ", ".join(differences) or "the same model with other options"
 
     def write_states(self, part: Path, budget: TokenBudget) -> None:
-        """Write the states into a folder of this model and these inputs, and move it into place."""
+        """Write token states to shards, except those that exist, then ``index.json``, and move the folder into place.
+
+        A shard holds ``layer.K`` ``(T, D)`` per layer, the concatenated states of its inputs; ``offsets`` ``(n + 1)``,
+        where the states of each input begin; and ``counted`` ``(T)``, which states the pooling includes.
+        """
         folder = part / f"{store_key(self.spec)}-{content_digest(str(self.layers), 4)}-{self.digest}"
-        write_states(
-            folder,
-            self.encoder,
-            self.reader,
-            self.inputs,
-            dim=self.dim,
-            prompt=self.prompt,
-            token_budget=tokens_that_fit(self.encoder) if budget == "auto" else budget,
-            metadata=self.metadata(tokens=True),
-            stage=Stage(self.progress, "embedding", len(self.inputs)),
-        )
+        tokens = tokens_that_fit(self.encoder) if budget == "auto" else budget
+        metadata = self.metadata(tokens=True)
+        stage = Stage(self.progress, "embedding", len(self.inputs))
+        shards = []
+        for number, (start, end) in enumerate(self._shards()):
+            path = folder / f"states-{number:06d}.safetensors"
+            shards.append({"file": path.name, "first": start, "inputs": end - start})
+            if not path.is_file():
+                tensors = self._read_states(self.inputs[start:end], tokens)
+                write_safetensors(path, tensors, {**metadata, "first": start, "count": end - start})
+            stage.step(end - start)
+        write_file(folder / "index.json", json.dumps({**metadata, "shards": shards}, indent=2).encode())
         with explain_full_disk(self.out):
             folder.replace(self.out)  # replaces an empty folder
 
+    def _shards(self) -> Iterator[tuple[int, int]]:
+        """Yield the start and end of each shard, which depend on the inputs only, so that a run can resume."""
+        if self.medium != "text":
+            for start in range(0, len(self.inputs), _SHARD_MEDIA):
+                yield start, min(start + _SHARD_MEDIA, len(self.inputs))
+            return
+        token_bytes = 4 * self.dim * len(self.layers)
+        begin = size = 0
+        for start in range(0, len(self.inputs), _COUNTED):
+            texts = [self.prompt + text for text in self.inputs[start : start + _COUNTED]]
+            for index, count in enumerate(count_tokens(self.encoder, texts), start):
+                if size and size + count * token_bytes > _SHARD_BYTES:
+                    yield begin, index
+                    begin, size = index, 0
+                size += count * token_bytes
+        yield begin, len(self.inputs)
+
+    def _read_states(self, inputs: Sequence[Any], tokens: int) -> dict[str, Tensor]:
+        """Return the tensors of a shard in blocks, one per input."""
+        reader = self.reader
+        states: dict[int, dict[int, npt.NDArray[np.float32]]] = {layer: {} for layer in reader.layers}
+        counted: dict[int, npt.NDArray[np.bool_]] = {}
+        norm = final_norm(reader.model, reader.anatomy, reader.norm)
+
+        def receive(layer: int, batch: torch.Tensor, mask: torch.Tensor, positions: list[int]) -> None:
+            rows = norm(batch)[..., : reader.truncate_dim].float().cpu().numpy()
+            real = mask.bool().cpu().numpy()
+            pooled = reader.counting(mask).bool().cpu().numpy()
+            for row, position in enumerate(positions):
+                states[layer][position] = rows[row][real[row]]
+                counted[position] = pooled[row][real[row]]
+
+        batches = batches_of(self.encoder, inputs, token_budget=tokens, prompt=self.prompt)
+        for _ in reader.embed(inputs, batches, tokens=receive):
+            pass
+        order = range(len(inputs))
+        offsets = np.cumsum([0, *(len(counted[position]) for position in order)], dtype=np.int64)
+        total = int(offsets[-1])
+        tensors: dict[str, Tensor] = {
+            "offsets": ("int64", offsets.shape, [offsets]),
+            "counted": ("bool", (total,), [counted[position] for position in order]),
+        }
+        for layer, blocks in states.items():
+            shape = total, blocks[0].shape[1]
+            tensors[f"layer.{layer}"] = ("float32", shape, [blocks[position] for position in order])
+        return tensors
+
     def metadata(self, *, tokens: bool = False) -> dict[str, Any]:
         """Return the description of the file."""
-        spec = self.spec
+        fields = self.spec.to_dict()
         return {
             "format": "midlayer states 1" if tokens else "midlayer vectors 1",
-            "model": spec.model,
-            "revision": spec.revision,
+            **{name: fields[name] for name in (*_SPEC_FIELDS, "truncate_dim", "dtype")},
+            **({"pooling": None} if tokens else {}),
             "commit": getattr(getattr(self.encoder.transformer, "config", None), "_commit_hash", None),
-            "weights": spec.weights_digest,
-            "tower": spec.tower,
             "layers": list(self.layers),
-            "num_layers": spec.num_layers,
-            "site": spec.site,
-            "norm": spec.norm,
-            "pooling": None if tokens else spec.pooling,
             "recipe": self.encoder.options.recipe,
-            "asked": spec.prompting,
             "prompt": self.prompt,
-            "max_length": spec.max_length,
-            "truncate_dim": spec.truncate_dim,
-            "dtype": spec.dtype,
-            "spec": store_key(spec),
+            "spec": store_key(self.spec),
             "inputs": len(self.inputs),
             "inputs_digest": self.digest,
             "versions": versions(),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -142,19 +141,12 @@ def _write_parquet(out: Path, blocks: Blocks, metadata: Mapping[str, Any]) -> No
     vector = pa.list_(pa.float32(), blocks.dim)
     fields = [pa.field("input", pa.string()), *(pa.field(f"layer_{layer}", vector) for layer in blocks.layers)]
     schema = pa.schema(fields, metadata={"midlayer": json.dumps(metadata)})
-    with atomic_write(out) as temporary:
-        writer = parquet.ParquetWriter(temporary, schema, use_dictionary=False)
-        try:
-            for start, end, vectors in blocks:
-                columns: list[Any] = [pa.array(blocks.names[start:end], pa.string())]
-                for rows in vectors:
-                    columns.append(pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), blocks.dim))
-                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-        except BaseException:
-            with suppress(OSError):  # the first error counts, for example a full disk
-                writer.close()
-            raise
-        writer.close()
+    with atomic_write(out) as temporary, parquet.ParquetWriter(temporary, schema, use_dictionary=False) as writer:
+        for start, end, vectors in blocks:
+            columns: list[Any] = [pa.array(blocks.names[start:end], pa.string())]
+            for rows in vectors:
+                columns.append(pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), blocks.dim))
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
 
 
 _WRITERS: Mapping[str, Callable[[Path, Blocks, Mapping[str, Any]], None]] = {
