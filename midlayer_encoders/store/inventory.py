@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -58,18 +59,15 @@ def _info(folder: Path, label: Mapping[str, object]) -> StoreInfo:
     size = 0
     last_used = 0.0
     for path in folder.iterdir():
-        try:
+        # It may have been removed by another process, or be a dangling link; the store sets aside a damaged shard.
+        with suppress(OSError, DamagedError):
             status = path.stat()
+            size += status.st_size
+            last_used = max(last_used, status.st_mtime)
             if path.suffix == ".safetensors":
                 shard, keys = read_head(path)
                 layers.update(shard.layers)
                 texts.update(keys)
-        except OSError:
-            continue  # removed by another process, or a dangling link
-        except DamagedError:
-            pass  # the store sets it aside when it is opened
-        size += status.st_size
-        last_used = max(last_used, status.st_mtime)
     description = label.get("description")
     return StoreInfo(
         folder=folder,
@@ -130,13 +128,8 @@ def prune(
             removed.append(info)
         else:
             kept_bytes += info.bytes
-    if not dry_run:
-        for info in removed:
-            _remove(info.folder)
+    for info in [] if dry_run else removed:
+        # Hidden from other processes in one step, then removed file by file.
+        with explain_full_disk(info.folder), scratch(info.folder.parent) as temporary:
+            info.folder.rename(temporary)
     return removed
-
-
-def _remove(folder: Path) -> None:
-    """Hide a store from other processes in one step, then remove its files."""
-    with explain_full_disk(folder), scratch(folder.parent) as temporary:
-        folder.rename(temporary)

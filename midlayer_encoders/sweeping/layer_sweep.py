@@ -358,21 +358,18 @@ class _SingleSweep:
         frames = [self._score_frame(scoring.scores, "score"), self._score_frame(scoring.confirmed, "confirmed")]
         if self.request.has_metrics:
             frames.append(self._metrics())
-        notes = sweep_notes(
-            self.encoder,
-            self.spec,
-            self.sources,
-            scoring,
-            self.layers,
-            baselines=self.baselines,
-            seconds=time.perf_counter() - start,
-            tokens=embedder.tokens,
-        )
-        flags = ("whiten", "embed_filter", "normalize")
-        vectors: dict[str, Any] = {name: True for name in flags if getattr(self.recipe, name)}
+        run = {"seconds": f"{time.perf_counter() - start:.0f}", "tokens in a batch": str(embedder.tokens)}
+        notes = sweep_notes(self.encoder, self.spec, self.sources, scoring, self.layers, self.baselines, run)
+        vectors: dict[str, Any] = {
+            name: True for name in ("whiten", "embed_filter", "normalize") if getattr(self.recipe, name)
+        }
         if self.recipe.center:
             vectors["center"] = str(self.center_file)
-        result = SweepResult(pl.concat(frames), self.folder, replace(notes, vectors=vectors))
+        result = SweepResult(
+            pl.concat(frames),
+            self.folder,
+            replace(notes, vectors=vectors),
+        )
         result.save()
         return result
 

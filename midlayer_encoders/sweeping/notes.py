@@ -48,19 +48,23 @@ def sweep_notes(
     sources: Sequence[TaskSource],
     scoring: ScoringResult,
     layers: Sequence[int],
-    *,
     baselines: Sequence[Baseline],
-    seconds: float,
-    tokens: int,
+    run: dict[str, str],
 ) -> Notes:
-    """Return the notes of a sweep; baselines without a score are scored on the tasks that did not fail."""
+    """Return the notes of a sweep; baselines without a score are scored on the tasks that did not fail.
+
+    ``run`` tells its time and batches.
+    """
     of_blocks = spec.site == "block"
     labeled = [source for source in sources if not isinstance(source, TextsSource)]
+    how = _how(spec, sources, scoring.methods, run | {"device": str(encoder.device)})
     timing: dict[str, Any] = {}
     pass_seconds: dict[int, float] = {}
     if of_blocks and "text" in encoder.media:
         pass_seconds, num_tokens = _time_passes(encoder, layers)
         timing = {"texts": len(_TIMED_TEXTS), "tokens": num_tokens, "device": _device_name(encoder)}
+        batch = "{texts} texts of {tokens} tokens at once on {device}".format(**timing)
+        how["time per text"] = f"the pass up to the layer, {batch}, fastest of {_TIMED_PASSES}; without tokenization"
     failures = {score.task: f"layer {score.layer}: {score.error}" for score in reversed(scoring.scores) if score.error}
     succeeded = [source for source in labeled if source.name not in failures]
     baseline_scores = {each.name: _baseline_scores(each, succeeded, scoring.baselines) for each in baselines}
@@ -69,7 +73,7 @@ def sweep_notes(
     return Notes(
         title=f"Every layer of {spec.model}" + ("" if of_blocks else f": its {spec.site}"),
         model=str(path.absolute()) if is_local else encoder.source,
-        how=_how(encoder, spec, sources, scoring.methods, timing, seconds, tokens),
+        how=how,
         parameters=_parameters(encoder, layers, spec.norm) if of_blocks else {},
         seconds=pass_seconds,
         baselines=without_nan(baseline_scores),
@@ -105,14 +109,12 @@ def _baseline_scores(
 
 
 def _how(
-    encoder: LayerEncoder,
-    spec: EncoderSpec,
-    sources: Sequence[TaskSource],
-    methods: Mapping[str, str],
-    timing: Mapping[str, Any],
-    seconds: float,
-    tokens: int,
+    spec: EncoderSpec, sources: Sequence[TaskSource], methods: Mapping[str, str], run: Mapping[str, str]
 ) -> dict[str, str]:
+    """Return how a sweep was measured, for its page."""
+    by_mteb = [f"{task_label(task)} {method}" for task, method in methods.items() if method != TOGETHER]
+    if len(by_mteb) < len(methods):
+        by_mteb.insert(0, f"{TOGETHER}; the best, the second best and the last confirmed by mteb")
     how = {
         "model": spec.model,
         "revision": spec.revision or "default",
@@ -123,18 +125,10 @@ def _how(
         "dtype": spec.dtype,
         "weights": spec.weights_digest,
         "tasks": ", ".join(task_label(source.name) for source in sources) or "none",
-        "seconds": f"{seconds:.0f}",
-        "tokens in a batch": str(tokens),
-        "device": str(encoder.device),
+        **run,
         **versions(_PACKAGES),
+        "scoring": "; ".join(by_mteb),
     }
-    by_mteb = [f"{task_label(task)} {method}" for task, method in methods.items() if method != TOGETHER]
-    if len(by_mteb) < len(methods):
-        by_mteb.insert(0, f"{TOGETHER}; the best, the second best and the last confirmed by mteb")
-    how["scoring"] = "; ".join(by_mteb)
-    if timing:
-        batch = "{texts} texts of {tokens} tokens at once on {device}".format(**timing)
-        how["time per text"] = f"the pass up to the layer, {batch}, fastest of {_TIMED_PASSES}; without tokenization"
     return {name: value for name, value in how.items() if value}
 
 

@@ -146,12 +146,8 @@ def _nearest(entry: Entry, shelf: Sequence[Entry]) -> list[Entry]:
 
 def _grade(entry: Entry, other: Entry) -> int:
     """Return how many of library, subject, file and object two entries share: an index into :data:`STS_GRADES`."""
-    pairs = zip(_location(entry), _location(other), strict=True)
+    pairs = zip(entry[:4], other[:4], strict=True)  # library, shelf, module and name
     return next((depth for depth, (a, b) in enumerate(pairs) if a != b), len(STS_GRADES) - 1)
-
-
-def _location(entry: Entry) -> tuple[str, str, str, str]:
-    return entry.library, entry.shelf, entry.module, entry.name
 
 
 def _columns(names: Sequence[str], rows: Sequence[Sequence[object]]) -> dict[str, list[object]]:

@@ -10,9 +10,9 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from midlayer_encoders.errors import MidlayerError
 
@@ -107,8 +107,7 @@ _NOT_PROSE = re.compile(r"^\s*(>>>|\.\. |:\w|@|[-*+] |\d+[.)] |#|\||```|\$\$|<|\
 _SENTENCE_END = re.compile(r"(?<=[a-z)\d][.!?])\s+(?=[A-Z])")
 
 
-@dataclass(frozen=True, order=True)
-class Entry:
+class Entry(NamedTuple):
     """A documented object with two texts from its docstring.
 
     Attributes:

@@ -91,23 +91,19 @@ def _retrieval_statistics(task: Any) -> dict[str, Any]:
         titles = corpus["title"][:] if "title" in corpus.column_names else [""] * len(texts)
         documents = [f"{title or ''} {text}".strip() for title, text in zip(titles, texts, strict=True)]
         judged = split["relevant_docs"]
-        judged_queries = [
-            (name, text)
-            for name, text in zip(split["queries"]["id"][:], split["queries"]["text"][:], strict=True)
-            if name in judged and isinstance(text, str)
-        ]
-        queries = [text for _, text in judged_queries]
+        all_queries = zip(split["queries"]["id"][:], split["queries"]["text"][:], strict=True)
+        queries = {name: text for name, text in all_queries if name in judged and isinstance(text, str)}
         counts = [sum(score > 0 for score in scores.values()) for scores in judged.values()]
         relevant += counts
         rows.update({"queries": len(queries), "documents": len(documents), "relevant pairs": sum(counts)})
-        duplicates.update({"queries": _num_repeated(queries), "documents": _num_repeated(documents)})
+        duplicates.update({"queries": _num_repeated([*queries.values()]), "documents": _num_repeated(documents)})
         ids_by_text: dict[str, set[str]] = {}
-        for name, document, text in zip(corpus["id"][:], documents, texts, strict=True):
-            ids_by_text.setdefault(document, set()).add(name)
-            ids_by_text.setdefault(text, set()).add(name)
+        for name, *both in zip(corpus["id"][:], documents, texts, strict=True):
+            for text in both:
+                ids_by_text.setdefault(text, set()).add(name)
         ignores_itself = bool(getattr(task, "ignore_identical_ids", False))
         leaks["queries that are also documents"] += sum(
-            bool(ids_by_text.get(text, set()) - ({name} if ignores_itself else set())) for name, text in judged_queries
+            bool(ids_by_text.get(text, set()) - {name if ignores_itself else None}) for name, text in queries.items()
         )
     spread = {"fewest": min(relevant), "most": max(relevant), "mean": sum(relevant) / len(relevant)} if relevant else {}
     return {
