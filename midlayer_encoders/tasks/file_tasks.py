@@ -360,16 +360,11 @@ def _type(table: Table) -> tuple[TaskType, str]:
             return task_type, why
     if (alone := _TYPE_BY_ALL_COLUMNS.get(frozenset(columns))) is not None:
         return alone, f"columns {', '.join(table.columns)}" if len(columns) > 1 else f"column {table.columns[0]} alone"
-    fits: dict[TaskType, str] = {}
-    for task_type, needed in sorted(_TYPE_BY_COLUMNS, key=lambda rule: len(set(rule[1]) - columns)):
-        missing = ", ".join(name for name in needed if name not in columns)
-        fits.setdefault(task_type, f"{task_type} needs {', '.join(needed)} (missing: {missing})")
-    alone_words = " Without labels, text must stand alone." if "text" in columns else ""
-    if columns.issuperset(("sentence1", "sentence2")):
-        alone_words = " Of translations, sentence1 and sentence2 must stand alone."
+    needed_columns = {task_type: ", ".join(needed) for task_type, needed in reversed(_TYPE_BY_COLUMNS)}
     raise ColumnsError(
         f"{table.path} must have the columns of a task, but has {', '.join(table.columns)}. "
-        f"{'; '.join(fits.values())}.{alone_words}"
+        f"{'; '.join(f'{task_type} needs {names}' for task_type, names in needed_columns.items())}. "
+        "Texts without labels, or sentence1 and sentence2 of translations, must stand alone."
     )
 
 

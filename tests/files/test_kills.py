@@ -28,14 +28,14 @@ def check(found: dict[str, Any], points: int) -> None:
 
 @pytest.mark.slow
 def test_some_points() -> None:
-    check(killed("store:20"), 15)
+    check(killed("store:5"), 20)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "points"),
     [
-        ("store", 330),
+        ("store", 100),
         ("sweep", 350),
         ("metrics", 18),
         ("progression", 70),
