@@ -23,20 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError
-from midlayer_encoders.files import make_folder, remove_leftovers, set_aside, write_file
-from midlayer_encoders.store.shard import (
-    DTYPES,
-    FORMAT,
-    KEY_BYTES,
-    DamagedError,
-    Shard,
-    StoreError,
-    TextNotStoredError,
-    read_head,
-    read_rows,
-    verify_rows,
-    write_shard,
-)
+from midlayer_encoders.files import make_folder, read_artifact, remove_leftovers, set_aside, write_file
+from midlayer_encoders.store import shard as shard_files
+from midlayer_encoders.store.shard import KEY_BYTES, DamagedError, Shard, StoreError, TextNotStoredError
 from midlayer_encoders.validation import check_choice
 
 StoreDtype: TypeAlias = Literal["float16", "float32"]
@@ -98,7 +87,7 @@ class EmbeddingStore:
         dtype: StoreDtype = "float32",
         description: Mapping[str, object] | None = None,
     ) -> None:
-        check_choice("dtype", dtype, DTYPES)
+        check_choice("dtype", dtype, shard_files.DTYPES)
         if not key.replace("-", "").replace("_", "").isalnum():
             raise OptionError(f"`key` must be letters, digits, '-' and '_', since it names a folder, but got {key!r}.")
         if not layers or sorted(set(layers)) != list(layers) or layers[0] < 0:
@@ -111,8 +100,8 @@ class EmbeddingStore:
         self.dim = int(dim)
         self.dtype = dtype
         self._shards: dict[str, Shard] = {}
-        self._first_rows: dict[str, int] = {}  # rows are numbered across all shards
-        self._rows: dict[bytes, int] = {}
+        self._rows: dict[bytes, int] = {}  # rows are numbered across all shards
+        self._num_rows = 0
         self._ignored: set[str] = set()  # shards that lack a layer or are damaged
         self._verified: dict[str, set[int]] = defaultdict(set)  # layers of each shard whose checksum matched
         self._open(description or {})
@@ -120,13 +109,11 @@ class EmbeddingStore:
     def _open(self, description: Mapping[str, object]) -> None:
         make_folder(self.folder)
         path = self.folder / "store.json"
-        expected = {"format": FORMAT, "dim": self.dim, "dtype": self.dtype}
-        if read_label(path) is None:
-            if path.is_file():
-                set_aside(path, "it does not describe a store")
+        expected = {"format": shard_files.FORMAT, "dim": self.dim, "dtype": self.dtype}
+        if read_artifact(path, read_label) is None:
             content = json.dumps({**expected, "description": dict(description)}, indent=2, default=str)
             write_file(path, content.encode())
-        label = read_label(path) or {}
+        label = read_label(path)
         for name, value in expected.items():
             if label.get(name) != value:
                 raise OptionError(
@@ -152,8 +139,9 @@ class EmbeddingStore:
         while True:
             names = {path.name for path in self.folder.glob("*.safetensors")} - self._ignored
             if self._shards.keys() - names:  # an earlier shard may hold some of the texts that were removed
-                for index in (self._shards, self._first_rows, self._rows):
-                    index.clear()
+                self._shards = {}
+                self._rows = {}
+                self._num_rows = 0
             try:
                 for name in sorted(names - self._shards.keys()):
                     self._add(name)
@@ -164,14 +152,9 @@ class EmbeddingStore:
     def _add(self, name: str) -> None:
         path = self.folder / name
         try:
-            shard, keys = read_head(path)
+            shard, keys = shard_files.read_head(path)
         except DamagedError as error:
-            self._discard(name, error)
-            return
-        except OSError:
-            if not path.is_symlink():
-                raise
-            self._discard(name, DamagedError("it is a dangling link"))
+            self._discard(path, error)
             return
         if (shard.store, shard.dim, shard.dtype) != (self.key, self.dim, self.dtype):
             raise StoreError(
@@ -179,34 +162,32 @@ class EmbeddingStore:
                 f"{shard.dtype} vectors of {shard.dim} dimensions of {shard.store!r}: move it away."
             )
         if set(self.layers) <= set(shard.layers):
-            self._add_rows(name, shard, keys)
+            self._add_rows(shard, keys)
         else:
             self._ignored.add(name)
 
-    def _add_rows(self, name: str, shard: Shard, keys: Sequence[bytes]) -> None:
+    def _add_rows(self, shard: Shard, keys: Sequence[bytes]) -> None:
         """Index a shard; a text that is also in an earlier shard is read from this one."""
-        last = next(reversed(self._shards), None)
-        first = 0 if last is None else self._first_rows[last] + self._shards[last].count
-        self._shards[name] = shard
-        self._first_rows[name] = first
-        self._rows.update(zip(keys, range(first, first + shard.count), strict=True))
+        self._shards[shard.path.name] = shard
+        self._rows.update(zip(keys, range(self._num_rows, self._num_rows + shard.count), strict=True))
+        self._num_rows += shard.count
 
     def _find(self, keys: Sequence[bytes]) -> _Rows:
         """Return the row number of each key, -1 for a key that is not stored."""
         return np.fromiter((self._rows.get(key, -1) for key in keys), np.intp, len(keys))
 
-    def _places(self, rows: _Rows) -> dict[str, tuple[_Rows, _Rows]]:
-        """Return, for each shard of the rows, their positions in ``rows`` and their ascending rows in the shard."""
-        names = list(self._first_rows)
-        first_rows = np.array(list(self._first_rows.values()), dtype=np.intp)
+    def _places(self, rows: _Rows) -> list[tuple[Shard, _Rows, _Rows]]:
+        """Return each shard of the rows, their positions in ``rows`` and their ascending rows in the shard."""
+        shards = list(self._shards.values())
+        first_rows = np.cumsum([0, *(shard.count for shard in shards)])
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
-        shards = np.searchsorted(first_rows, ascending, side="right") - 1
-        bounds = [*np.flatnonzero(np.diff(shards, prepend=-1)), len(order)]
-        return {
-            names[shards[start]]: (order[start:end], ascending[start:end] - first_rows[shards[start]])
+        numbers = np.searchsorted(first_rows, ascending, side="right") - 1
+        bounds = [*np.flatnonzero(np.diff(numbers, prepend=-1)), len(order)]
+        return [
+            (shards[numbers[start]], order[start:end], ascending[start:end] - first_rows[numbers[start]])
             for start, end in pairwise(bounds)
-        }
+        ]
 
     def missing(self, keys: Sequence[str]) -> list[int]:
         """Return the indices of the keys that are not stored, each key once.
@@ -219,7 +200,7 @@ class EmbeddingStore:
             self.refresh()
             rows = self._find(requested)
             with suppress(FileNotFoundError):
-                _run_in_threads(lambda name: self._verify(name, self.layers), self._places(rows[rows >= 0]))
+                _run_in_threads(lambda place: self._verify(place[0], self.layers), self._places(rows[rows >= 0]))
                 break
         absent = np.flatnonzero(rows < 0).tolist()
         return sorted({requested[position]: position for position in reversed(absent)}.values())
@@ -234,10 +215,11 @@ class EmbeddingStore:
         requested = [_key_bytes(key) for key in keys]
         embeddings = np.empty((len(keys), self.dim), dtype=np.float32)
 
-        def read(name: str, positions: _Rows, rows: _Rows) -> None:
-            self._verify(name, [layer])
-            with self._shard(name) as (path, shard):
-                embeddings[positions] = read_rows(path, shard, layer, rows)
+        def read(place: tuple[Shard, _Rows, _Rows]) -> None:
+            shard, positions, shard_rows = place
+            self._verify(shard, [layer])
+            with self._discarding(shard):
+                embeddings[positions] = shard.read(layer, shard_rows)
 
         while True:
             rows = self._find(requested)
@@ -251,39 +233,32 @@ class EmbeddingStore:
                     f"`keys[{absent[0]}]` ({keys[absent[0]]}): embed and write those that `missing(keys)` lists."
                 )
             try:
-                _run_in_threads(lambda item: read(item[0], *item[1]), self._places(rows).items())
+                _run_in_threads(read, self._places(rows))
                 return embeddings
             except FileNotFoundError:
                 self.refresh()
 
-    @contextmanager
-    def _shard(self, name: str) -> Iterator[tuple[Path, Shard]]:
-        """Yield the path and metadata of a shard.
-
-        Raises:
-            FileNotFoundError: the shard was removed, or it was damaged and is now set aside.
-        """
-        path = self.folder / name
-        shard = self._shards.get(name)
-        if shard is None:
-            raise FileNotFoundError(path)
-        try:
-            yield path, shard
-        except DamagedError as error:
-            self._discard(name, error)
-            raise FileNotFoundError(path) from error
-
-    def _verify(self, name: str, layers: Iterable[int]) -> None:
+    def _verify(self, shard: Shard, layers: Iterable[int]) -> None:
         """Verify the checksums of a shard's layers, once per object."""
-        if unverified := set(layers) - self._verified[name]:
-            with self._shard(name) as (path, shard):
-                verify_rows(path, shard, unverified)
-            self._verified[name] |= unverified
+        verified = self._verified[shard.path.name]
+        if unverified := set(layers) - verified:
+            with self._discarding(shard):
+                shard.verify(unverified)
+            verified |= unverified
 
-    def _discard(self, name: str, error: DamagedError) -> None:
+    @contextmanager
+    def _discarding(self, shard: Shard) -> Iterator[None]:
+        """Set a damaged shard aside, and raise the error of a shard that was removed."""
+        try:
+            yield
+        except DamagedError as error:
+            self._discard(shard.path, error)
+            raise FileNotFoundError(shard.path) from error
+
+    def _discard(self, path: Path, error: DamagedError) -> None:
         """Set a damaged shard aside, so that its texts are embedded again."""
-        self._ignored.add(name)
-        set_aside(self.folder / name, str(error))
+        self._ignored.add(path.name)
+        set_aside(path, str(error))
 
     def write(self, keys: Sequence[str], embeddings: npt.NDArray[Any], *, finite: bool = False) -> None:
         """Store the embeddings of texts at all layers: all of them, or none if the process is killed.
@@ -312,8 +287,7 @@ class EmbeddingStore:
         name = f"{time.time_ns():020d}-{uuid4().hex[:8]}.safetensors"
         if not self.folder.exists():
             raise StoreError(f"The store in {self.folder} was removed while it was in use: run again.")
-        shard = write_shard(self.folder / name, self.key, self.layers, list(new), rows)
-        self._add_rows(name, shard, list(new))
+        self._add_rows(shard_files.write_shard(self.folder / name, self.key, self.layers, list(new), rows), list(new))
         self._verified[name].update(self.layers)
 
     def _rounded(self, embeddings: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -331,15 +305,12 @@ class EmbeddingStore:
         return rounded
 
 
-def read_label(path: Path) -> dict[str, Any] | None:
-    """Return the content of a ``store.json``, or None if it is absent or unreadable."""
-    if not path.is_file():  # reading a FIFO would never end
-        return None
-    try:
-        label = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError, RecursionError):
-        return None
-    return label if isinstance(label, dict) and {"format", "dim", "dtype"} <= label.keys() else None
+def read_label(path: Path) -> dict[str, Any]:
+    """Return the content of a ``store.json``, or raise a ``ValueError`` if it does not describe a store."""
+    label = json.loads(path.read_bytes())
+    if not isinstance(label, dict) or not {"format", "dim", "dtype"} <= label.keys():
+        raise ValueError("it does not describe a store")
+    return label
 
 
 def _run_in_threads(function: Callable[[Any], object], items: Iterable[Any]) -> None:

@@ -48,8 +48,11 @@ def list_stores(root: Path | str) -> list[StoreInfo]:
         >>> list_stores("nowhere")
         []
     """
-    labels = Path(root).expanduser().glob("[!.]*/store.json")  # hidden folders are being removed
-    stores = [_info(path.parent, label) for path in labels if (label := read_label(path)) is not None]
+    stores = []
+    for path in Path(root).expanduser().glob("[!.]*/store.json"):  # hidden folders are being removed
+        with suppress(FileNotFoundError, ValueError, RecursionError):
+            if path.is_file():  # reading a FIFO would never end
+                stores.append(_info(path.parent, read_label(path)))
     return sorted(stores, key=lambda info: info.last_used, reverse=True)
 
 

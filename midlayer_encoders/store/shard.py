@@ -42,9 +42,10 @@ class DamagedError(StoreError):
 
 @dataclass(frozen=True)
 class Shard:
-    """The metadata of a shard.
+    """A shard: its file and metadata.
 
     Attributes:
+        path: the file.
         store: key of its store.
         layers: layers of its rows.
         count: number N of texts.
@@ -53,6 +54,7 @@ class Shard:
         checksums: CRC-32 of each layer's rows.
     """
 
+    path: Path
     store: str
     layers: tuple[int, ...]
     count: int
@@ -71,9 +73,37 @@ class Shard:
         head = json.dumps([fields, self.count, self.dim, self.dtype]).encode()
         return {**fields, "checksum": f"{zlib.crc32(keys, zlib.crc32(head)):08x}"}
 
+    @contextmanager
+    def _open_layers(self, layers: Iterable[int]) -> Iterator[dict[int, Any]]:
+        """Yield the rows of layers, to be sliced; nothing is read before."""
+        try:
+            with safe_open(self.path, framework="numpy") as file:
+                slices = {layer: file.get_slice(f"layer.{layer}") for layer in layers}
+                if any(rows.get_shape() != [self.count, self.dim] for rows in slices.values()):
+                    raise DamagedError("its shape has changed")
+                yield slices
+        except SafetensorError as error:
+            raise DamagedError(f"it is not a complete safetensors file: {error}") from error
+
+    def verify(self, layers: Iterable[int]) -> None:
+        """Verify the checksums of the rows of layers."""
+        with self._open_layers(layers) as slices:
+            for layer, rows in slices.items():
+                if zlib.crc32(rows[:].data) != self.checksums[self.layers.index(layer)]:
+                    raise DamagedError(f"the rows of layer {layer} do not match their checksum")
+
+    def read(self, layer: int, rows: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
+        """Return some rows of a layer, given in ascending order."""
+        first, last = int(rows[0]), int(rows[-1])
+        with self._open_layers([layer]) as slices:
+            block: npt.NDArray[Any] = slices[layer][first : last + 1]
+        return block if np.array_equal(rows, np.arange(first, last + 1)) else block[rows - first]
+
 
 def read_head(path: Path) -> tuple[Shard, list[bytes]]:
-    """Return the metadata and the keys of a shard after verifying their checksum and the file's length."""
+    """Return a shard and its keys after verifying their checksum and the file's length."""
+    if path.is_symlink() and not path.exists():
+        raise DamagedError("it is a dangling link")
     if not stat.S_ISREG(path.stat().st_mode):  # reading a FIFO would never end
         raise DamagedError("it is not a regular file")
     try:
@@ -83,6 +113,7 @@ def read_head(path: Path) -> tuple[Shard, list[bytes]]:
             first = file.get_slice(f"layer.{layers[0]}")
             count, dim = first.get_shape()
             shard = Shard(
+                path=path,
                 store=metadata["store"],
                 layers=layers,
                 count=count,
@@ -101,42 +132,13 @@ def read_head(path: Path) -> tuple[Shard, list[bytes]]:
     return shard, [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
 
 
-@contextmanager
-def _open_layers(path: Path, shard: Shard, layers: Iterable[int]) -> Iterator[dict[int, Any]]:
-    """Yield the rows of layers, to be sliced; nothing is read before."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            slices = {layer: file.get_slice(f"layer.{layer}") for layer in layers}
-            if any(rows.get_shape() != [shard.count, shard.dim] for rows in slices.values()):
-                raise DamagedError("its shape has changed")
-            yield slices
-    except SafetensorError as error:
-        raise DamagedError(f"it is not a complete safetensors file: {error}") from error
-
-
-def verify_rows(path: Path, shard: Shard, layers: Iterable[int]) -> None:
-    """Verify the checksums of the rows of layers."""
-    with _open_layers(path, shard, layers) as slices:
-        for layer, rows in slices.items():
-            if zlib.crc32(rows[:].data) != shard.checksums[shard.layers.index(layer)]:
-                raise DamagedError(f"the rows of layer {layer} do not match their checksum")
-
-
-def read_rows(path: Path, shard: Shard, layer: int, rows: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
-    """Return some rows of a layer, given in ascending order."""
-    first, last = int(rows[0]), int(rows[-1])
-    with _open_layers(path, shard, [layer]) as slices:
-        block: npt.NDArray[Any] = slices[layer][first : last + 1]
-    return block if np.array_equal(rows, np.arange(first, last + 1)) else block[rows - first]
-
-
 def write_shard(
     path: Path, store: str, layers: tuple[int, ...], keys: Sequence[bytes], embeddings: npt.NDArray[Any]
 ) -> Shard:
-    """Write the embeddings ``(L, N, D)`` of texts and return the metadata."""
+    """Write the embeddings ``(L, N, D)`` of texts and return their shard."""
     _, count, dim = embeddings.shape
     checksums = tuple(zlib.crc32(rows.data) for rows in embeddings)
-    shard = Shard(store, layers, count, dim, embeddings.dtype.name, checksums)
+    shard = Shard(path, store, layers, count, dim, embeddings.dtype.name, checksums)
     joined = b"".join(keys)
     tensors = {f"layer.{layer}": rows for layer, rows in zip(layers, embeddings, strict=True)}
     tensors["keys"] = np.frombuffer(joined, dtype=np.uint8).reshape(-1, KEY_BYTES)

@@ -53,7 +53,7 @@ def sweep(data: Path) -> Scenario:
     """Two tasks of one's own, one layer, vectors in several shards."""
     from midlayer_encoders import LayerEncoder
     from midlayer_encoders.store import list_stores
-    from midlayer_encoders.store.shard import read_head, read_rows, verify_rows
+    from midlayer_encoders.store.shard import read_head
     from midlayer_encoders.sweeping import SweepResult, SweepSettings
     from midlayer_encoders.sweeping import sweep as run_sweep
 
@@ -71,9 +71,9 @@ def sweep(data: Path) -> Scenario:
         (info,) = list_stores(out / "embeddings")
         for path in sorted(info.folder.glob("*.safetensors")):
             shard, keys = read_head(path)
-            verify_rows(path, shard, shard.layers)
+            shard.verify(shard.layers)
             every_row = np.arange(shard.count)
-            rows = np.stack([read_rows(path, shard, layer, every_row) for layer in shard.layers])
+            rows = np.stack([shard.read(layer, every_row) for layer in shard.layers])
             vectors |= {key.hex(): hashlib.sha256(rows[:, n].tobytes()).hexdigest() for n, key in enumerate(keys)}
         return [result.frame.rows(), dict(result.failures), sorted(vectors.items())]
 
