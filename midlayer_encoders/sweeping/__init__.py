@@ -16,13 +16,9 @@ __all__ = ["Preview", "RecipesResult", "SweepResult", "SweepSettings", "TaskPrev
 if not TYPE_CHECKING:
     # Loading a result is fast; running a sweep imports torch and transformers, which takes seconds.
     _MODULES = {
-        "Preview": "sweeping.previews",
-        "RecipesResult": "sweeping.sweep_result",
-        "SweepResult": "sweeping.sweep_result",
-        "SweepSettings": "sweeping.layer_sweep",
-        "TaskPreview": "sweeping.previews",
-        "preview": "sweeping.previews",
-        "sweep": "sweeping.layer_sweep",
+        **dict.fromkeys(("Preview", "TaskPreview", "preview"), "sweeping.previews"),
+        **dict.fromkeys(("RecipesResult", "SweepResult"), "sweeping.sweep_result"),
+        **dict.fromkeys(("SweepSettings", "sweep"), "sweeping.layer_sweep"),
     }
     _MOVED = {"Board": "boards", "embed": "vectors"}
 

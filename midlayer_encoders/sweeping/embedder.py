@@ -172,7 +172,7 @@ def open_store(
     root: Path | str, spec: EncoderSpec, layers: Sequence[int], encoder: LayerEncoder, dtype: StoreDtype
 ) -> EmbeddingStore:
     """Open the store of an encoder's vectors."""
-    description = _without_layer(spec).to_dict()
+    description = spec.to_dict()
     del description["layer"], description["similarity"]
     return EmbeddingStore(
         root,
@@ -186,11 +186,8 @@ def open_store(
 
 def store_key(spec: EncoderSpec, dtype: StoreDtype = "float32") -> str:
     """Return the key of the store of an encoder's vectors."""
-    return _without_layer(spec).digest + ("-half" if dtype == "float16" else "")
-
-
-def _without_layer(spec: EncoderSpec) -> EncoderSpec:
-    return replace(spec, layer=-1, similarity="cosine")  # the similarity changes scores, not vectors
+    # The similarity changes scores, not vectors.
+    return replace(spec, layer=-1, similarity="cosine").digest + ("-half" if dtype == "float16" else "")
 
 
 def num_dims(encoder: LayerEncoder, norm: Norm) -> int:

@@ -61,20 +61,23 @@ class Group:
             return [function()]
         result: Any = None
         error: Exception | None = None
+        failure: MidlayerError | None = None  # the error that the other processes raise
         try:
             result = function()
         except ProcessLostError:
             raise
         except Exception as raised:
             error = raised
+            kinds = (kind for kind in (DiskFullError, FolderError) if isinstance(raised, kind))
+            failure = next(kinds, OtherProcessError)(f"In process {self.rank}: {error_summary(raised)}")
         while True:
-            outcomes = self._gather((inside, result, _for_others(error, self.rank)))
+            outcomes = self._gather((inside, result, failure))
             if all(level == inside for level, _, _ in outcomes):
                 break
             if inside:  # the processes outside wait until all have left the inside call
                 raise error or OtherProcessError("Another process could not evaluate the task, or had its score.")
-        if failure := error or next((failure for _, _, failure in outcomes if failure is not None), None):
-            raise failure
+        if first_error := error or next((failure for _, _, failure in outcomes if failure is not None), None):
+            raise first_error
         return [result for _, result, _ in outcomes]
 
     def first(self, function: Callable[[], T], *, inside: bool = False) -> T:
@@ -91,14 +94,6 @@ class Group:
                 "error, and run the same command again to resume."
             ) from error
         return items
-
-
-def _for_others(error: Exception | None, rank: int) -> MidlayerError | None:
-    """Return the error that the other processes raise."""
-    if error is None:
-        return None
-    error_class = next((kind for kind in (DiskFullError, FolderError) if isinstance(error, kind)), OtherProcessError)
-    return error_class(f"In process {rank}: {error_summary(error)}")
 
 
 def launch(devices: int, num_nodes: int, *, cpu: bool) -> Group:

@@ -146,12 +146,14 @@ class SweepResult(Result):
 
     def save(self, folder: Path | str | None = None) -> Path:
         """Write the frame (parquet and CSV) and the notes into a folder, by default the result's, and return it."""
-        return self._save(folder)
-
-    def _save(self, folder: Path | str | None, **notes: Any) -> Path:
         home = self._write_tables(folder)
-        write_file(home / "sweep.json", json.dumps(asdict(self.notes) | notes, indent=2).encode())
+        notes = replace(self.notes, recipes=self._recipe_folders(home))
+        write_file(home / "sweep.json", json.dumps(asdict(notes), indent=2).encode())
         return home
+
+    def _recipe_folders(self, home: Path) -> dict[str, str]:  # noqa: ARG002
+        """Return the folder of each recipe, relative to the result's."""
+        return {}
 
     @classmethod
     def load(cls, folder: Path | str) -> SweepResult:
@@ -241,12 +243,8 @@ class RecipesResult(SweepResult):
         """Return the self-contained page."""
         return self.winner._page(self.failures, self)
 
-    def save(self, folder: Path | str | None = None) -> Path:
-        """Write the frame of all recipes and the path of each part into a folder, by default the result's."""
-        home = self._home() if folder is None else Path(folder)
-        return self._save(
-            home, recipes={name: os.path.relpath(part._home(), home) for name, part in self.parts.items()}
-        )
+    def _recipe_folders(self, home: Path) -> dict[str, str]:
+        return {name: os.path.relpath(part._home(), home) for name, part in self.parts.items()}
 
 
 def _average(part: SweepResult) -> float | None:

@@ -15,7 +15,7 @@ from midlayer_encoders.tasks.baselines import (
     task_texts,
     tfidf_scores,
 )
-from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, STS_GRADES
+from midlayer_encoders.tasks.docstrings import BUILTIN_TASKS, STS_GRADES
 from midlayer_encoders.tasks.overview import TaskOverview, task_overview
 from midlayer_encoders.tasks.sources import (
     PAPER_TASKS,

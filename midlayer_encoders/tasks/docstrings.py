@@ -1,20 +1,46 @@
-"""Plain sentences from the docstrings of libraries that every installation has, read from their sources."""
+"""Five built-in tasks of different types, without downloads.
+
+Their texts are plain sentences from the docstrings of libraries that every installation has, read from their sources.
+"""
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.metadata
 import importlib.util
 import platform
 import re
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.tasks.task_data import TaskData, TaskType
+
+BUILTIN_TASKS: dict[str, TaskType] = {
+    "DocstringLibraryClassification": "Classification",
+    "DocstringSubjectClustering": "Clustering",
+    "DocstringSameObjectPairs": "PairClassification",
+    "DocstringDescriptionReranking": "Reranking",
+    "DocstringNearnessSTS": "STS",
+}
+"""Label and type of each built-in task."""
+
+STS_GRADES: tuple[str, ...] = (
+    "objects of two libraries",
+    "two subjects of one library",
+    "two files of one subject",
+    "two objects of one file",
+    "one object",
+)
+"""Meaning of each grade of the built-in STS task, from 0 to 4."""
+
+_PER_SHELF = 20
+_CANDIDATES = 10
 
 SHELVES: dict[str, dict[str, tuple[str, ...]]] = {
     "numpy": {
@@ -256,3 +282,125 @@ def _usable(sentence: str, *, low: int, high: int) -> bool:
         and _UNWANTED.search(sentence) is None
         and _STOCK.search(sentence) is None
     )
+
+
+Pool: TypeAlias = tuple[tuple[Entry, ...], ...]
+"""The objects of each shelf."""
+
+
+@cache
+def builtin_data(label: str) -> TaskData:
+    """Return the rows of the built-in task ``label``, which depend only on the versions of the libraries."""
+    origin = ",".join(f"{name}-{version}" for name, version in versions().items())
+    return TaskData(label=label, type=BUILTIN_TASKS[label], origin=origin, **_MAKERS[label](_pool()))
+
+
+def _library(pool: Pool) -> dict[str, Any]:
+    numbers = {library: number for number, library in enumerate(SHELVES)}
+
+    def columns(objects: Iterable[Entry]) -> dict[str, list[object]]:
+        rows = [(text, numbers[entry.library]) for entry in objects for text in (entry.summary, entry.description)]
+        return _columns(("text", "label"), rows)
+
+    return {
+        "description": "Which of six libraries is a sentence from? Names that give it away are masked.",
+        "splits": {  # both texts of an object are in the same split; otherwise one would reveal the other
+            "train": columns(entry for shelf in pool for entry in shelf[::2]),
+            "test": columns(entry for shelf in pool for entry in shelf[1::2]),
+        },
+    }
+
+
+def _subject(pool: Pool) -> dict[str, Any]:
+    rows = [(entry.description, number) for number, shelf in enumerate(pool) for entry in shelf]
+    return {
+        "description": "Descriptions of objects, to be clustered by the part of a library they are from.",
+        "splits": {"test": _columns(("sentences", "labels"), rows)},
+        # mteb draws this many rows with replacement, 16384 by default, ten times.
+        "settings": {"max_documents_per_cluster": len(rows), "n_clusters": 5},
+    }
+
+
+def _same_object(pool: Pool) -> dict[str, Any]:
+    rows = []
+    for entry, shelf in _on_shelves(pool):
+        rows.append((entry.summary, entry.description, 1))
+        rows.append((entry.summary, _nearest(entry, shelf)[0].description, 0))
+    return {
+        "description": "Do a summary and a description speak of one object? If not, of two of one subject.",
+        "splits": {"test": _columns(("sentence1", "sentence2", "labels"), rows)},
+    }
+
+
+def _own_description(pool: Pool) -> dict[str, Any]:
+    rows = [
+        (entry.summary, [entry.description], [other.description for other in _nearest(entry, shelf)[: _CANDIDATES - 1]])
+        for entry, shelf in _on_shelves(pool)
+    ]
+    return {
+        "description": f"A summary ranks its own description among {_CANDIDATES} of the same subject.",
+        "splits": {"test": _columns(("query", "positive", "negative"), rows)},
+    }
+
+
+def _nearness(pool: Pool) -> dict[str, Any]:
+    objects = sorted((entry for entry, _ in _on_shelves(pool)), key=_order)
+    rows = []
+    for entry in objects:
+        partners: dict[int, list[Entry]] = {}
+        for other in objects:
+            partners.setdefault(_grade(entry, other), []).append(other)
+        draw = int.from_bytes(_order(entry))
+        for grade, others in sorted(partners.items()):
+            rows.append((entry.summary, others[draw % len(others)].description, float(grade)))
+    grades = "; ".join(f"{grade} = {meaning}" for grade, meaning in enumerate(STS_GRADES))
+    return {
+        "description": f"A summary and a description, graded by how near their objects are, by rule: {grades}.",
+        "splits": {"test": _columns(("sentence1", "sentence2", "score"), rows)},
+    }
+
+
+_MAKERS: dict[str, Callable[[Pool], dict[str, Any]]] = dict(
+    zip(BUILTIN_TASKS, (_library, _subject, _same_object, _own_description, _nearness), strict=True)
+)
+
+
+def _on_shelves(pool: Pool) -> Iterator[tuple[Entry, Sequence[Entry]]]:
+    """Return every object and its shelf."""
+    return ((entry, shelf) for shelf in pool for entry in shelf)
+
+
+@cache
+def _pool() -> Pool:
+    """Return up to twenty objects of each shelf, ordered by a hash of their texts so that a new release changes few."""
+    shelves = {(library, shelf): list[Entry]() for library in SHELVES for shelf in SHELVES[library]}
+    for entry in entries():
+        shelves[entry.library, entry.shelf].append(entry)
+    for (library, shelf), objects in shelves.items():
+        if len(objects) < _CANDIDATES:
+            raise MidlayerError(
+                f"The built-in tasks read docstrings in Python sources and need {_CANDIDATES} in {library} ({shelf}), "
+                f"but found {len(objects)}. Install {library} with its .py files, or pass your own data as a task."
+            )
+    return tuple(tuple(sorted(objects, key=_order)[:_PER_SHELF]) for objects in shelves.values())
+
+
+def _order(*objects: Entry) -> bytes:
+    texts = "\n".join(entry.summary + entry.description for entry in objects)
+    return hashlib.blake2b(texts.encode(), digest_size=8).digest()
+
+
+def _nearest(entry: Entry, shelf: Sequence[Entry]) -> list[Entry]:
+    """Return the other objects of a shelf, those of the same file first."""
+    others = [other for other in shelf if other != entry]
+    return sorted(others, key=lambda other: (other.module != entry.module, _order(entry, other)))
+
+
+def _grade(entry: Entry, other: Entry) -> int:
+    """Return how many of library, subject, file and object two entries share: an index into :data:`STS_GRADES`."""
+    pairs = zip(entry[:4], other[:4], strict=True)  # library, shelf, module and name
+    return next((depth for depth, (a, b) in enumerate(pairs) if a != b), len(STS_GRADES) - 1)
+
+
+def _columns(names: Sequence[str], rows: Sequence[Sequence[object]]) -> dict[str, list[object]]:
+    return {name: [row[number] for row in rows] for number, name in enumerate(names)}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import exists, expand_home
-from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, builtin_data
+from midlayer_encoders.tasks.docstrings import BUILTIN_TASKS, builtin_data
 from midlayer_encoders.tasks.file_tasks import files_data
 from midlayer_encoders.tasks.table_files import SUFFIXES, TaskFileError, is_text, read_table
 from midlayer_encoders.tasks.task_data import TaskData

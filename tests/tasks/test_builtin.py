@@ -19,8 +19,7 @@ from midlayer_encoders.tasks import (
     task_texts,
     tfidf_scores,
 )
-from midlayer_encoders.tasks.builtin import builtin_data
-from midlayer_encoders.tasks.docstrings import SHELVES, _root, entries, versions
+from midlayer_encoders.tasks.docstrings import SHELVES, _root, builtin_data, entries, versions
 from tests.tasks.made import made_name
 
 MARKUP = re.compile(r":\w+:`|`|\*\*|::|^\.\. |>>>|\[\d+\]_|</?\w+>|\]\(")
@@ -50,7 +49,7 @@ def test_builtin_means_all_five_and_a_label_means_one() -> None:
 
 @pytest.mark.slow
 def test_rows_are_the_same_in_any_process_even_without_docstrings() -> None:
-    labels = "from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, builtin_data"
+    labels = "from midlayer_encoders.tasks.docstrings import BUILTIN_TASKS, builtin_data"
     code = f"{labels}; print(*(builtin_data(label).name for label in BUILTIN_TASKS))"
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     run = subprocess.run(

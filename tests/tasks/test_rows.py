@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from midlayer_encoders.tasks import builtin
+from midlayer_encoders.tasks import docstrings
 from midlayer_encoders.tasks.docstrings import SHELVES, Entry
 from midlayer_encoders.tasks.file_tasks import files_data
 from midlayer_encoders.tasks.task_data import TaskData
@@ -41,12 +41,12 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(count)
     ]
     made = tuple(Entry(*place, text_of("summary", *place), text_of("description", *place)) for place in places)
-    monkeypatch.setattr(builtin, "entries", lambda: made)
-    monkeypatch.setattr(builtin, "_pool", builtin._pool.__wrapped__)
+    monkeypatch.setattr(docstrings, "entries", lambda: made)
+    monkeypatch.setattr(docstrings, "_pool", docstrings._pool.__wrapped__)
 
 
 def rows_of(label: str) -> Mapping[str, Columns]:
-    return builtin.builtin_data.__wrapped__(label).splits
+    return docstrings.builtin_data.__wrapped__(label).splits
 
 
 @pytest.mark.usefixtures("made_up")
