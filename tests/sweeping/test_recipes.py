@@ -161,7 +161,7 @@ def test_a_frame_of_several_recipes_is_to_be_filtered(swept: tuple[RecipesResult
 
     frame = swept[0].frame
     with pytest.raises(
-        OptionError, match=r"must be of one recipe here, but has plain, yours, .* frame.filter\(recipe='plain'\)"
+        OptionError, match=r"must hold one recipe here, but has plain, yours, .* frame.filter\(recipe='plain'\)"
     ):
         summary(frame)
     assert summary(frame.filter(recipe="yours")) == swept[0].summaries()["yours"]

@@ -19,7 +19,7 @@ from midlayer_encoders import LayerEncoder, embed
 from midlayer_encoders.errors import FolderError
 from midlayer_encoders.files import folder_lock
 from midlayer_encoders.store import StoreError, TextNotStoredError
-from midlayer_encoders.vectors import token_files
+from midlayer_encoders.vectors import embedding
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, sweep
 from tests.tasks.rows import ROWS, write
@@ -88,7 +88,7 @@ def test_another_model_does_not_take_what_the_first_left(
 
 
 def test_states_go_on_by_shards(encoder: LayerEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_files, "_SHARD_BYTES", 4 * 32 * 300)  # 300 tokens of one layer
+    monkeypatch.setattr(embedding, "_SHARD_BYTES", 4 * 32 * 300)  # 300 tokens of one layer
     how: dict[str, Any] = {"layers": [2], "tokens": True}
     with pytest.raises(StopError):
         embed(encoder, TEXTS, tmp_path / "states", progress=stop_after(16), **how)
