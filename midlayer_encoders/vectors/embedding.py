@@ -11,7 +11,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -33,10 +32,11 @@ from midlayer_encoders.store import EmbeddingStore, StoreDtype, StoreError, Text
 from midlayer_encoders.sweeping.embedder import Embedder, item_key, num_dims, open_store, store_key
 from midlayer_encoders.sweeping.layer_sweep import load_encoder
 from midlayer_encoders.validation import check_flag, check_list, check_path, check_progress, check_texts
-from midlayer_encoders.vectors.vector_files import Blocks, Tensor, check_suffix, write_safetensors, write_vectors
+from midlayer_encoders.vectors.vector_files import Tensor, check_suffix, write_safetensors, write_vectors
 
 _CHUNK = 1 << 16  # inputs per store: the index of a single store would grow with the number of inputs
 _MAX_NAMED = 3  # missing texts in an error message
+_BLOCK_BYTES = 128 * 2**20  # of vectors that are written at a time
 _SHARD_BYTES = 128 * 2**20  # of token states
 _SHARD_MEDIA = 32  # images or waveforms per shard, since their number of states is unknown
 _COUNTED = 4096  # texts tokenized at a time
@@ -168,15 +168,23 @@ class _EmbedRun:
 
     def write_vectors(self, store_of: Callable[[int], EmbeddingStore]) -> None:
         """Write the file from the stores of the chunks."""
-        stage = Stage(self.progress, "writing", len(self.layers) * len(self.inputs))
         names = [str(item) if isinstance(item, str | Path) else None for item in self.inputs]
-        store_of = lru_cache(maxsize=1)(store_of)
-        keys = lru_cache(maxsize=1)(self.keys)
+        write_vectors(self.out, self.layers, names, self.dim, self._blocks(store_of), self.metadata())
 
-        def read(layer: int, start: int, end: int) -> Any:
-            return store_of(start // _CHUNK).read(layer, keys(start, end))
-
-        write_vectors(self.out, Blocks(self.layers, names, self.dim, _CHUNK, read, stage.step), self.metadata())
+    def _blocks(self, store_of: Callable[[int], EmbeddingStore]) -> Iterator[tuple[int, list[npt.NDArray[np.float32]]]]:
+        """Yield the first input of each block, and its vectors at each layer."""
+        stage = Stage(self.progress, "writing", len(self.layers) * len(self.inputs))
+        num_rows = max(1, _BLOCK_BYTES // (4 * self.dim * len(self.layers)))
+        for first in range(0, len(self.inputs), _CHUNK):
+            store = store_of(first // _CHUNK)
+            last = min(first + _CHUNK, len(self.inputs))
+            for start in range(first, last, num_rows):
+                keys = self.keys(start, min(start + num_rows, last))
+                vectors = []
+                for layer in self.layers:
+                    vectors.append(store.read(layer, keys))
+                    stage.step(len(keys))
+                yield start, vectors
 
     def embed(self, part: Path, budget: TokenBudget) -> Callable[[int], EmbeddingStore]:
         """Embed every input, and return a function that opens the store of a chunk."""

@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from midlayer_encoders import LayerEncoder, embed
 from midlayer_encoders.errors import DiskFullError, LayerIndexError, MidlayerError, OptionError
-from midlayer_encoders.vectors import embedding, vector_files
+from midlayer_encoders.vectors import embedding
 from tests.made_media import IMAGES, WAVEFORMS
 from tests.tiny_folders import TEXTS
 
@@ -47,7 +47,7 @@ def read(path: Path) -> tuple[np.ndarray, Mapping[str, Any]]:
 def test_a_file_holds_what_the_encoder_gives_and_says_what_it_is(
     suffix: str, encoder: LayerEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vector_files, "_BLOCK_BYTES", 2 * 3 * 4 * 32)  # two inputs at a time
+    monkeypatch.setattr(embedding, "_BLOCK_BYTES", 2 * 3 * 4 * 32)  # two inputs at a time
     monkeypatch.setattr(embedding, "_CHUNK", 3)  # so that a chunk ends within a block
     seen: list[tuple[str, int, int]] = []
     out = tmp_path / f"vectors{suffix}"
