@@ -9,6 +9,7 @@ import ast
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import platform
 import re
 import sysconfig
@@ -42,39 +43,7 @@ STS_GRADES: tuple[str, ...] = (
 _PER_SHELF = 20
 _CANDIDATES = 10
 
-SHELVES: dict[str, dict[str, tuple[str, ...]]] = {
-    "numpy": {
-        "core": ("_core/*numeric*.py", "_core/shape_base.py", "_core/_ufunc_config.py", "_core/arrayprint.py"),
-        "lib": ("lib/*.py",),
-        "masked": ("ma/*.py",),
-        "linalg": ("linalg/*.py", "fft/*.py"),
-    },
-    "scipy": {"stats": ("stats",), "signal": ("signal",), "optimize": ("optimize",), "spatial": ("spatial",)},
-    "sklearn": {
-        "metrics": ("metrics",),
-        "preprocessing": ("preprocessing",),
-        "linear_model": ("linear_model",),
-        "ensemble": ("ensemble", "tree"),
-    },
-    "torch": {
-        "nn": ("nn/modules", "nn/functional.py", "nn/utils"),
-        "distributions": ("distributions",),
-        "data": ("utils/data",),
-        "cuda": ("cuda",),
-    },
-    "transformers": {
-        "generation": ("generation",),
-        "trainer": ("trainer*.py", "training_args.py", "optimization.py"),
-        "tokenization": ("tokenization_*.py",),
-        "images": ("image_*.py", "video_*.py"),
-    },
-    "stdlib": {
-        "email": ("email",),
-        "asyncio": ("asyncio",),
-        "logging": ("logging",),
-        "http": ("http", "urllib", "xmlrpc", "wsgiref"),
-    },
-}
+SHELVES: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("docstring_sources.json").read_bytes())
 """By library and subject, the location of the sources: folders, files or patterns under the library's root.
 
 The subjects are a manual selection of prose about one topic. It omits modules that many installations lack (tkinter,
@@ -209,7 +178,7 @@ def _root(library: str) -> Path:
     return Path(spec.origin).parent
 
 
-def _shelf(library: str, shelf: str, patterns: tuple[str, ...]) -> Iterator[Entry]:
+def _shelf(library: str, shelf: str, patterns: Sequence[str]) -> Iterator[Entry]:
     root = _root(library)
     for path in sorted(path for pattern in patterns for path in _sources(root, pattern)):
         module = path.relative_to(root).with_suffix("").as_posix()
