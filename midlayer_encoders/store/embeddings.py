@@ -11,9 +11,11 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -22,8 +24,8 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError
-from midlayer_encoders.files import make_folder, read_artifact, remove_leftovers, set_aside, write_file
+import midlayer_encoders.files as files
+from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError, did_you_mean
 from midlayer_encoders.store import shard as shard_files
 from midlayer_encoders.store.shard import KEY_BYTES, DamagedError, Shard, StoreError, TextNotStoredError
 from midlayer_encoders.validation import check_choice
@@ -107,12 +109,12 @@ class EmbeddingStore:
         self._open(description or {})
 
     def _open(self, description: Mapping[str, object]) -> None:
-        make_folder(self.folder)
+        files.make_folder(self.folder)
         path = self.folder / "store.json"
         expected = {"format": shard_files.FORMAT, "dim": self.dim, "dtype": self.dtype}
-        if read_artifact(path, read_label) is None:
+        if files.read_artifact(path, read_label) is None:
             content = json.dumps({**expected, "description": dict(description)}, indent=2, default=str)
-            write_file(path, content.encode())
+            files.write_file(path, content.encode())
         label = read_label(path)
         for name, value in expected.items():
             if label.get(name) != value:
@@ -122,7 +124,7 @@ class EmbeddingStore:
                 )
         with suppress(OSError):  # a read-only disk
             os.utime(path, follow_symlinks=False)  # the time of last use
-        remove_leftovers(self.folder)
+        files.remove_leftovers(self.folder)
         self.refresh()
 
     def __len__(self) -> int:
@@ -258,7 +260,7 @@ class EmbeddingStore:
     def _discard(self, path: Path, error: DamagedError) -> None:
         """Set a damaged shard aside, so that its texts are embedded again."""
         self._ignored.add(path.name)
-        set_aside(path, str(error))
+        files.set_aside(path, str(error))
 
     def write(self, keys: Sequence[str], embeddings: npt.NDArray[Any], *, finite: bool = False) -> None:
         """Store the embeddings of texts at all layers: all of them, or none if the process is killed.
@@ -328,3 +330,127 @@ def _key_bytes(key: str) -> bytes:
     if len(content) != KEY_BYTES or len(key) != 2 * KEY_BYTES:
         raise OptionError(f"A key must be {2 * KEY_BYTES} hexadecimal digits, but got {key!r}: use `text_key(text)`.")
     return content
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreInfo:
+    """A summary of a store.
+
+    Attributes:
+        folder: path of the store.
+        key: its name in ``root``.
+        description: readable description of the key.
+        texts: number of stored texts.
+        layers: layers stored for at least one text.
+        dim: number of dimensions.
+        dtype: on disk.
+        bytes: on disk.
+        last_used: when it was last opened or written to.
+    """
+
+    folder: Path
+    key: str
+    description: Mapping[str, object]
+    texts: int
+    layers: tuple[int, ...]
+    dim: int
+    dtype: str
+    bytes: int
+    last_used: datetime
+
+
+def list_stores(root: Path | str) -> list[StoreInfo]:
+    """Return the stores in a folder, the most recently used first.
+
+    Example:
+        >>> list_stores("nowhere")
+        []
+    """
+    stores = []
+    for path in Path(root).expanduser().glob("[!.]*/store.json"):  # hidden folders are being removed
+        with suppress(FileNotFoundError, ValueError, RecursionError):
+            if path.is_file():  # reading a FIFO would never end
+                stores.append(_info(path.parent, read_label(path)))
+    return sorted(stores, key=lambda info: info.last_used, reverse=True)
+
+
+def _info(folder: Path, label: Mapping[str, object]) -> StoreInfo:
+    texts: set[bytes] = set()
+    layers: set[int] = set()
+    size = 0
+    last_used = 0.0
+    for path in folder.iterdir():
+        # It may have been removed by another process, or be a dangling link; the store sets aside a damaged shard.
+        with suppress(OSError, DamagedError):
+            status = path.stat()
+            size += status.st_size
+            last_used = max(last_used, status.st_mtime)
+            if path.suffix == ".safetensors":
+                shard, keys = shard_files.read_head(path)
+                layers.update(shard.layers)
+                texts.update(keys)
+    description = label.get("description")
+    return StoreInfo(
+        folder=folder,
+        key=folder.name,
+        description=description if isinstance(description, dict) else {},
+        texts=len(texts),
+        layers=tuple(sorted(layers)),
+        dim=int(str(label.get("dim", 0))),
+        dtype=str(label.get("dtype", "")),
+        bytes=size,
+        last_used=datetime.fromtimestamp(last_used, tz=UTC),
+    )
+
+
+def prune(
+    root: Path | str,
+    *,
+    keys: Collection[str] | None = None,
+    unused_for: timedelta | None = None,
+    keep_bytes: int | None = None,
+    dry_run: bool = False,
+) -> list[StoreInfo]:
+    """Remove the stores that meet any of the conditions, and return them.
+
+    A store that is a symbolic link is never removed.
+
+    Args:
+        root: folder of stores.
+        keys: stores to remove.
+        unused_for: remove stores that were not opened or written to for this long.
+        keep_bytes: remove the least recently used stores until the others take at most this many bytes.
+        dry_run: return the stores without removing them.
+
+    Example:
+        >>> prune("nowhere", unused_for=timedelta(days=30))
+        []
+    """
+    if keys is None and unused_for is None and keep_bytes is None:
+        raise OptionError("`prune` must get at least one of `keys`, `unused_for` and `keep_bytes`, but got none.")
+    stores = list_stores(root)
+    existing = [info.key for info in stores]
+    for key in keys or ():
+        if key not in existing:
+            raise OptionError(f"`keys` must be stores in {root}, but got {key!r}.{did_you_mean(key, existing)}")
+        if (linked := Path(root).expanduser() / key).is_symlink():
+            raise OptionError(
+                f"`keys` must be stores in {root} itself, but {key!r} is a link to {linked.resolve()}: remove it "
+                "there, or remove the link."
+            )
+    before = datetime.now(tz=UTC) - unused_for if unused_for is not None else None
+    removed: list[StoreInfo] = []
+    kept_bytes = 0
+    for info in stores:
+        if info.folder.is_symlink():
+            continue
+        stale = before is not None and info.last_used < before
+        if info.key in (keys or ()) or stale or (keep_bytes is not None and kept_bytes + info.bytes > keep_bytes):
+            removed.append(info)
+        else:
+            kept_bytes += info.bytes
+    for info in [] if dry_run else removed:
+        # Hidden from other processes in one step, then removed file by file.
+        with files.explain_full_disk(info.folder), files.scratch(info.folder.parent) as temporary:
+            info.folder.rename(temporary)
+    return removed

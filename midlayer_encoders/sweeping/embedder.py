@@ -90,60 +90,47 @@ class Embedder:
         Batches are planned once and the plan is saved next to the store, so that a resumed run, or one shared among
         processes, computes the same batches and therefore the same vectors.
         """
-        distinct: Mapping[str, Any] = dict(zip(keys, items, strict=True))
-        names = list(distinct)
-        texts = list(distinct.values())
+        distinct: dict[str, Any] = dict(zip(keys, items, strict=True))
         # The second round plans anew, in case shards were removed or damaged since the plan was made.
         for make_plan in (self._saved_plan, self._plan):
             # The processes must agree on the batches, so an item that one of them lacks is embedded again.
-            missing = set[int]().union(*self.group.share(lambda: self.store.missing(names), inside=True))
+            missing = set[int]().union(*self.group.share(lambda: self.store.missing(list(distinct)), inside=True))
             if not missing:
                 return
             self.planning.step(0)
-            batches = self.group.first(partial(make_plan, names, texts, missing, prompt), inside=True)
-            self.group.share(partial(self._embed, names, texts, missing, batches, prompt), inside=True)
+            batches = self.group.first(partial(make_plan, distinct, missing, prompt), inside=True)
+            self.group.share(partial(self._embed, distinct, missing, batches, prompt), inside=True)
             self.store.refresh()
 
-    def _plan(self, _: Sequence[str], texts: Sequence[Any], missing: set[int], prompt: str) -> list[list[int]]:
+    def _plan(self, items: Mapping[str, Any], missing: set[int], prompt: str) -> list[list[int]]:
         positions = sorted(missing)
-        batches = batches_of(
-            self.encoder,
-            [texts[n] for n in positions],
-            token_budget=self.tokens,
-            max_texts=max_batch_texts(self.tokens, len(self.store.layers), self.store.dim),
-            prompt=prompt,
-        )
+        contents = list(items.values())
+        max_texts = max_batch_texts(self.tokens, len(self.store.layers), self.store.dim)
+        missing_items = [contents[n] for n in positions]
+        batches = batches_of(self.encoder, missing_items, token_budget=self.tokens, max_texts=max_texts, prompt=prompt)
         return [[positions[n] for n in batch] for batch in batches]
 
-    def _saved_plan(
-        self, names: Sequence[str], texts: Sequence[Any], missing: set[int], prompt: str
-    ) -> list[list[int]]:
+    def _saved_plan(self, items: Mapping[str, Any], missing: set[int], prompt: str) -> list[list[int]]:
         """Return the saved batches of these items, or plan and save them."""
         # On a GPU the automatic budget can change between runs and processes; the plan must not.
         budget = self.token_budget if self.encoder.device.type == "cuda" else self.tokens
-        digest = content_digest("".join((*names, str(budget))), 12)
+        digest = content_digest("".join((*items, str(budget))), 12)
         path = self.store.folder / "plans" / f"{digest}.json"
-        read = partial(_read_plan, count=len(names))
+        read = partial(_read_plan, count=len(items))
         while (batches := read_artifact(path, read)) is None:
-            write_file_once(path, json.dumps(self._plan(names, texts, missing, prompt)).encode())
+            write_file_once(path, json.dumps(self._plan(items, missing, prompt)).encode())
         return batches
 
-    def _embed(
-        self,
-        names: Sequence[str],
-        texts: Sequence[Any],
-        missing: set[int],
-        batches: Sequence[Sequence[int]],
-        prompt: str,
-    ) -> None:
+    def _embed(self, items: Mapping[str, Any], missing: set[int], batches: list[list[int]], prompt: str) -> None:
         """Embed this process's share of the incomplete batches, and store the missing items."""
         reader = layer_reader(self.encoder, layers=self.store.layers, prompt=prompt, site=self.site)
         batches = self.group.part([batch for batch in batches if missing.intersection(batch)])
         self.stage.expect(sum(map(len, batches)))
         blocks = compiled_blocks(reader.model, reader.anatomy) if self.compile else nullcontext()
-        with blocks, Behind(done=self.stage.step) as writer, closing(reader.passes(texts, batches)) as passes:
+        contents = list(items.values())
+        with blocks, Behind(done=self.stage.step) as writer, closing(reader.passes(contents, batches)) as passes:
             for passed in passes:
-                writer.hand_on(self._write, passed, names, missing)
+                writer.hand_on(self._write, passed, list(items), missing)
 
     def _write(self, passed: Passed, names: Sequence[str], missing: set[int]) -> int:
         """Store the missing items of a batch and return the batch size."""

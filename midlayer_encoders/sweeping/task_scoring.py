@@ -133,43 +133,36 @@ class TaskScorer:
         missing = [job for job in jobs if _identity(job) not in values]
         self.scoring.step(len(jobs) - len(missing))
         baselines = [baseline for baseline in self.baselines if baseline.applies(_task(first))]
+
+        def compute() -> dict[str, float]:
+            """Compute, save and return this process's share of the missing scores."""
+            recorded = self._record(first)  # also embeds this process's share of the texts
+            self.embedder.planning.step()
+            jobs = {job.layer: job for job in self.group.part(missing)}
+            read = first.encoder.store.read
+            try:
+                scores = self._main_scores(first, recorded, list(jobs), read, self.scoring)
+            except TextNotStoredError:  # its shard was damaged or removed since it was embedded
+                if self.group.world > 1:
+                    raise
+                scores = self._main_scores(first, self._record(first), list(jobs), read, self.scoring)
+            new = {_identity(jobs[layer]): value for layer, value in scores.items()}
+            if self.group.rank == 0:
+                new |= {each.key: self._baseline(each, first) for each in baselines if each.key not in values}
+            if new:
+                numbers = {name: None if math.isnan(value) else value for name, value in (values | new).items()}
+                content = json.dumps({"of": header, "scores": numbers}, indent=1)
+                write_file(folder / f"{header['task']}.{self.group.rank}.json", content.encode())
+            return new
+
         if missing or any(baseline.key not in values for baseline in baselines):
-            file = folder / f"{header['task']}.{self.group.rank}.json"
-            for new in self.group.share(partial(self._compute, first, missing, baselines, file, header, values)):
+            for new in self.group.share(compute):
                 values |= new
             self.scoring.step(len(missing) - len(self.group.part(missing)))
         else:
             self.embedder.planning.step()
         scores = [Score(first.task.name, job.layer, header["main_score"], values[_identity(job)]) for job in jobs]
         return scores, {baseline.name: values[baseline.key] for baseline in baselines}
-
-    def _compute(
-        self,
-        first: Job,
-        missing: Sequence[Job],
-        baselines: Sequence[Baseline],
-        file: Path,
-        header: Mapping[str, Any],
-        saved: Mapping[str, float],
-    ) -> dict[str, float]:
-        """Compute, save and return this process's share of the missing scores."""
-        recorded = self._record(first)  # also embeds this process's share of the texts
-        self.embedder.planning.step()
-        jobs = {job.layer: job for job in self.group.part(missing)}
-        read = first.encoder.store.read
-        try:
-            scores = self._main_scores(first, recorded, list(jobs), read, self.scoring)
-        except TextNotStoredError:  # its shard was damaged or removed since it was embedded
-            if self.group.world > 1:
-                raise
-            scores = self._main_scores(first, self._record(first), list(jobs), read, self.scoring)
-        new = {_identity(jobs[layer]): value for layer, value in scores.items()}
-        if self.group.rank == 0:
-            new |= {each.key: self._baseline(each, first) for each in baselines if each.key not in saved}
-        if new:
-            values = {name: None if math.isnan(value) else value for name, value in {**saved, **new}.items()}
-            write_file(file, json.dumps({"of": header, "scores": values}, indent=1).encode())
-        return new
 
     def _record(self, job: Job) -> list[Recorded]:
         """Record how mteb evaluates the task; every text is then in the store."""
