@@ -156,7 +156,7 @@ def test_a_stored_layer_reads_audio_by_its_samples(tiny_folder: Folder, tmp_path
     store = EmbeddingStore(tmp_path, key="e", layers=[2], dim=32)
     embedder = Embedder(encoder, store)
     stored = StoredLayer(
-        store, 2, name="a/b", revision="c", prompts=Prompts(), modalities=encoder.media, ensure=embedder
+        store, 2, name="a/b", revision="c", prompts=Prompts(encoder), modalities=encoder.media, ensure=embedder
     )  # fmt: skip
     items = [{"array": samples, "sampling_rate": rate} for samples, rate in WAVEFORMS]
     batches: Any = [{"audio": items[:4], "id": range(4)}, {"audio": items[4:], "id": range(2)}]

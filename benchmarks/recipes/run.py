@@ -112,7 +112,7 @@ def questions(
         if recipe.changes_vectors
         else kept
     )
-    prompts = Prompts(tuple((key, text or "") for key, text in asked.prompts.items()), asked.default_prompt_name)
+    prompts = Prompts(asked)
     if kept.key in known:  # what is done to vectors changes nothing in what is asked
         return store, known[kept.key]
     found = known[kept.key] = []

@@ -346,7 +346,7 @@ class _SingleSweep:
             identity = map_identity(self.recipe, self.center_texts)
             spec = replace(spec, prompting=json.dumps([spec.prompting, identity], sort_keys=True))
             vectors = mapped_store(embedder, self.recipe, self.center_texts)
-        prompts = Prompts.of(self.encoder)
+        prompts = Prompts(self.encoder)
         media = tuple(self.encoder.media)
         return [
             StoredLayer(vectors, each.layer, result_name(each), result_revision(each), prompts, media, each.similarity)

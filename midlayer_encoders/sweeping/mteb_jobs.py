@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,7 +27,6 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.results import TaskResult
 from mteb.types import PromptType
 from sentence_transformers.util import SimilarityFunction
-from torch.utils.data import DataLoader
 
 from midlayer_encoders._isolation import quiet_loggers
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -47,21 +46,16 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 _PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 
-@dataclass(frozen=True)
 class Prompts:
     """The prompts of an encoder, chosen as sentence-transformers does inside mteb."""
 
-    named: tuple[tuple[str, str], ...] = ()
-    default: str | None = None
-
-    @classmethod
-    def of(cls, encoder: LayerEncoder) -> Prompts:
-        """Return the prompts of an encoder."""
-        return cls(tuple((name, text or "") for name, text in encoder.prompts.items()), encoder.default_prompt_name)
+    def __init__(self, encoder: LayerEncoder) -> None:
+        self.named = {name: text or "" for name, text in encoder.prompts.items()}
+        self.default = encoder.default_prompt_name
 
     def choose(self, task: TaskMetadata, prompt_type: PromptType | None) -> str:
         """Return the prompt for a task's queries, documents or plain texts; empty if there is none."""
-        prompts = dict(self.named)
+        prompts = self.named
         if not any(prompts.values()):
             return ""
         mteb_prompts = {name: text for name, text in prompts.items() if name != "text"}  # mteb would warn about it
@@ -118,7 +112,7 @@ class StoredLayer:
         )
 
     def encode(
-        self, inputs: DataLoader[Any], *, task_metadata: TaskMetadata, prompt_type: PromptType | None = None, **_: Any
+        self, inputs: Iterable[Any], *, task_metadata: TaskMetadata, prompt_type: PromptType | None = None, **_: Any
     ) -> npt.NDArray[np.float32]:
         """Return one row per input, shape ``(N, D)``."""
         keys = self.keys(inputs, task_metadata=task_metadata, prompt_type=prompt_type)
@@ -127,9 +121,7 @@ class StoredLayer:
             raise UndefinedScoreError(f"All vectors of layer {self.layer} are the same.")
         return vectors
 
-    def keys(
-        self, inputs: DataLoader[Any], *, task_metadata: TaskMetadata, prompt_type: PromptType | None
-    ) -> list[str]:
+    def keys(self, inputs: Iterable[Any], *, task_metadata: TaskMetadata, prompt_type: PromptType | None) -> list[str]:
         """Return the key of each input, after ``ensure`` has stored them."""
         items: list[Any] = []
         for batch in inputs:  # a task of images may also contain texts

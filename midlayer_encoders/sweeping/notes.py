@@ -226,11 +226,9 @@ def _time_passes(encoder: LayerEncoder, layers: Sequence[int]) -> tuple[dict[int
     start = 0.0
 
     def now() -> float:
-        for device in devices:  # their calls return before the work is done
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            elif device.type == "mps":
-                torch.mps.synchronize()
+        for device in devices:
+            if device.type != "cpu":  # its calls return before the work is done
+                torch.accelerator.synchronize(device)
         return time.perf_counter()
 
     def reached(layer: int, *_: object) -> None:

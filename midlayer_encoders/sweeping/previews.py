@@ -231,7 +231,7 @@ def _inspect_source(source: task_data.TaskSource, encoder: LayerEncoder | None) 
     task_preview = TaskPreview(name=label, data=overview, scoring=scoring)
     if encoder is None:
         return _InspectedTask(task_preview, task)
-    prompts = Prompts.of(encoder)
+    prompts = Prompts(encoder)
     distinct = dict[_Pair, None]()
 
     def keys(inputs: Any, *, task_metadata: Any, prompt_type: Any) -> list[str]:

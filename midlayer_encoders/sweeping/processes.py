@@ -99,7 +99,14 @@ class Group:
 def launch(devices: int, num_nodes: int, *, cpu: bool) -> Group:
     """Join the other processes, which Fabric, torchrun or SLURM starts, if there are several."""
     if devices * num_nodes == 1:
-        _check_single_process()
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        rank = int(os.environ.get("RANK", "0"))
+        if "TORCHELASTIC_RUN_ID" in os.environ and rank > 0 and not dist.is_initialized():
+            local = os.environ.get("LOCAL_WORLD_SIZE", str(world))
+            raise OptionError(
+                f"`devices` must be {local} and `num_nodes` {world // int(local)}, because torchrun started {world} "
+                "processes, but got 1 and 1: each process would run the whole sweep."
+            )
         return Group()
     from lightning.fabric import Fabric
     from lightning.fabric.strategies.ddp import DDPStrategy
@@ -117,15 +124,3 @@ def launch(devices: int, num_nodes: int, *, cpu: bool) -> Group:
             f"torchrun or SLURM started, but got {devices} and {num_nodes}: {error}"
         ) from error
     return Group(fabric.global_rank, fabric.world_size, fabric.device)
-
-
-def _check_single_process() -> None:
-    """Raise if torchrun started several processes, each of which would run the whole sweep."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    rank = int(os.environ.get("RANK", "0"))
-    if "TORCHELASTIC_RUN_ID" in os.environ and rank > 0 and not dist.is_initialized():
-        local = os.environ.get("LOCAL_WORLD_SIZE", str(world))
-        raise OptionError(
-            f"`devices` must be {local} and `num_nodes` {world // int(local)}, because torchrun started {world} "
-            "processes, but got 1 and 1: each process would run the whole sweep."
-        )

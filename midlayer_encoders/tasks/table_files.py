@@ -75,17 +75,14 @@ class Table:
 
 def read_table(path: Path) -> Table:
     """Return the rows of a nonempty file whose suffix is one of :data:`SUFFIXES`."""
-    readers: dict[str, Callable[[Path], Table]] = {
-        ".jsonl": _read_jsonl,
-        ".ndjson": _read_jsonl,
-        ".csv": _read_csv,
-        ".tsv": _read_csv,
-        ".parquet": _read_parquet,
-    }
     check_regular_file(path, TaskFileError)
-    if path.suffix.lower() not in readers:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
         raise TaskFileError(f"{path} must be one of {', '.join(SUFFIXES)}, but its name ends in {path.suffix!r}.")
-    table = readers[path.suffix.lower()](path)
+    if suffix == ".parquet":
+        table = _read_parquet(path)
+    else:
+        table = _read_csv(path) if suffix in (".csv", ".tsv") else _read_jsonl(path)
     if not table.rows:
         raise TaskFileError(f"{path} must have rows, but is empty.")
     return table
