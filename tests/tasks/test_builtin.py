@@ -12,8 +12,8 @@ from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.tasks import (
     BUILTIN_TASKS,
     STS_GRADES,
-    builtin,
     builtin_tasks,
+    docstrings,
     task_label,
     task_sources,
     task_texts,
@@ -119,11 +119,11 @@ def test_tfidf_is_neither_at_chance_nor_saturated() -> None:
 
 
 def test_missing_sources_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builtin, "entries", tuple)
+    monkeypatch.setattr(docstrings, "entries", tuple)
     with pytest.raises(
         MidlayerError, match=r"need 10 in numpy \(core\), but found 0\. Install numpy with its \.py files"
     ):
-        builtin._pool.__wrapped__()
+        docstrings._pool.__wrapped__()
     with pytest.raises(MidlayerError, match="docstrings of no_such_library, which is not installed"):
         _root("no_such_library")
 
