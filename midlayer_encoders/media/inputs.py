@@ -158,27 +158,24 @@ def _rgb(image: Image) -> Image:
 def _image_from_array(array: npt.NDArray[Any], max_pixels: int) -> Image:
     from PIL import Image as Pillow
 
-    if array.ndim == 3 and array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
+    channels = (1, 3, 4)
+    if array.ndim == 3 and array.shape[2] not in channels and array.shape[0] in channels:
         array = np.moveaxis(array, 0, 2)
-    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
+    if array.ndim != 2 and (array.ndim != 3 or array.shape[2] not in channels):
         raise InputError(
             "An image as an array must have shape (H, W), (H, W, C) or (C, H, W) with 1, 3 or 4 channels, "
             f"but got {array.shape}."
         )
     _check_pixels((array.shape[1], array.shape[0]), max_pixels, "the array")
-    array = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
-    return Pillow.fromarray(np.ascontiguousarray(_bytes(array)))
-
-
-def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     whole = array.dtype.kind in "iu"
-    low, high, most = float(array.min()), float(array.max()), 255 if whole else 1
-    if not (math.isfinite(low) and math.isfinite(high)) or low < 0 or high > most:
+    low, high = float(array.min()), float(array.max())
+    if not 0 <= low <= high <= (255 if whole else 1):  # also false for NaN
         raise InputError(
             f"An image as an array must hold {'integers from 0 to 255' if whole else 'floats from 0 to 1'}, but its "
             f"values go from {low:g} to {high:g}. Scale it, and undo any normalization: the model's processor does it."
         )
-    return np.asarray(array if whole else np.round(array.astype(np.float64) * 255)).astype(np.uint8)
+    pixels = array if whole else np.round(array.astype(np.float64) * 255)
+    return Pillow.fromarray(np.ascontiguousarray(pixels.squeeze(2) if array.shape[2:] == (1,) else pixels, np.uint8))
 
 
 class Waveform(TypedDict):
@@ -247,17 +244,14 @@ def _open_audio(path: Path) -> tuple[npt.NDArray[Any], int]:
         if path.suffix.lower() == ".wav":
             from scipy.io import wavfile
 
-            rate, samples = wavfile.read(path)
-            return samples, int(rate)
+            return wavfile.read(path)[::-1]  # type: ignore[no-any-return]
         try:
-            soundfile = importlib.import_module("soundfile")
+            return importlib.import_module("soundfile").read(path, dtype="float32")  # type: ignore[no-any-return]
         except ImportError:
             raise InputError(
                 f"{path} cannot be read: {path.suffix or 'a file without a suffix'} needs the soundfile package. "
                 "Install it (pip install soundfile), or convert the file to WAV."
             ) from None
-        samples, rate = soundfile.read(path, dtype="float32")
-        return samples, int(rate)
 
 
 def _one_channel(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:
@@ -267,14 +261,13 @@ def _one_channel(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:
         raise InputError(f"The array of {name} must have shape (T,), (C, T) or (T, C), but got {array.shape}.")
     if not array.size:
         raise InputError(f"`inputs` must be waveforms of at least one sample, but {name} is empty.")
-    if array.dtype.kind == "u":  # 8-bit WAV: 128 is silence
-        samples = array.astype(np.float32) / np.float32(128) - 1
-    elif array.dtype.kind == "b":
+    if array.dtype.kind == "b":
         raise InputError(f"The samples of {name} must be numbers, but are bools.")
+    samples = array.astype(np.float32)
+    if array.dtype.kind == "u":  # 8-bit WAV: 128 is silence
+        samples = samples / np.float32(128) - 1
     elif array.dtype.kind == "i":
-        samples = array.astype(np.float32) / np.float32(-float(np.iinfo(array.dtype).min))
-    else:
-        samples = array.astype(np.float32)
+        samples = samples / np.float32(-float(np.iinfo(array.dtype).min))
     samples = samples if samples.ndim == 1 else samples.mean(axis=1, dtype=np.float32)
     if not np.isfinite(samples).all():
         raise InputError(f"The samples of {name} must be finite, but hold NaN or infinity.")
