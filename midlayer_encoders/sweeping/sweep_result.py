@@ -193,9 +193,7 @@ class RecipesResult(SweepResult):
     def of(cls, parts: Mapping[str, SweepResult], folder: Path) -> RecipesResult:
         """Return the combined result of several recipes."""
         first = next(iter(parts.values()))
-        frame = pl.concat(
-            part.frame.select(pl.lit(name).alias("recipe"), pl.all()) for name, part in parts.items()
-        ).select(*first.frame.columns, "recipe")
+        frame = pl.concat(part.frame.with_columns(recipe=pl.lit(name)) for name, part in parts.items())
         summaries = _summaries(parts)
         best = parts[best_recipe(summaries)] if summaries else first
         notes = replace(best.notes, baselines=first.notes.baselines, missing=first.notes.missing)
