@@ -20,7 +20,6 @@ from midlayer_encoders.errors import error_summary
 from midlayer_encoders.files import read_artifact, write_file
 from midlayer_encoders.scoring import Read, layer_scores
 from midlayer_encoders.scoring.recording import Recorded, record, scores_together
-from midlayer_encoders.store import TextNotStoredError
 from midlayer_encoders.sweeping.baselines import Baseline
 from midlayer_encoders.sweeping.embedder import Embedder
 from midlayer_encoders.sweeping.mteb_jobs import Job, Score, Workers, quiet_mteb, run_job, wait_for_score, with_data
@@ -139,13 +138,7 @@ class TaskScorer:
             recorded = self._record(first)  # also embeds this process's share of the texts
             self.embedder.planning.step()
             jobs = {job.layer: job for job in self.group.part(missing)}
-            read = first.encoder.store.read
-            try:
-                scores = self._main_scores(first, recorded, list(jobs), read, self.scoring)
-            except TextNotStoredError:  # its shard was damaged or removed since it was embedded
-                if self.group.world > 1:
-                    raise
-                scores = self._main_scores(first, self._record(first), list(jobs), read, self.scoring)
+            scores = self._main_scores(first, recorded, list(jobs), first.encoder.store.read, self.scoring)
             new = {_identity(jobs[layer]): value for layer, value in scores.items()}
             if self.group.rank == 0:
                 new |= {each.key: self._baseline(each, first) for each in baselines if each.key not in values}
