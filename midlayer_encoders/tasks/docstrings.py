@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.tasks.task_data import TaskData, TaskType
+from midlayer_encoders.tasks.task_data import TaskData, TaskType, as_columns
 
 BUILTIN_TASKS: dict[str, TaskType] = {
     "DocstringLibraryClassification": "Classification",
@@ -269,7 +269,7 @@ def _library(pool: Pool) -> dict[str, Any]:
 
     def columns(objects: Iterable[Entry]) -> dict[str, list[object]]:
         rows = [(text, numbers[entry.library]) for entry in objects for text in (entry.summary, entry.description)]
-        return _columns(("text", "label"), rows)
+        return as_columns(("text", "label"), rows)
 
     return {
         "description": "Which of six libraries is a sentence from? Names that give it away are masked.",
@@ -284,7 +284,7 @@ def _subject(pool: Pool) -> dict[str, Any]:
     rows = [(entry.description, number) for number, shelf in enumerate(pool) for entry in shelf]
     return {
         "description": "Descriptions of objects, to be clustered by the part of a library they are from.",
-        "splits": {"test": _columns(("sentences", "labels"), rows)},
+        "splits": {"test": as_columns(("sentences", "labels"), rows)},
         # mteb draws this many rows with replacement, 16384 by default, ten times.
         "settings": {"max_documents_per_cluster": len(rows), "n_clusters": 5},
     }
@@ -297,7 +297,7 @@ def _same_object(pool: Pool) -> dict[str, Any]:
         rows.append((entry.summary, _nearest(entry, shelf)[0].description, 0))
     return {
         "description": "Do a summary and a description speak of one object? If not, of two of one subject.",
-        "splits": {"test": _columns(("sentence1", "sentence2", "labels"), rows)},
+        "splits": {"test": as_columns(("sentence1", "sentence2", "labels"), rows)},
     }
 
 
@@ -308,7 +308,7 @@ def _own_description(pool: Pool) -> dict[str, Any]:
     ]
     return {
         "description": f"A summary ranks its own description among {_CANDIDATES} of the same subject.",
-        "splits": {"test": _columns(("query", "positive", "negative"), rows)},
+        "splits": {"test": as_columns(("query", "positive", "negative"), rows)},
     }
 
 
@@ -325,7 +325,7 @@ def _nearness(pool: Pool) -> dict[str, Any]:
     grades = "; ".join(f"{grade} = {meaning}" for grade, meaning in enumerate(STS_GRADES))
     return {
         "description": f"A summary and a description, graded by how near their objects are, by rule: {grades}.",
-        "splits": {"test": _columns(("sentence1", "sentence2", "score"), rows)},
+        "splits": {"test": as_columns(("sentence1", "sentence2", "score"), rows)},
     }
 
 
@@ -369,7 +369,3 @@ def _grade(entry: Entry, other: Entry) -> int:
     """Return how many of library, subject, file and object two entries share: an index into :data:`STS_GRADES`."""
     pairs = zip(entry[:4], other[:4], strict=True)  # library, shelf, module and name
     return next((depth for depth, (a, b) in enumerate(pairs) if a != b), len(STS_GRADES) - 1)
-
-
-def _columns(names: Sequence[str], rows: Sequence[Sequence[object]]) -> dict[str, list[object]]:
-    return {name: [row[number] for row in rows] for number, name in enumerate(names)}

@@ -16,18 +16,19 @@ from typing import Any, TypeAlias
 from midlayer_encoders.files import check_regular_file, parse_json_object, read_text_file
 from midlayer_encoders.tasks import table_files
 from midlayer_encoders.tasks.table_files import SUFFIXES, ColumnsError, Rule, Table, TaskFileError, is_score, is_text
-from midlayer_encoders.tasks.task_data import TASK_TYPES, TaskData, TaskType
+from midlayer_encoders.tasks.task_data import TASK_TYPES, TaskData, TaskType, as_columns
 from midlayer_encoders.validation import check_choice, lone_surrogate
 
 Tables: TypeAlias = dict[str, dict[str, list[Any]]]
-"""``corpus`` (``id, title, text``), ``queries`` (``id, text``) and ``qrels`` (``query-id, corpus-id, score``)."""
+"""The columns of each split; of a retrieval task, those of ``corpus``, ``queries`` and ``qrels``."""
 
 _SPLIT_SEED = 42
 _LONGEST_LABEL = 120  # bytes: with digest and suffix it is a file name, which has at most 255
 _NEIGHBORS = 5  # of mteb's multilabel classifier
 _MOST_RELEVANT = 1_000_000  # trec_eval allocates memory for every grade and returns 0 for 1e9
 
-_QRELS_HEADER = " Its first line must name the columns: query-id, corpus-id, score."
+_QRELS = ("query-id", "corpus-id", "score")
+_QRELS_HEADER = f" Its first line must name the columns: {', '.join(_QRELS)}."
 
 # The first type whose columns are all present applies; the documentation states this order.
 _TYPE_BY_COLUMNS: tuple[tuple[TaskType, tuple[str, ...]], ...] = (
@@ -168,7 +169,7 @@ def _read_rows(path: Path, options: Mapping[str, Any]) -> TaskData:
     return TaskData(type=task_type, splits=splits, description=description, why=why, note=note, settings=settings)
 
 
-def _check_corpus(tables: Mapping[str, Mapping[str, list[Any]]], path: Path) -> None:
+def _check_corpus(tables: Tables, path: Path) -> None:
     if len(tables["corpus"]["id"]) < 2:
         raise TaskFileError(f"{path} must have two passages or more, but has one: every search would find it.")
 
@@ -280,11 +281,7 @@ def _judged(table: Table, query_ids: Sequence[str], document_ids: Sequence[str])
         [row for row, query in enumerate(query_ids) if query not in answered],
         lambda row: f"every query must have a document whose `score` is 1 or more, but {query_ids[row]!r} has none",
     )
-    return {
-        "query-id": [query for query, _ in judgments],
-        "corpus-id": [document for _, document in judgments],
-        "score": list(judgments.values()),
-    }
+    return as_columns(_QRELS, [(query, document, score) for (query, document), score in judgments.items()])
 
 
 def _ids_of(table: Table, name: str, path: Path, ids: Collection[str]) -> list[str]:
@@ -320,15 +317,11 @@ def _pair_tables(queries: Sequence[str], positives: Sequence[Sequence[str]]) -> 
     # mteb ranks equal similarities by id, which must not depend on which passage is relevant.
     ids = {text: f"d{number:09}" for number, text in enumerate(sorted(set().union(*positives_by_query.values())))}
     names = {query: f"q{number}" for number, query in enumerate(positives_by_query)}
-    judged = [(names[query], ids[text]) for query, texts in positives_by_query.items() for text in sorted(texts)]
+    judged = [(names[query], ids[text], 1) for query, texts in positives_by_query.items() for text in sorted(texts)]
     return {
         "corpus": {"id": list(ids.values()), "title": [""] * len(ids), "text": list(ids)},
         "queries": {"id": list(names.values()), "text": list(names)},
-        "qrels": {
-            "query-id": [query for query, _ in judged],
-            "corpus-id": [document for _, document in judged],
-            "score": [1] * len(judged),
-        },
+        "qrels": as_columns(_QRELS, judged),
     }
 
 
@@ -413,7 +406,7 @@ def _several(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _halves(columns: Mapping[str, list[Any]], path: Path) -> dict[str, dict[str, list[Any]]]:
+def _halves(columns: Mapping[str, list[Any]], path: Path) -> Tables:
     """Return a train half and a test half in which every label has about the same share."""
     from sklearn.model_selection import train_test_split
 
@@ -440,9 +433,7 @@ def _halves(columns: Mapping[str, list[Any]], path: Path) -> dict[str, dict[str,
     }
 
 
-def _numbered(
-    splits: Mapping[str, Mapping[str, list[Any]]], column: str, *, path: Path
-) -> dict[str, dict[str, list[Any]]]:
+def _numbered(splits: Tables, column: str, *, path: Path) -> Tables:
     """Return the splits with labels as sorted numbers, which mteb's scores of two classes need."""
     labels_by_split = {
         split: {label for value in rows[column] for label in _several(value)} for split, rows in splits.items()

@@ -79,3 +79,8 @@ def task_label(name: str) -> str:
         ('my_reviews', 'STS12')
     """
     return re.sub(r"-[0-9a-f]{8}$", "", name)
+
+
+def as_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
+    """Return rows as named columns."""
+    return {name: [row[number] for row in rows] for number, name in enumerate(names)}
