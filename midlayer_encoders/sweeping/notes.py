@@ -78,12 +78,7 @@ def sweep_notes(
         seconds=pass_seconds,
         baselines=without_nan(baseline_scores),
         missing=missing_baselines(source.make() for source in labeled) if baselines else [],
-        remarks=[
-            *_task_remarks(sources),
-            *_undefined_scores(scoring.scores),
-            *_undefined_baselines(baseline_scores),
-            *_unconfirmed(scoring),
-        ],
+        remarks=_remarks(sources, scoring, baseline_scores),
         failures=failures,
         options=encoder.options.recreating(),
         scoring=dict(scoring.methods),
@@ -148,43 +143,29 @@ def _undefined_scores(scores: Sequence[Score]) -> list[str]:
     ]
 
 
-def _undefined_baselines(baselines: Baselines) -> list[str]:
-    undefined = {
-        name: [task_label(task) for task, score in scores.items() if math.isnan(score)]
-        for name, scores in baselines.items()
-    }
-    return [
-        f"No score of {name} on {', '.join(tasks)}: it does not distinguish any two texts there."
-        for name, tasks in undefined.items()
-        if tasks
-    ]
-
-
-def _unconfirmed(scoring: ScoringResult) -> list[str]:
-    """Return where mteb could not confirm a score."""
-    values = {(score.task, score.layer): score.value for score in scoring.scores}
+def _remarks(sources: Sequence[TaskSource], scoring: ScoringResult, baselines: Baselines) -> list[str]:
+    """Return the meaning of grades, and which scores are missing or could not be confirmed by mteb."""
     remarks = []
-    for score in scoring.confirmed:
-        place = f"{task_label(score.task)} at layer {score.layer}"
-        value = values[score.task, score.layer]
-        if score.error is not None:
-            remarks.append(f"mteb could not score {place}: {score.error}")
-        elif not math.isnan(value) and not abs(score.value - value) <= _MAX_DIFFERENCE:
-            remarks.append(
-                f"mteb scores {place} {100 * score.value:.1f}, but {TOGETHER} gave {100 * value:.1f}: sweep with "
-                "scoring='mteb' for scores by mteb only."
-            )
-    return remarks
-
-
-def _task_remarks(sources: Sequence[TaskSource]) -> list[str]:
-    remarks = []
-    nearness = next((task_label(source.name) for source in sources if "Nearness" in source.name), None)
-    if nearness:
+    if nearness := next((task_label(source.name) for source in sources if "Nearness" in source.name), None):
         grades = "; ".join(f"{grade}: {meaning}" for grade, meaning in enumerate(STS_GRADES))
         remarks.append(f"Grades of {nearness}: {grades}.")
     if unlabeled := [task_label(source.name) for source in sources if isinstance(source, TextsSource)]:
         remarks.append(f"{', '.join(unlabeled)}: texts without labels, which are used for metrics and not scored.")
+    remarks += _undefined_scores(scoring.scores)
+    for name, scores in baselines.items():
+        if tasks := [task_label(task) for task, score in scores.items() if math.isnan(score)]:
+            remarks.append(f"No score of {name} on {', '.join(tasks)}: it does not distinguish any two texts there.")
+    values = {(score.task, score.layer): score.value for score in scoring.scores}
+    for confirmed in scoring.confirmed:
+        place = f"{task_label(confirmed.task)} at layer {confirmed.layer}"
+        value = values[confirmed.task, confirmed.layer]
+        if confirmed.error is not None:
+            remarks.append(f"mteb could not score {place}: {confirmed.error}")
+        elif not math.isnan(value) and not abs(confirmed.value - value) <= _MAX_DIFFERENCE:
+            remarks.append(
+                f"mteb scores {place} {100 * confirmed.value:.1f}, but {TOGETHER} gave {100 * value:.1f}: sweep with "
+                "scoring='mteb' for scores by mteb only."
+            )
     return remarks
 
 
