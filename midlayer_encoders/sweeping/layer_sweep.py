@@ -357,7 +357,19 @@ class _SingleSweep:
         """Compute metrics and notes, and save the result."""
         frames = [self._score_frame(scoring.scores, "score"), self._score_frame(scoring.confirmed, "confirmed")]
         if self.request.has_metrics:
-            frames.append(self._metrics())
+            medium = self.encoder.media[0]
+            sample = _sample(self.sources, medium, self.request.settings.metric_texts)
+            metrics = measure_layers(
+                self.encoder,
+                sample,
+                dataset=f"{len(sample)} {_PLURALS[medium]} of the tasks",
+                metrics=self.request.metrics,
+                layers=self.layers,
+                site=self.request.site,
+                views=self.request.settings.views,
+                progress=self.progress,
+            )
+            frames.append(metrics)
         run = {"seconds": f"{time.perf_counter() - start:.0f}", "tokens in a batch": str(embedder.tokens)}
         notes = sweep_notes(self.encoder, self.spec, self.sources, scoring, self.layers, self.baselines, run)
         vectors: dict[str, Any] = {
@@ -380,21 +392,6 @@ class _SingleSweep:
             for score in scores
             if score.error is None
             for row in tidy_rows({score.layer: score.value}, spec, kind=kind, dataset=score.task, name=score.metric)
-        )
-
-    def _metrics(self) -> pl.DataFrame:
-        """Compute the metrics on some of the tasks' inputs."""
-        medium = self.encoder.media[0]
-        sample = _sample(self.sources, medium, self.request.settings.metric_texts)
-        return measure_layers(
-            self.encoder,
-            sample,
-            dataset=f"{len(sample)} {_PLURALS[medium]} of the tasks",
-            metrics=self.request.metrics,
-            layers=self.layers,
-            site=self.request.site,
-            views=self.request.settings.views,
-            progress=self.progress,
         )
 
 

@@ -191,13 +191,11 @@ def _shelf(library: str, shelf: str, patterns: Sequence[str]) -> Iterator[Entry]
                 yield Entry(library, shelf, module, name, *texts)
 
 
-def _sources(root: Path, pattern: str) -> Iterator[Path]:
+def _sources(root: Path, pattern: str) -> Iterable[Path]:
     if pattern.endswith(".py"):
-        yield from root.glob(pattern)
-        return
-    for path in (root / pattern).rglob("*.py"):
-        if not _SKIPPED_FOLDERS.intersection(path.relative_to(root).parts):
-            yield path
+        return root.glob(pattern)
+    paths = (root / pattern).rglob("*.py")
+    return (path for path in paths if not _SKIPPED_FOLDERS.intersection(path.relative_to(root).parts))
 
 
 def _documented(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, str]]:
