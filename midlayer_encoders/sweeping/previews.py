@@ -13,7 +13,6 @@ from typing import Any, TypeAlias, Unpack, cast
 import numpy as np
 from mteb.abstasks import AbsTask
 
-import midlayer_encoders.tasks as task_data
 from midlayer_encoders._types import Layer, Progress, ReadSite, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -30,6 +29,15 @@ from midlayer_encoders.sweeping.layer_sweep import SweepSettings
 from midlayer_encoders.sweeping.mteb_jobs import Prompts, quiet_mteb
 from midlayer_encoders.sweeping.notes import TOGETHER
 from midlayer_encoders.sweeping.task_scoring import MAX_CONFIRMED
+from midlayer_encoders.tasks import (
+    TaskSource,
+    TextsSource,
+    isolated_random,
+    overview,
+    task_label,
+    task_sources,
+    task_texts,
+)
 
 _MAX_COUNTED = 20_000  # texts of a task whose tokens are counted
 _TIMED_SHARES = (0.5, 0.9, 0.1, 0.7, 0.3)  # positions of the timed batches among all tokens
@@ -55,7 +63,7 @@ class TaskPreview:
 
     name: str
     error: str | None = None
-    data: task_data.TaskOverview | None = None
+    data: overview.TaskOverview | None = None
     scoring: str = ""
     texts: int = 0
     tokens: Mapping[str, int] = field(default_factory=dict)
@@ -203,32 +211,32 @@ class _InspectedTask:
 def _inspect(name: str | Path | AbsTask, encoder: LayerEncoder | None) -> list[_InspectedTask]:
     """Return the tasks that an argument names, or its error."""
     try:
-        sources = task_data.task_sources(name)
+        sources = task_sources(name)
     except MidlayerError as error:
         return [_InspectedTask(TaskPreview(name=str(name), error=str(error)))]
     inspected = []
     for source in sources:
         try:
-            with task_data.isolated_random(), quiet_mteb():
+            with isolated_random(), quiet_mteb():
                 inspected.append(_inspect_source(source, encoder))
         except Exception as error:  # the failure of one task does not stop the others, as in a sweep
             message = f"{type(error).__name__}: {error}"
-            inspected.append(_InspectedTask(TaskPreview(name=task_data.task_label(source.name), error=message)))
+            inspected.append(_InspectedTask(TaskPreview(name=task_label(source.name), error=message)))
     return inspected
 
 
-def _inspect_source(source: task_data.TaskSource, encoder: LayerEncoder | None) -> _InspectedTask:
-    label = task_data.task_label(source.name)
-    if isinstance(source, task_data.TextsSource):
-        overview = task_data.task_overview(source, None)
+def _inspect_source(source: TaskSource, encoder: LayerEncoder | None) -> _InspectedTask:
+    label = task_label(source.name)
+    if isinstance(source, TextsSource):
+        data = overview.task_overview(source, None)
         texts = [("", text) for text in dict.fromkeys(source.texts())]
         lengths = _lengths(encoder, texts) if encoder is not None else {}
-        return _InspectedTask(TaskPreview(name=label, data=overview, scoring="none: it has no labels", **lengths))
+        return _InspectedTask(TaskPreview(name=label, data=data, scoring="none: it has no labels", **lengths))
     task = source.make()
-    overview = task_data.task_overview(source, task)
+    data = overview.task_overview(source, task)
     reason = scores_together(task)
     scoring = TOGETHER if reason is None else f"by mteb, because {reason}"
-    task_preview = TaskPreview(name=label, data=overview, scoring=scoring)
+    task_preview = TaskPreview(name=label, data=data, scoring=scoring)
     if encoder is None:
         return _InspectedTask(task_preview, task)
     prompts = Prompts(encoder)
@@ -245,7 +253,7 @@ def _inspect_source(source: task_data.TaskSource, encoder: LayerEncoder | None) 
         recorded = record(task, keys, similarity=encoder.spec.similarity)
     else:
         prompt = prompts.choose(task.metadata, None)
-        distinct.update(dict.fromkeys((prompt, text) for text in task_data.task_texts(task)))
+        distinct.update(dict.fromkeys((prompt, text) for text in task_texts(task)))
     pairs = list(distinct)
     task_preview = replace(task_preview, texts=len(pairs), **_lengths(encoder, pairs))
     return _InspectedTask(task_preview, task, pairs, recorded)
