@@ -29,15 +29,8 @@ from midlayer_encoders.sweeping.layer_sweep import SweepSettings
 from midlayer_encoders.sweeping.mteb_jobs import Prompts, quiet_mteb
 from midlayer_encoders.sweeping.notes import TOGETHER
 from midlayer_encoders.sweeping.task_scoring import MAX_CONFIRMED
-from midlayer_encoders.tasks import (
-    TaskSource,
-    TextsSource,
-    isolated_random,
-    overview,
-    task_label,
-    task_sources,
-    task_texts,
-)
+from midlayer_encoders.tasks import TaskSource, TextsSource, isolated_random, task_label, task_sources, task_texts
+from midlayer_encoders.tasks.overview import TaskOverview, task_overview
 
 _MAX_COUNTED = 20_000  # texts of a task whose tokens are counted
 _TIMED_SHARES = (0.5, 0.9, 0.1, 0.7, 0.3)  # positions of the timed batches among all tokens
@@ -63,7 +56,7 @@ class TaskPreview:
 
     name: str
     error: str | None = None
-    data: overview.TaskOverview | None = None
+    data: TaskOverview | None = None
     scoring: str = ""
     texts: int = 0
     tokens: Mapping[str, int] = field(default_factory=dict)
@@ -228,12 +221,12 @@ def _inspect(name: str | Path | AbsTask, encoder: LayerEncoder | None) -> list[_
 def _inspect_source(source: TaskSource, encoder: LayerEncoder | None) -> _InspectedTask:
     label = task_label(source.name)
     if isinstance(source, TextsSource):
-        data = overview.task_overview(source, None)
+        data = task_overview(source, None)
         texts = [("", text) for text in dict.fromkeys(source.texts())]
         lengths = _lengths(encoder, texts) if encoder is not None else {}
         return _InspectedTask(TaskPreview(name=label, data=data, scoring="none: it has no labels", **lengths))
     task = source.make()
-    data = overview.task_overview(source, task)
+    data = task_overview(source, task)
     reason = scores_together(task)
     scoring = TOGETHER if reason is None else f"by mteb, because {reason}"
     task_preview = TaskPreview(name=label, data=data, scoring=scoring)
