@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -82,12 +83,19 @@ def _write_parquet(
     vector = pa.list_(pa.float32(), dim)
     fields = [pa.field("input", pa.string()), *(pa.field(f"layer_{layer}", vector) for layer in layers)]
     schema = pa.schema(fields, metadata={"midlayer": json.dumps(metadata)})
-    with atomic_write(out) as temporary, parquet.ParquetWriter(temporary, schema, use_dictionary=False) as writer:
-        for start, vectors in blocks:
-            columns: list[Any] = [pa.array(names[start : start + len(vectors[0])], pa.string())]
-            for rows in vectors:
-                columns.append(pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), dim))
-            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+    with atomic_write(out) as temporary:
+        writer = parquet.ParquetWriter(temporary, schema, use_dictionary=False)
+        try:
+            for start, vectors in blocks:
+                columns: list[Any] = [pa.array(names[start : start + len(vectors[0])], pa.string())]
+                for rows in vectors:
+                    columns.append(pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), dim))
+                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+        except BaseException:
+            with suppress(OSError):  # the first error counts, for example a full disk
+                writer.close()
+            raise
+        writer.close()
 
 
 def write_safetensors(out: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
