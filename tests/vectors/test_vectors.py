@@ -146,7 +146,7 @@ def test_what_cannot_be_written_is_refused(
 def test_encoders_whose_layers_cannot_be_read(tiny_folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="but has the module Normalize after it"):
         embed(tiny_folder("Llama"), TEXTS, tmp_path / "v.npy", device="cpu", normalize=True)
-    with pytest.raises(LayerIndexError, match="no mlp wrote"):
+    with pytest.raises(LayerIndexError, match="which have no mlp"):
         embed(tiny_folder("Llama"), TEXTS, tmp_path / "v.npy", device="cpu", site="mlp", layers=[0])
 
 
