@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from midlayer_encoders.comparing.differences import half_width, random_halves
+from midlayer_encoders.comparing.compare import half_width, random_halves
 from midlayer_encoders.metrics import (
     alpha_req,
     anisotropy,

@@ -102,7 +102,7 @@ def test_anything_is_shown_in_few_words() -> None:
 DEPRECATED = {
     "an attribute": "from midlayer_encoders.metrics import SinkRate",
     "a name for measure": "from midlayer_encoders.measuring import num_passes; num_passes(['sink_rate'])",
-    "a name for compare": "from midlayer_encoders.comparing.text_metrics import comparable; comparable('sink_rate')",
+    "a name for compare": "from midlayer_encoders.comparing.compare import comparable; comparable('sink_rate')",
     "an option": "from midlayer_encoders.encoder.options import make_options; make_options({'centre': ['a'] * 16})",
     "a module's name": "from midlayer_encoders.media import read_sound",
 }

@@ -17,11 +17,10 @@ import polars as pl
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import LOCK, expand_home
-from midlayer_encoders.frame import Summary, summary
+from midlayer_encoders.frame import summary
 from midlayer_encoders.frame.pareto import COSTS, Budget, Point, Run, best_within, fronts_by_run
 from midlayer_encoders.recipes import PLAIN
-from midlayer_encoders.report.board_page import board_chart, board_html
-from midlayer_encoders.report.drawing import draw
+from midlayer_encoders.report.board_page import board_html, plot_board
 from midlayer_encoders.report.pages import write_page
 from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult, export_lines, task_labels
 from midlayer_encoders.validation import check_list, check_number, check_path
@@ -65,27 +64,17 @@ class _Sweep:
 
     def run(self, name: str, tasks: set[tuple[str, str]], labels: Mapping[str, str]) -> Run:
         """Return the scores on some tasks and the costs."""
-        notes = self.result.notes
-        return Run(
-            name,
-            self.home.name,
-            self._summary(tasks, labels),
-            notes.parameters,
-            notes.milliseconds,
-            _FLOAT_BYTES * notes.dimensions or None,
-            str(notes.timing.get("device") or notes.how.get("device", "")),
-        )
-
-    def _summary(self, tasks: set[tuple[str, str]], labels: Mapping[str, str]) -> Summary:
-        frame = self.result.frame
+        frame, notes = self.result.frame, self.result.notes
         selected = pl.DataFrame(sorted(tasks), schema=["dataset", "name"], orient="row")
-        scores = selected.join(frame.filter(pl.col("kind") == "score"), on=["dataset", "name"], maintain_order="left")
-        result = summary(scores.select(frame.columns).with_columns(pl.col("dataset").replace(labels)))
-        if result.average is None:
+        rows = selected.join(frame.filter(pl.col("kind") == "score"), on=["dataset", "name"], maintain_order="left")
+        scores = summary(rows.select(frame.columns).with_columns(pl.col("dataset").replace(labels)))
+        if scores.average is None:
             raise OptionError(
                 f"`runs` must have a layer with a score on every shared task, but {self.home} has none: sweep it again."
             )
-        return result
+        size = _FLOAT_BYTES * notes.dimensions or None
+        device = str(notes.timing.get("device") or notes.how.get("device", ""))
+        return Run(name, self.home.name, scores, notes.parameters, notes.milliseconds, size, device)
 
 
 @dataclass(frozen=True)
@@ -105,7 +94,7 @@ class Board:
     left_out: Mapping[str, tuple[str, ...]]
     budget: Budget
     remarks: tuple[str, ...]
-    _sweeps: tuple[_Sweep, ...]
+    _sweeps: Mapping[str, _Sweep]
 
     @property
     def points(self) -> list[Point]:
@@ -118,8 +107,7 @@ class Board:
 
     def lines(self, point: Point) -> dict[str, str]:
         """Return the lines that create the encoder of a layer, by language."""
-        sweep = next(sweep for run, sweep in zip(self.runs, self._sweeps, strict=True) if run.name == point.run)
-        return export_lines(sweep.result.notes, point.layer)
+        return export_lines(self._sweeps[point.run].result.notes, point.layer)
 
     def to_frame(self) -> pl.DataFrame:
         """Return a row for each layer of each run: ``run, folder, layer, score, best`` and its costs."""
@@ -139,12 +127,11 @@ class Board:
 
     def plot(self) -> Figure:
         """Return the figure of scores against costs."""
-        return draw(board_chart(self.runs, self._baselines(), self.budget))
+        return plot_board(self.runs, self._baselines(), self.budget)
 
     def html(self, folder: Path | str = ".") -> str:
         """Return the self-contained page; its links to the pages of the sweeps are relative to ``folder``."""
-        pages = [_link(sweep.home, Path(folder)) for sweep in self._sweeps]
-        runs = [replace(run, page=page) for run, page in zip(self.runs, pages, strict=True)]
+        runs = [replace(run, page=_link(self._sweeps[run.name].home, Path(folder))) for run in self.runs]
         remarks, budget = list(self.remarks), self.budget
         try:
             best = self.chosen()
@@ -163,7 +150,7 @@ class Board:
 
     def to_html(self, path: Path | str) -> Path:
         """Write the page, and the missing pages of sweeps, and return its path."""
-        for sweep in self._sweeps:
+        for sweep in self._sweeps.values():
             if not (sweep.home / "report.html").exists():
                 with suppress(OSError):  # a read-only folder: the run has no link then
                     SweepResult.load(sweep.home).to_html()
@@ -193,9 +180,9 @@ class Board:
 
     def _baselines(self) -> dict[str, dict[str, float]]:
         """Return each baseline that has a score on every shared task, from the first run that has it."""
-        labels = task_labels(sorted({name for sweep in self._sweeps for name, _ in sweep.tasks}))
+        labels = task_labels(sorted({name for sweep in self._sweeps.values() for name, _ in sweep.tasks}))
         baselines: dict[str, dict[str, float]] = {}
-        for sweep in self._sweeps:
+        for sweep in self._sweeps.values():
             for name, scores in sweep.result.notes.baselines.items():
                 by_label = {labels.get(task, task): score for task, score in scores.items()}
                 baselines.setdefault(name, {task: by_label[task] for task in self.tasks if task in by_label})
@@ -203,9 +190,9 @@ class Board:
 
     def _how(self) -> dict[str, str]:
         runs_by_timing: dict[str, list[str]] = {}
-        for run, sweep in zip(self.runs, self._sweeps, strict=True):
+        for name, sweep in self._sweeps.items():
             timing = sweep.result.notes.how.get("time per text", "not noted: swept before 0.2")
-            runs_by_timing.setdefault(timing, []).append(run.name)
+            runs_by_timing.setdefault(timing, []).append(name)
         how = {
             "Tasks": ", ".join(self.tasks),
             "Score": "mean of the tasks' main scores, for layers with a score on all of them",
@@ -251,21 +238,16 @@ def board(
     tasks = set().union(*(sweep.tasks for sweep in sweeps))
     labels = task_labels(sorted({name for name, _ in tasks}))
     shared = _shared_tasks(by_name, labels)
-    ranked = [(sweep.run(name, shared, labels), sweep) for name, sweep in by_name.items()]
-    ranked.sort(key=lambda pair: -pair[0].best.score)
-    ranked_runs = tuple(run for run, _ in ranked)
+    ranked = [sweep.run(name, shared, labels) for name, sweep in by_name.items()]
+    ranked.sort(key=lambda run: -run.best.score)
     left_out = {
         labels[task[0]]: tuple(name for name, sweep in by_name.items() if task not in sweep.tasks)
         for task in sorted(tasks - shared)
     }
-    return Board(
-        ranked_runs,
-        tuple(task.name for task in ranked_runs[0].summary.tasks),
-        left_out,
-        budget,
-        (*_task_remarks(left_out), *remarks, *_cost_remarks(ranked_runs)),
-        tuple(sweep for _, sweep in ranked),
-    )
+    task_names = tuple(task.name for task in ranked[0].summary.tasks)
+    all_remarks = (*_task_remarks(left_out), *remarks, *_cost_remarks(ranked))
+    ranked_sweeps = {run.name: by_name[run.name] for run in ranked}
+    return Board(tuple(ranked), task_names, left_out, budget, all_remarks, ranked_sweeps)
 
 
 def _load_sweeps(path: object, remarks: list[str]) -> list[_Sweep]:

@@ -38,7 +38,7 @@ def compare(
     """
     from midlayer_encoders.comparing import IntervalSettings
     from midlayer_encoders.comparing import compare as compare_models
-    from midlayer_encoders.comparing.text_metrics import comparable
+    from midlayer_encoders.comparing.compare import comparable
 
     out = out or _arguments.results_folder("compare", base, *tuned)
     with show_progress() as progress:

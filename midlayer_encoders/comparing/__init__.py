@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from midlayer_encoders.comparing.compare import CompareResult, compare
+from midlayer_encoders.comparing.compare import CompareResult, IntervalSettings, compare
 from midlayer_encoders.comparing.correlation import CORRELATION_SCHEMA, STATISTICS, correlate, distance_correlation
-from midlayer_encoders.comparing.differences import IntervalSettings
 from midlayer_encoders.comparing.progression import ProgressionResult, progression
 
 __all__ = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from midlayer_encoders.errors import ModelNotFoundError, OptionError, did_you_mean
@@ -81,19 +82,32 @@ def find_checkpoints(
     for name in (model, *(revisions or ())):
         if name.endswith(".ckpt"):
             raise OptionError(f"`{'model' if name == model else 'revisions'}` must not be {name!r}. {_LIGHTNING}")
-    if _is_folder(model):
+    if is_folder(model):
         checkpoints = _checkpoints_in_folder(expand_home(model), revisions)
+    elif revisions:
+        checkpoints = [
+            _checkpoint_at(name) if _is_path(name) else Checkpoint(name, step_of(name), model, name)
+            for name in revisions
+        ]
     else:
-        checkpoints = _checkpoints_on_hub(model, revisions or ())
-    _check_steps(checkpoints)
-    _check_tokenizers(checkpoints)
-    _check_depths(checkpoints, trust_remote_code)
-    return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
+        raise OptionError(
+            f"`revisions` must be given for a model on the hub, as ['step1000', 'step2000'], but got none; "
+            f"{model!r} is not a local folder."
+        )
+    checkpoints.sort(key=lambda checkpoint: checkpoint.step)
+    _check_checkpoints(checkpoints, trust_remote_code)
+    return checkpoints
+
+
+def is_folder(name: str) -> bool:
+    """Return True if a name is the path of a folder."""
+    return exists(expand_home(name)) and expand_home(name).is_dir()
 
 
 def _checkpoints_in_folder(folder: Path, revisions: Sequence[str] | None) -> list[Checkpoint]:
     paths = [path for path in folder.iterdir() if _is_checkpoint(path)]
-    checkpoints = {path.name: _local_checkpoint(path) for path in sorted(paths, key=lambda path: step_of(path.name))}
+    paths.sort(key=lambda path: step_of(path.name))
+    checkpoints = {path.name: _checkpoint_at(path) for path in paths}
     if revisions is None:
         if not checkpoints:
             raise OptionError(f"`model` must be a folder with checkpoints in it. {_folder_contents(folder)}")
@@ -106,7 +120,7 @@ def _checkpoint_in_folder(name: str, checkpoints: dict[str, Checkpoint], folder:
     if name in checkpoints:
         return checkpoints[name]
     if _is_path(name):
-        return _local_checkpoint(expand_home(name))
+        return _checkpoint_at(name)
     step = int(name) if name.isdecimal() and len(name) < 19 else step_of(name)
     matches = [checkpoint for checkpoint in checkpoints.values() if checkpoint.step == step]
     if len(matches) != 1:
@@ -119,27 +133,12 @@ def _checkpoint_in_folder(name: str, checkpoints: dict[str, Checkpoint], folder:
     return matches[0]
 
 
-def _checkpoints_on_hub(model: str, revisions: Sequence[str]) -> list[Checkpoint]:
-    if not revisions:
-        raise OptionError(
-            f"`revisions` must be given for a model on the hub, as ['step1000', 'step2000'], but got none; "
-            f"{model!r} is not a local folder."
-        )
-    return [
-        _local_checkpoint(expand_home(name)) if _is_path(name) else Checkpoint(name, step_of(name), model, name)
-        for name in revisions
-    ]
-
-
-def _is_folder(name: str) -> bool:
-    return exists(expand_home(name)) and expand_home(name).is_dir()
-
-
 def _is_path(name: str) -> bool:
-    return "/" in name and _is_folder(name)
+    return "/" in name and is_folder(name)
 
 
-def _local_checkpoint(path: Path) -> Checkpoint:
+def _checkpoint_at(name: Path | str) -> Checkpoint:
+    path = expand_home(name)
     return Checkpoint(path.name, step_of(path.name), str(path), None)
 
 
@@ -162,35 +161,26 @@ def _folder_contents(folder: Path) -> str:
     return f"{contents} Checkpoints are sub-folders such as checkpoint-500 or step500, with a config.json in each."
 
 
-def _check_steps(checkpoints: Sequence[Checkpoint]) -> None:
-    by_step: dict[int, Checkpoint] = {}
-    for checkpoint in checkpoints:
-        if checkpoint.step in by_step:
-            names = f"{by_step[checkpoint.step].name!r} and {checkpoint.name!r}"
+def _check_checkpoints(checkpoints: Sequence[Checkpoint], trust_remote_code: bool) -> None:
+    """Raise before weights are loaded if checkpoints, in the order of their steps, cannot be compared."""
+    for previous, checkpoint in pairwise(checkpoints):
+        if previous.step == checkpoint.step:
             raise OptionError(
-                f"`revisions` must be of different steps, but {names} are both of step {checkpoint.step}; drop one."
+                f"`revisions` must be of different steps, but {previous.name!r} and {checkpoint.name!r} are both of "
+                f"step {checkpoint.step}; drop one."
             )
-        by_step[checkpoint.step] = checkpoint
     if len(checkpoints) < 2:
         raise OptionError(
             f"`revisions` must be two or more, but got {checkpoints[0].name!r} alone. "
             "For one model use `midlayer metrics`."
         )
-
-
-def _check_tokenizers(checkpoints: Sequence[Checkpoint]) -> None:
-    """Raise if a folder has no tokenizer: transformers would create an empty one, which drops every text."""
-    for checkpoint in checkpoints:
+    for checkpoint in checkpoints:  # transformers would create an empty tokenizer, which drops every text
         folder = Path(checkpoint.source)
         if checkpoint.revision is None and not any(any(folder.glob(name)) for name in _TOKENIZER_FILES):
             raise OptionError(
                 f"`revisions` must have their tokenizer with them, but {checkpoint.source} has none. Write it there "
                 "with `tokenizer.save_pretrained(folder)`; a Trainer does so with `processing_class=tokenizer`."
             )
-
-
-def _check_depths(checkpoints: Sequence[Checkpoint], trust_remote_code: bool) -> None:
-    """Raise before weights are loaded if a revision is missing, or two differ in depth."""
     depths = {checkpoint.name: _depth(checkpoint, trust_remote_code) for checkpoint in checkpoints}
     if len(set(depths.values()) - {None}) > 1:
         listing = ", ".join(f"{name} has {depth}" for name, depth in list(depths.items())[:6])

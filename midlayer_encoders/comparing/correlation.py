@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -24,17 +23,6 @@ CORRELATION_SCHEMA = pl.Schema(
 
 _MIN_LAYERS = 4  # with 3, ranks can only agree fully, half or not at all
 _Values = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class _CurvePair:
-    """A metric's curve and a task's, over the layers that both have."""
-
-    metric: str
-    task: str
-    layers: tuple[int, ...]
-    metric_values: _Values
-    scores: _Values
 
 
 def correlate(
@@ -80,10 +68,15 @@ def correlate(
     _check_kinds(table, metrics)
     rows: list[dict[str, object]] = []
     for (model, revision), part in table.group_by("model", "revision", maintain_order=True):
-        for pair in _curve_pairs(part, metrics):
-            columns = {"model": model, "revision": revision, "metric": pair.metric, "task": pair.task}
-            columns["layers"] = len(pair.layers)
-            rows += [columns | row for row in _statistic_rows(pair, resamples=resamples, block=block, seed=seed)]
+        for metric, task, curve, score in _curve_pairs(part, metrics):
+            layers = sorted(set(curve) & set(score))
+            x, y = (np.array([by_layer[layer] for layer in layers]) for by_layer in (curve, score))
+            columns = {"model": model, "revision": revision, "metric": metric, "task": task, "layers": len(layers)}
+            if note := _undefined_note({metric: x, task: y}):
+                rows += [columns | {"statistic": name, "note": note} for name in STATISTICS]
+            else:
+                draws = _block_draws(len(x), block or max(2, round(len(x) ** 0.5)), resamples, seed)
+                rows += [columns | row for row in _statistic_rows(x, y, draws)]
     return pl.DataFrame(rows, schema=CORRELATION_SCHEMA)
 
 
@@ -102,7 +95,7 @@ def _check_kinds(table: pl.DataFrame, metrics: Sequence[str] | None) -> None:
         )
 
 
-def _curve_pairs(part: pl.DataFrame, metrics: Sequence[str] | None) -> Iterator[_CurvePair]:
+def _curve_pairs(part: pl.DataFrame, metrics: Sequence[str] | None) -> Iterator[tuple[str, str, ByLayer, ByLayer]]:
     """Yield each metric of one model with the average and then each task."""
     scores = curves_by_dataset(part.filter(kind="score"))
     metric_rows = part.filter(kind="metric")
@@ -113,41 +106,27 @@ def _curve_pairs(part: pl.DataFrame, metrics: Sequence[str] | None) -> Iterator[
         shared_tasks = [task for task in scores if task in curves]
         mean_of_all = mean_curve(list(curves.values()))
         average = mean_curve([curves[task] for task in shared_tasks]) if shared_tasks else mean_of_all
-        yield _curve_pair(name, "average", average, mean_curve([scores[task] for task in shared_tasks or scores]))
+        yield name, "average", average, mean_curve([scores[task] for task in shared_tasks or scores])
         for task, score in scores.items():
-            yield _curve_pair(name, task, curves.get(task, mean_of_all), score)
+            yield name, task, curves.get(task, mean_of_all), score
 
 
-def _curve_pair(metric: str, task: str, curve: ByLayer, score: ByLayer) -> _CurvePair:
-    layers = tuple(sorted(set(curve) & set(score)))
-    metric_values = np.array([curve[layer] for layer in layers], dtype=np.float64)
-    scores = np.array([score[layer] for layer in layers], dtype=np.float64)
-    return _CurvePair(metric, task, layers, metric_values, scores)
-
-
-def _statistic_rows(pair: _CurvePair, *, resamples: int, block: int | None, seed: int) -> list[dict[str, object]]:
-    """Return value, interval and note of each statistic."""
-    if note := _undefined_note(pair):
-        return [{"statistic": name, "value": None, "low": None, "high": None, "note": note} for name in STATISTICS]
-    x = pair.metric_values
-    y = pair.scores
+def _statistic_rows(x: _Values, y: _Values, draws: NDArray[np.int64]) -> Iterator[dict[str, object]]:
+    """Yield value and interval of each statistic."""
     values = _statistics(x, y)
-    draws = _block_draws(len(x), block or max(2, round(len(x) ** 0.5)), resamples, seed)
     resampled = [_statistics(x[draw], y[draw]) for draw in draws if np.ptp(x[draw]) > 0 and np.ptp(y[draw]) > 0]
-    rows: list[dict[str, object]] = []
-    for name in STATISTICS:
-        low, high = (
-            np.quantile([statistics[name] for statistics in resampled], [0.025, 0.975]) if resampled else (None, None)
-        )
-        rows.append({"statistic": name, "value": values[name], "low": low, "high": high, "note": ""})
-    return rows
+    for name, value in values.items():
+        row: dict[str, object] = {"statistic": name, "value": value, "note": ""}
+        if resampled:
+            row["low"], row["high"] = np.quantile([statistics[name] for statistics in resampled], [0.025, 0.975])
+        yield row
 
 
-def _undefined_note(pair: _CurvePair) -> str:
+def _undefined_note(curves: Mapping[str, _Values]) -> str:
     """Return why two curves have no correlation, or an empty string."""
-    if len(pair.layers) < _MIN_LAYERS:
-        return f"undefined: {len(pair.layers)} layers have both, at least {_MIN_LAYERS} are needed"
-    for name, curve in ((pair.metric, pair.metric_values), (pair.task, pair.scores)):
+    for name, curve in curves.items():
+        if len(curve) < _MIN_LAYERS:
+            return f"undefined: {len(curve)} layers have both, at least {_MIN_LAYERS} are needed"
         if np.ptp(curve) <= 1e-12 * np.abs(curve).max():
             return f"undefined: {name} is the same at every layer"
     return ""

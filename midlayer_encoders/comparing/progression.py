@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -201,7 +202,9 @@ class _CheckpointMeasurer:
         for position, checkpoint in enumerate(checkpoints):
             stage = Stage(progress, checkpoint.name, count * len(checkpoints), count * position)
             try:
-                frames.append(self._stored_frame(checkpoint, stage))
+                make = partial(self._measure, checkpoint, stage)
+                name = f"step{checkpoint.step}.{self.identity.key(checkpoint)}.parquet"
+                frames.append(make() if self.folder is None else kept_frame(self.folder / "steps" / name, make))
                 if (rest := count * (position + 1) - stage.done) > 0:  # the frame was read from its file
                     stage.step(rest)
             except (OptionError, TooFewTextsError, DiskFullError):  # every step would fail alike
@@ -211,13 +214,6 @@ class _CheckpointMeasurer:
         if not frames:
             raise MidlayerError("No revision could be measured. " + "; ".join(f"{k}: {v}" for k, v in failures.items()))
         return frames, failures
-
-    def _stored_frame(self, checkpoint: Checkpoint, stage: Stage) -> pl.DataFrame:
-        """Return a checkpoint's stored frame, or measure and store it."""
-        if self.folder is None:
-            return self._measure(checkpoint, stage)
-        path = self.folder / "steps" / f"step{checkpoint.step}.{self.identity.key(checkpoint)}.parquet"
-        return kept_frame(path, lambda: self._measure(checkpoint, stage))
 
     def _measure(self, checkpoint: Checkpoint, stage: Stage) -> pl.DataFrame:
         start = stage.done

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.summaries import Curve, Summary
@@ -63,12 +63,8 @@ class Run:
 
     @property
     def average(self) -> Curve:
-        """The mean score by layer."""
-        if self.summary.average is None:
-            raise OptionError(
-                f"`runs` must have a layer that was scored on every shared task, but {self.name} has none."
-            )
-        return self.summary.average
+        """The mean score by layer; a board refuses runs without one."""
+        return cast(Curve, self.summary.average)
 
     @property
     def points(self) -> list[Point]:
@@ -81,12 +77,8 @@ class Run:
         return next(point for point in self.points if point.layer == self.average.best_layer)
 
     def _costs(self, layer: int) -> dict[Cost, float]:
-        costs: dict[Cost, float | None] = {
-            "parameters": self.parameters.get(layer),
-            "milliseconds": self.milliseconds.get(layer),
-            "bytes": self.bytes,
-        }
-        return {cost: value for cost, value in costs.items() if value is not None}
+        values = (self.parameters.get(layer), self.milliseconds.get(layer), self.bytes)
+        return {cost: value for cost, value in zip(COSTS, values, strict=True) if value is not None}
 
 
 def pareto_front(points: Iterable[Point], cost: Cost) -> list[Point]:

@@ -121,26 +121,16 @@ def histories(frame: pl.DataFrame) -> list[History]:
             f"`frame` must have one revision for each step, but got {', '.join(step_by_revision)}; rename or drop some."
         )
     several = frame["dataset"].n_unique() > 1
-    return [
-        _history(str(name), str(dataset), rows, step_by_revision, tuple(steps), several=several)
-        for (_, dataset, name), rows in frame.group_by("kind", "dataset", "name", maintain_order=True)
-    ]
-
-
-def _history(
-    name: str,
-    dataset: str,
-    rows: pl.DataFrame,
-    step_by_revision: dict[str, int],
-    steps: tuple[int, ...],
-    *,
-    several: bool,
-) -> History:
-    layers = tuple(sorted(rows["layer"].unique().to_list()))
-    values = np.full((len(steps), len(layers)), np.nan)
-    for revision, layer, value in rows.select("revision", "layer", "value").iter_rows():
-        values[steps.index(step_by_revision[revision]), layers.index(layer)] = value if np.isfinite(value) else np.nan
-    return History(name, dataset, f"{name} ({dataset})" if several else name, steps, layers, values)
+    measured = []
+    for (_, dataset, name), rows in frame.group_by("kind", "dataset", "name", maintain_order=True):
+        layers = tuple(rows["layer"].unique().sort())
+        values = np.full((len(steps), len(layers)), np.nan)
+        for revision, layer, value in rows.select("revision", "layer", "value").iter_rows():
+            if np.isfinite(value):
+                values[steps.index(step_by_revision[revision]), layers.index(layer)] = value
+        title = f"{name} ({dataset})" if several else str(name)
+        measured.append(History(str(name), str(dataset), title, tuple(steps), layers, values))
+    return measured
 
 
 def layer_changes(frame: pl.DataFrame) -> pl.DataFrame:
@@ -165,18 +155,15 @@ def layer_changes(frame: pl.DataFrame) -> pl.DataFrame:
         >>> layer_changes(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row")).select("layer", "relative").rows()
         [(0, 0.0), (1, 0.5)]
     """
-    rows = [
-        (history.dataset, history.name, layer, previous, step, change, change / history.span if history.span else 0.0)
-        for history in histories(frame)
-        for layer in history.layers
-        for previous, step, change in _changes(history.of_layer(layer))
-    ]
+    rows = []
+    for history in histories(frame):
+        for layer in history.layers:
+            for (previous, before), (step, after) in pairwise(history.of_layer(layer)):
+                change = abs(after - before)
+                share = change / history.span if history.span else 0.0
+                rows.append((history.dataset, history.name, layer, previous, step, change, share))
     schema = {"dataset": pl.String, "name": pl.String, "layer": pl.Int64, "previous": pl.Int64, "step": pl.Int64}
     return pl.DataFrame(rows, schema=schema | {"change": pl.Float64, "relative": pl.Float64}, orient="row")
-
-
-def _changes(values: list[tuple[int, float]]) -> list[tuple[int, int, float]]:
-    return [(previous, step, abs(after - before)) for (previous, before), (step, after) in pairwise(values)]
 
 
 def settled(frame: pl.DataFrame, *, within: float = 0.1) -> pl.DataFrame:

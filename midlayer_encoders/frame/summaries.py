@@ -103,15 +103,8 @@ def summary(frame: pl.DataFrame) -> Summary:
     incomplete = tuple(sorted(set().union(*points.values()) - set(mean)))
     unscored = [task for task in measures if task not in points]
     num_layers = number_of_layers(frame)
-    return Summary(
-        model=model,
-        revision=revision,
-        num_layers=num_layers,
-        tasks=tasks,
-        average=average,
-        incomplete=incomplete,
-        remarks=tuple(_remarks(unscored, average, incomplete, num_layers)),
-    )
+    remarks = tuple(_remarks(unscored, average, incomplete, num_layers))
+    return Summary(model, revision, num_layers, tasks, average, incomplete, remarks)
 
 
 def average_baseline(scores: Summary, baseline: Mapping[str, float]) -> float | None:

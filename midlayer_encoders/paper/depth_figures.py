@@ -12,7 +12,7 @@ from midlayer_encoders.frame import curves, tidy_frame, tidy_rows
 from midlayer_encoders.paper.reference import reference_metrics
 from midlayer_encoders.paper.setting import REFERENCE, MissingInputError, Setting
 from midlayer_encoders.report.labels import number, signed
-from midlayer_encoders.report.paper_page import score_panels
+from midlayer_encoders.report.paper_page import score_curves
 from midlayer_encoders.report.results import kept_frame
 from midlayer_encoders.selection import CannotChooseError, choose
 
@@ -35,7 +35,7 @@ def scores_by_depth(setting: Setting) -> pl.DataFrame:
 def score_words(frame: pl.DataFrame) -> list[str]:
     """Return where the mean score is best, and by how much."""
     words = []
-    for line in score_panels(frame)[0].lines:
+    for line in score_curves(frame):
         best = max(range(len(line.y)), key=lambda place: line.y[place])
         words.append(
             f"{line.label}: best {number(line.y[best])} at {line.x[best]:.0f} % of the depth, "

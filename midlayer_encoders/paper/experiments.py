@@ -39,19 +39,16 @@ from midlayer_encoders.paper.token_figures import (
     theorem_table,
     theorem_words,
 )
-from midlayer_encoders.report.charts import Panel
-from midlayer_encoders.report.layer_charts import correlation_panels
+from midlayer_encoders.report import plot_metrics, plot_steps_curves
+from midlayer_encoders.report.layer_charts import plot_correlations
 from midlayer_encoders.report.paper_page import (
-    along_panels,
-    metric_depth_panels,
-    order_panels,
-    panels_figure,
-    prompt_panels,
-    rule_panels,
-    score_panels,
-    step_panels,
-    subblock_panels,
-    theorem_panels,
+    plot_along,
+    plot_orders,
+    plot_prompts,
+    plot_rules,
+    plot_score_curves,
+    plot_subblocks,
+    plot_theorems,
 )
 
 if TYPE_CHECKING:
@@ -67,7 +64,7 @@ class PaperExperiment:
         claim: claim of the paper.
         run: computes the frame.
         words: returns sentences that compare the frame with the claim.
-        panels: returns the charts.
+        draw: returns the figure.
         table: returns table rows, headings first.
     """
 
@@ -75,12 +72,8 @@ class PaperExperiment:
     claim: str
     run: Callable[[Setting], pl.DataFrame]
     words: Callable[[pl.DataFrame], list[str]]
-    panels: Callable[[pl.DataFrame], list[Panel]]
+    draw: Callable[[pl.DataFrame], Figure]
     table: Callable[[pl.DataFrame], Rows] | None = None
-
-    def draw(self, frame: pl.DataFrame) -> Figure:
-        """Return the figure of a frame."""
-        return panels_figure(self.panels(frame))
 
 
 _VALLEY = "autoregressive models compress prompts at mid-depth, BERT hardly, Mamba evenly."
@@ -89,72 +82,72 @@ _GO_WITH = "metrics go with scores over layers: distance correlation, Spearman a
 EXPERIMENTS: dict[str, PaperExperiment] = {
     "fig1": PaperExperiment(
         "Scores by depth", "an intermediate layer beats the last by 2 to 16 points, at mid-depth.",
-        scores_by_depth, score_words, score_panels,
+        scores_by_depth, score_words, plot_score_curves,
     ),
     "fig2": PaperExperiment(
         "Metrics by depth of three architectures", _VALLEY,
-        metrics_beside(["Pythia-410m", "mamba-370m", "bert-base"]), valley_words, metric_depth_panels,
+        metrics_beside(["Pythia-410m", "mamba-370m", "bert-base"]), valley_words, plot_metrics,
     ),
     "fig3": PaperExperiment(
         "Metrics against scores", _GO_WITH, correlations(["Pythia-410m"]), correlation_words,
-        lambda frame: correlation_panels(frame, statistics=["dcor"]),
+        lambda frame: plot_correlations(frame, statistics=["dcor"]),
         table=lambda frame: correlation_table(frame, ["dcor"]),
     ),
     "fig4": PaperExperiment(
         "Metrics while a model learns", "middle layers change most, early ones settle first.",
-        training(["prompt_entropy", "curvature", "lidar"]), training_words, step_panels,
+        training(["prompt_entropy", "curvature", "lidar"]), training_words, plot_steps_curves,
     ),
     "fig5": PaperExperiment(
         "Entropy along the sequence", "tuning on chains of thought keeps prompt entropy higher, with less variance.",
-        along_solutions, along_words, along_panels,
+        along_solutions, along_words, plot_along,
     ),
     "fig6": PaperExperiment(
         "Extreme prompts",
         "repetition lowers entropy at mid-depth, random tokens raise it in early layers, length raises it in nats.",
-        changed_prompts, prompt_words, prompt_panels,
+        changed_prompts, prompt_words, plot_prompts,
     ),
     "fig7": PaperExperiment(
         "Orders of the entropy on power laws", "the larger the order, the more small eigenvalues contribute.",
-        lambda _: order_entropies(), order_words, order_panels,
+        lambda _: order_entropies(), order_words, plot_orders,
     ),
     "fig8": PaperExperiment(
         "Metrics against scores, three measures", _GO_WITH, correlations(["Pythia-410m"]), correlation_words,
-        correlation_panels, table=correlation_table,
+        plot_correlations, table=correlation_table,
     ),
     "fig9": PaperExperiment(
         "Metrics against scores of BERT", _GO_WITH, correlations(["bert-base", "bert-large"]), correlation_words,
-        correlation_panels, table=correlation_table,
+        plot_correlations, table=correlation_table,
     ),
     "fig10": PaperExperiment(
         "All metrics by depth, Pythia and Mamba", _VALLEY,
-        metrics_beside(["Pythia-410m", "mamba-370m"]), valley_words, metric_depth_panels,
+        metrics_beside(["Pythia-410m", "mamba-370m"]), valley_words, plot_metrics,
     ),
     "fig11": PaperExperiment(
         "All metrics while a model learns", "middle layers change most, early ones settle first.",
         training(["prompt_entropy", "dataset_entropy", "curvature", "infonce", "lidar", "dime"]), training_words,
-        step_panels,
+        plot_steps_curves,
     ),
     "fig12": PaperExperiment(
         "Metrics by depth and size", "larger models have a deeper valley.",
         metrics_beside([f"Pythia-{size}" for size in ("14m", "70m", "160m", "410m", "1b", "1.4b", "2.8b")]),
-        valley_words, metric_depth_panels,
+        valley_words, plot_metrics,
     ),
     "fig13": PaperExperiment(
         "Fine-tuning", "tuning for embeddings raises invariance; unsupervised raises, supervised lowers entropy.",
-        tuned_beside_base, tuned_words, metric_depth_panels,
+        tuned_beside_base, tuned_words, plot_metrics,
     ),
     "fig15": PaperExperiment(
         "Inside the blocks", "the residual stream has the valley, what stands before each sum has not.",
-        inside_blocks, inside_words, subblock_panels,
+        inside_blocks, inside_words, plot_subblocks,
     ),
     "table2": PaperExperiment(
         "A layer without labels", "metrics choose a layer that beats the last.",
-        chosen_layers, chosen_words, rule_panels, table=chosen_table,
+        chosen_layers, chosen_words, plot_rules, table=chosen_table,
     ),
     "theorems": PaperExperiment(
         "Theorems 1 to 3", "EffRank <= exp S1; prompt entropy bounds the growth of dataset entropy; InfoNCE bounds H.",
         lambda setting: check_theorems(seed=setting.seed), theorem_words,
-        lambda frame: theorem_panels(frame, STATEMENTS), table=theorem_table,
+        lambda frame: plot_theorems(frame, STATEMENTS), table=theorem_table,
     ),
 }  # fmt: skip
 """By the name that ``midlayer reproduce`` takes."""

@@ -172,6 +172,4 @@ def _finding(outcome: Outcome, setting: Setting) -> Finding:
     experiment = EXPERIMENTS[outcome.name]
     frame = pl.read_parquet(setting.out / f"{outcome.name}.parquet")
     table = experiment.table(frame) if experiment.table is not None else ()
-    return Finding(
-        outcome.name, experiment.title, experiment.claim, outcome.words, tuple(experiment.panels(frame)), table
-    )
+    return Finding(outcome.name, experiment.title, experiment.claim, outcome.words, experiment.draw(frame), table)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from midlayer_encoders.frame import Baselines, average_baseline
 from midlayer_encoders.frame.pareto import COSTS, Budget, Cost, Point, Run, cost_text, fronts_by_run, pareto_front
-from midlayer_encoders.report import charts
+from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import number
 from midlayer_encoders.report.pages import render
-from midlayer_encoders.report.score_charts import average_levels
-from midlayer_encoders.report.style import STYLES
+from midlayer_encoders.report.score_charts import draw_average_levels
+from midlayer_encoders.report.style import LIGHT, STYLES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _MAX_TASKS = 6  # with a column each on paper
 
@@ -41,6 +45,7 @@ def board_html(
     means = {name: average_baseline(runs[0].summary, scores) for name, scores in (baselines or {}).items()}
     scope = f"within {cost_text(budget)}" if budget else f"of {len(runs)} runs" if len(runs) > 1 else "of its layers"
     subject = tasks[0] if len(tasks) == 1 else f"average over {len(tasks)} tasks"
+    is_priced = any(point.costs for run in runs for point in run.points)
     return render(
         "board.html",
         title=f"Board of {len(runs)} run{'' if len(runs) == 1 else 's'}",
@@ -49,7 +54,7 @@ def board_html(
         costs=cost_text(best.costs),
         lines=lines,
         budget=budget,
-        chart=board_chart(runs, baselines or {}, budget, best if budget else None),
+        chart=plot_board(runs, baselines, budget, best if budget else None) if is_priced else None,
         cost_labels=COSTS,
         runs=runs,
         fronts=fronts_by_run(runs),
@@ -60,59 +65,70 @@ def board_html(
     )
 
 
-def board_chart(
+def plot_board(
     runs: Sequence[Run],
     baselines: Baselines | None = None,
     budget: Budget | None = None,
     marked: Point | None = None,
-) -> charts.Chart:
+) -> Figure:
     """Return the score of each layer of each run against each cost, with the best layers and the Pareto front.
 
     Args:
-        runs: at least one.
+        runs: at least one, with a known cost.
         baselines: drawn as levels.
         budget: drawn as vertical lines.
         marked: the layer selected within the budget.
     """
-    levels = [replace(level, label=level.text) for level in average_levels(runs[0].summary, baselines or {})]
-    scores = [charts.Line((), tuple(run.average.points.values())) for run in runs]
-    y = charts.value_axis([*scores, *levels])
-    panels = []
-    for cost in COSTS:
-        if any(cost in point.costs for run in runs for point in run.points):
-            extra: list[charts.Part] = [*levels]
-            limit = (budget or {}).get(cost)
-            if limit is not None:
-                extra.append(charts.Rule(limit, "chosen"))
-            panel = _cost_panel(runs, cost, y, extra, [] if limit is None else [limit])
-            if marked is not None and cost in marked.costs:
-                panel = replace(panel, parts=(*panel.parts, charts.Mark("best", marked.costs[cost], marked.score, "")))
-            panels.append(panel)
-    return charts.Chart(tuple(panels), columns=1, size=(7.5, 3.2), head=True)
+    costs = [cost for cost in COSTS if any(cost in point.costs for run in runs for point in run.points)]
+    figure, panels = drawing.panel_grid(len(costs), columns=1, size=(7.5, 3.2), head=True)
+    for axes, cost in zip(panels, costs, strict=True):
+        points = [point for run in runs for point in run.points if cost in point.costs]
+        limit = (budget or {}).get(cost)
+        limits = [] if limit is None else [limit]
+        drawing.amount_axis(axes, COSTS[cost], [*(point.costs[cost] for point in points), *limits])
+        front = pareto_front(points, cost)
+        _draw_front(axes, front, cost)
+        draw_average_levels(axes, runs[0].summary, baselines or {})
+        for value in limits:
+            drawing.draw_rule(axes, value, chosen=True)
+        _draw_runs(axes, runs, cost)
+        if marked is not None and cost in marked.costs:
+            drawing.draw_mark(axes, "best", marked.costs[cost], marked.score, "")
+        title = f"Score by {COSTS[cost]}"
+        label = f"{title}. " + "; ".join(point.describe().replace("\n", ", ") for point in front)
+        drawing.set_title(axes, title, label)
+    drawing.value_axis(*panels)
+    return drawing.finish(figure)
 
 
-def _cost_panel(
-    runs: Sequence[Run], cost: Cost, y: charts.Axis, extra: Sequence[charts.Part], limits: Sequence[float]
-) -> charts.Panel:
-    points = [point for run in runs for point in run.points if cost in point.costs]
-    front = pareto_front(points, cost)
-    x = charts.amount_axis(COSTS[cost], [*(point.costs[cost] for point in points), *limits])
-    front_x = (*(point.costs[cost] for point in front), x.high)
-    front_y = (*(point.score for point in front), front[-1].score)
-    curves: list[charts.Part] = []
-    discs: list[charts.Part] = []
+def _draw_front(axes: Axes, front: Sequence[Point], cost: Cost) -> None:
+    """Draw the Pareto front as a broad staircase up to the end of the axis."""
+    x = [*(point.costs[cost] for point in front), axes.get_xlim()[1]]
+    y = [*(point.score for point in front), front[-1].score]
+    color = LIGHT["best"]
+    (stairs,) = axes.step(x, y, where="post", color=color, alpha=0.3, linewidth=4, label="Pareto front")
+    drawing.annotate(stairs, "front", curve="Pareto front")
+
+
+def _draw_runs(axes: Axes, runs: Sequence[Run], cost: Cost) -> None:
+    """Draw a curve for each run whose layers differ in cost, and then a disc at the best layer of each."""
     for style, run in enumerate(runs):
         priced = [point for point in run.points if cost in point.costs]
-        costs = tuple(point.costs[cost] for point in priced)
-        if len(set(costs)) > 1:
-            tips = tuple(point.describe() for point in priced)
-            curves.append(charts.Line(costs, tuple(point.score for point in priced), run.name, style % STYLES, tips))
+        x = [point.costs[cost] for point in priced]
+        y = [point.score for point in priced]
+        if len(set(x)) > 1:
+            tips = [point.describe() for point in priced]
+            drawing.draw_points(axes, x, y, label=run.name, style=style % STYLES, tips=tips)
+    for style, run in enumerate(runs):
         best = run.best
         if cost in best.costs:  # older sweeps timed two layers only
-            place = (best.costs[cost],), (best.score,)
-            links = (run.page,) if run.page else ()
-            discs.append(charts.Dots(*place, "disc", run.name, style % STYLES, (best.describe(),), links=links))
-    title = f"Score by {COSTS[cost]}"
-    label = f"{title}. " + "; ".join(point.describe().replace("\n", ", ") for point in front)
-    staircase = charts.Line(front_x, front_y, "Pareto front", front=True)
-    return charts.Panel(title, x, y, (staircase, *extra, *curves, *discs), label)
+            drawing.draw_points(
+                axes,
+                [best.costs[cost]],
+                [best.score],
+                "disc",
+                label=run.name,
+                style=style % STYLES,
+                tips=[best.describe()],
+                links=[run.page],
+            )

@@ -6,15 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import Series
-from midlayer_encoders.report import charts
-from midlayer_encoders.report.drawing import draw
+from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import number, significant
-from midlayer_encoders.report.layer_charts import gap_text, metrics_chart
-from midlayer_encoders.report.pages import LayerTable, metric_table, render
+from midlayer_encoders.report.layer_charts import gap_text, plot_metrics
+from midlayer_encoders.report.pages import Column, render
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +49,7 @@ def comparisons_html(
         notes: sentences below the verdict.
     """
     base, models = differences["base"][0], differences["model"].unique(maintain_order=True).to_list()
-    metrics = metrics_chart(frame)
+    metrics = plot_metrics(frame)
     return render(
         "comparison.html",
         title=f"{' and '.join(models)} against {base}",
@@ -58,11 +57,11 @@ def comparisons_html(
         verdicts=comparisons_words(differences, similarity),
         base=base,
         metrics_chart=metrics,
-        relative=metrics.panels[0].x == charts.DEPTH,
+        relative=metrics.axes[0].get_xlabel() != "layer",
         gaps=gap_text(metrics),
-        differences_chart=differences_chart(differences),
+        differences_chart=plot_differences(differences),
         same_depth=same_depth(differences),
-        similarity_chart=similarity_chart(similarity),
+        similarity_chart=plot_similarity(similarity),
         tables=_difference_tables(differences),
         how={"Base": base, "Compared": ", ".join(models), **how},
     )
@@ -110,7 +109,24 @@ def plot_differences(differences: pl.DataFrame) -> Figure:
         >>> figure.axes[0].get_title(loc="left"), figure.axes[0].lines[1].get_ydata().tolist()
         ('lidar', [1.0, 1.0, 1.0])
     """
-    return draw(differences_chart(differences))
+    _check(differences, DIFFERENCES, "differences")
+    models = differences["model"].unique(maintain_order=True).to_list()
+    column = "base_layer" if same_depth(differences) else "depth"
+    figure, panels = drawing.panel_grid(differences["name"].n_unique())
+    for axes, ((name,), part) in zip(panels, differences.group_by("name", maintain_order=True), strict=True):
+        drawing.draw_level(axes, 0.0, "no difference")
+        for style, model in enumerate(models):
+            rows = part.filter(pl.col("model") == model).sort("depth")
+            tips = [
+                "layer {}: {} ({} to {})".format(layer, *(significant(value, 3, sign=True) for value in values))
+                for layer, *values in rows.select("layer", "difference", "low", "high").iter_rows()
+            ]
+            x, y, low, high = (rows[key].to_list() for key in (column, "difference", "low", "high"))
+            label = f"{model} minus {rows['base'][0]}"
+            drawing.draw_points(axes, x, y, label=label, style=style, tips=tips, band=(low, high))
+        drawing.layer_axis(axes, max(differences["base_layer"]), relative=column == "depth")
+        drawing.set_title(axes, str(name), f"{name}: difference by layer")
+    return drawing.finish(figure)
 
 
 def plot_similarity(similarity: pl.DataFrame) -> Figure:
@@ -127,68 +143,32 @@ def plot_similarity(similarity: pl.DataFrame) -> Figure:
         >>> figure.axes[0].collections[0].get_array().tolist()
         [[1.0, 0.0], [0.0, 1.0]]
     """
-    return draw(similarity_chart(similarity))
+    _check(similarity, SIMILARITY, "similarity")
+    count = similarity["model"].n_unique()
+    figure, panels = drawing.panel_grid(count, columns=min(count, 3), size=(3.8, 3.3))
+    for axes, ((model,), rows) in zip(panels, similarity.group_by("model", maintain_order=True), strict=True):
+        base = rows["base"][0]
+        layers, base_layers = (sorted(rows[column].unique()) for column in ("layer", "base_layer"))
+        cka = {(layer, other): value for layer, other, value in rows.select("layer", "base_layer", "cka").iter_rows()}
+        values = [[cka.get((layer, other), math.nan) for other in base_layers] for layer in layers]
+        tips = [
+            f"layer {layer} and layer {other} of {base}: {number(value, 3)}"
+            for layer, row in zip(layers, values, strict=True)
+            for other, value in zip(base_layers, row, strict=True)
+        ]
+        peaks = np.nan_to_num(values, nan=-math.inf).argmax(axis=1).tolist()
+        mesh = drawing.draw_cells(axes, values, 0.0, 1.0, tips=tips, peaks=peaks)
+        axes.set_xticks(*drawing.place_ticks(base_layers))
+        axes.set_yticks(*drawing.place_ticks(layers))
+        axes.set(xlabel=f"layer of {base}", ylabel="layer")
+        drawing.set_title(axes, str(model), f"CKA of the layers of {model} and {base}")
+    drawing.draw_scale(mesh, panels, "CKA")
+    return drawing.finish(figure)
 
 
 def same_depth(differences: pl.DataFrame) -> bool:
     """Return True if the compared layers have the same numbers, so that the axis can show layers."""
     return differences.filter(pl.col("base_layer") != pl.col("layer")).is_empty()
-
-
-def differences_chart(differences: pl.DataFrame) -> charts.Chart:
-    """Return a panel for each metric with the differences of each model, their intervals, and a level at zero."""
-    _check(differences, DIFFERENCES, "differences")
-    models = differences["model"].unique(maintain_order=True).to_list()
-    column = "base_layer" if same_depth(differences) else "depth"
-    x = charts.layer_axis(max(differences["base_layer"])) if column == "base_layer" else charts.DEPTH
-    panels = []
-    for (name,), rows in differences.group_by("name", maintain_order=True):
-        lines = [
-            _difference_line(rows.filter(pl.col("model") == model), column, style) for style, model in enumerate(models)
-        ]
-        parts: tuple[charts.Part, ...] = (charts.Level(0.0, "no difference"), *lines)
-        panels.append(charts.Panel(str(name), x, charts.value_axis(parts), parts, f"{name}: difference by layer"))
-    return charts.Chart(tuple(panels))
-
-
-def similarity_chart(similarity: pl.DataFrame) -> charts.Chart:
-    """Return a heat map for each model: CKA of its layers with those of the base, on one scale."""
-    _check(similarity, SIMILARITY, "similarity")
-    panels = [_similarity_map(str(model), rows) for (model,), rows in similarity.group_by("model", maintain_order=True)]
-    return charts.Chart(tuple(panels), columns=min(len(panels), 3), size=(3.8, 3.3))
-
-
-def _difference_line(rows: pl.DataFrame, column: str, style: int) -> charts.Line:
-    rows = rows.sort("depth")
-    band = tuple(zip(rows["low"], rows["high"], strict=True))
-    tips = tuple(
-        "layer {}: {} ({} to {})".format(layer, *(significant(value, 3, sign=True) for value in values))
-        for layer, *values in rows.select("layer", "difference", "low", "high").iter_rows()
-    )
-    label = f"{rows['model'][0]} minus {rows['base'][0]}"
-    return charts.Line(tuple(rows[column]), tuple(rows["difference"]), label, style, tips, band)
-
-
-def _similarity_map(model: str, rows: pl.DataFrame) -> charts.Panel:
-    base = rows["base"][0]
-    layers, base_layers = (sorted(rows[column].unique()) for column in ("layer", "base_layer"))
-    cka = {(layer, other): value for layer, other, value in rows.select("layer", "base_layer", "cka").iter_rows()}
-    values = tuple(tuple(cka.get((layer, other), math.nan) for other in base_layers) for layer in layers)
-    tips = tuple(
-        tuple(
-            f"layer {layer} and layer {other} of {base}: {number(value, 3)}"
-            for other, value in zip(base_layers, row, strict=True)
-        )
-        for layer, row in zip(layers, values, strict=True)
-    )
-    peaks = tuple(max(range(len(row)), key=lambda place: (not math.isnan(row[place]), row[place])) for row in values)
-    return charts.Panel(
-        model,
-        charts.place_axis(f"layer of {base}", base_layers),
-        charts.place_axis("layer", layers),
-        (charts.Cells(values, tips, charts.Scale(0.0, 1.0, ("0", "1"), "CKA"), peaks=peaks),),
-        label=f"CKA of the layers of {model} and {base}",
-    )
 
 
 def _check(frame: pl.DataFrame, schema: pl.Schema, argument: str) -> None:
@@ -200,25 +180,21 @@ def _check(frame: pl.DataFrame, schema: pl.Schema, argument: str) -> None:
         )
 
 
-def _difference_tables(differences: pl.DataFrame) -> list[LayerTable]:
+def _difference_tables(differences: pl.DataFrame) -> list[tuple[str, list[Column]]]:
+    """Return captions and columns: two metrics with their intervals fit on paper."""
     several = differences["model"].n_unique() > 1
     tables = []
     for (model,), model_rows in differences.group_by("model", maintain_order=True):
         subject = model if several else "Differences"
+        columns = [
+            Column(str(name), dict(zip(rows["layer"], map(_four_digits, rows[column]), strict=True)), note=note)
+            for (name,), rows in model_rows.group_by("name", maintain_order=True)
+            for note, column in {"": "difference", "from": "low", "to": "high"}.items()
+        ]
         caption = f"{subject} by layer: minus {model_rows['base'][0]}, and its interval"
-        names = model_rows["name"].unique(maintain_order=True).to_list()
-        for start in range(0, len(names), 2):  # two metrics with their intervals fit on paper
-            metrics = {
-                name: _difference_series(model_rows.filter(pl.col("name") == name).sort("layer"))
-                for name in names[start : start + 2]
-            }
-            tables.append(metric_table(metrics, caption=caption))
+        tables += [(caption, columns[start : start + 6]) for start in range(0, len(columns), 6)]
     return tables
 
 
-def _difference_series(rows: pl.DataFrame) -> list[Series]:
-    columns = {"": "difference", "from": "low", "to": "high"}
-    return [
-        Series(label, tuple(rows["layer"]), tuple(rows["depth"]), tuple(rows[column]))
-        for label, column in columns.items()
-    ]
+def _four_digits(value: float) -> str:
+    return significant(value, zeros=True)

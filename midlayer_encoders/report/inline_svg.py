@@ -1,34 +1,26 @@
-"""Render panels as SVG for pages: matplotlib's output, with the page's colors and fonts, tooltips and links."""
+"""Show figures on pages: each axes as an SVG with the page's colors and fonts, tooltips and links."""
 
 from __future__ import annotations
 
-import math
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from midlayer_encoders.report.charts import Dots, Keyed, Line, Panel, Part, Word
-from midlayer_encoders.report.drawing import draw_panel
 from midlayer_encoders.report.style import css_colors
 
-FONT_SIZE = 11.5
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_FONT_SIZE = 11.5
 
 
 @dataclass(frozen=True)
 class Size:
-    """Size of a panel in CSS pixels.
-
-    Attributes:
-        width: of the SVG.
-        height: of the SVG.
-        left: margin for the tick labels.
-        right: margin.
-        top: margin.
-        bottom: margin for the tick labels.
-        words: whether marks show their texts.
-    """
+    """Size of an SVG in CSS pixels, with the margins for the tick labels."""
 
     width: int
     height: int
@@ -36,11 +28,10 @@ class Size:
     right: int
     top: int
     bottom: int = 24
-    words: bool = False
 
 
-WIDE = Size(780, 320, 44, 112, 30, 40, words=True)
-PHONE = Size(343, 260, 36, 76, 30, 40, words=True)
+WIDE = Size(780, 320, 44, 112, 30, 40)
+PHONE = Size(343, 260, 36, 76, 30, 40)
 PANEL = Size(220, 124, 42, 10, 8)
 ALONE = Size(780, 300, 44, 20, 10)
 SMALL = Size(343, 220, 44, 20, 10)
@@ -48,26 +39,32 @@ PAIR = Size(380, 200, 44, 14, 10)
 MAP = Size(220, 150, 30, 12, 4)
 
 
-def rows_size(panel: Panel) -> Size:
+def rows_size(axes: Axes) -> Size:
     """Return the size of a panel with named rows, which depends on the length of the names and texts."""
-    longest_name = max(len(line) for _, text in panel.y.ticks for line in text.split("\n"))
-    words = (part.text for part in panel.parts if isinstance(part, Word) and not part.centered)
-    left = 12 + 6 * longest_name
-    right = 14 + 6 * max(map(len, words), default=0)
-    return Size(left + right + 190, 26 * len(panel.y.ticks) + 30, left, right, 6)
+    axes.tick_params(labelleft=True)
+    names = [text.get_text() for text in axes.get_yticklabels()]
+    texts = [text.get_text() for text in axes.texts if text.get_horizontalalignment() == "left"]
+    left = 12 + 6 * max(len(line) for name in names for line in name.split("\n"))
+    right = 14 + 6 * max(map(len, texts), default=0)
+    return Size(left + right + 190, 26 * len(names) + 30, left, right, 6)
 
 
-def panel_svg(panel: Panel, size: Size) -> str:
-    """Return the SVG element of a panel.
+def legend_items(panels: Sequence[Axes]) -> dict[str, dict[str, Any]]:
+    """Return the class, color and dashes of the first artist with each label."""
+    from matplotlib.colors import to_hex
 
-    Example:
-        >>> from midlayer_encoders.report.charts import Line, layer_axis, value_axis
-        >>> line = Line((0, 1), (1.0, 2.0), tips=("layer 0: 1", "layer 1: 2"))
-        >>> text = panel_svg(Panel("a line", layer_axis(1), value_axis([line]), (line,)), PANEL)
-        >>> text.startswith('<svg class="chart" viewBox="0 0 220 124" role="img" aria-label="a line">')
-        True
-    """
-    root = ElementTree.fromstring(_matplotlib_svg(panel, size))
+    items: dict[str, dict[str, Any]] = {}
+    for axes in panels:
+        for artist, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            details = json.loads(artist.get_gid() or "{}")
+            color = css_colors(details.get("ordered", 0))[to_hex(artist.get_color())]  # type: ignore[attr-defined]
+            items.setdefault(label, {**details, "color": color})
+    return items
+
+
+def panel_svg(axes: Axes, size: Size, *, x_label: bool = False) -> str:
+    """Return the SVG element of one axes of a figure, without its title; the figure is changed."""
+    root = ElementTree.fromstring(_matplotlib_svg(axes, size, x_label=x_label))
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
     _inline_definitions(root)
@@ -75,34 +72,41 @@ def panel_svg(panel: Panel, size: Size) -> str:
         text.set("class", "word")
     for text in (text for group in root.iter("g") if "axis" in group.get("id", "") for text in group.iter("text")):
         text.set("class", "tick")
-    for index, part in enumerate(panel.parts):
-        _annotate(root, panel, part, f"part-{index}")
-    colors = css_colors(panel.ordered)
+    annotated = {group: json.loads(group.attrib["id"]) for group in root.iter("g") if group.get("id", "")[:1] == "{"}
+    for group, details in annotated.items():
+        _annotate(group, details)
+    colors = css_colors(max((details.get("ordered", 0) for details in annotated.values()), default=0))
     for element in root.iter():
         _simplify(element, colors)
     view = {"class": "chart", "viewBox": f"0 0 {size.width} {size.height}"}
-    root.attrib = {**view, "role": "img", "aria-label": panel.label or panel.title}
+    root.attrib = {**view, "role": "img", "aria-label": str(axes.get_label())}
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _matplotlib_svg(panel: Panel, size: Size) -> str:
+def _matplotlib_svg(axes: Axes, size: Size, *, x_label: bool) -> str:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
+    from matplotlib.ticker import AutoLocator
 
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)
+    figure.set_layout_engine("none")
+    figure.set_size_inches(size.width / 72, size.height / 72)
+    for artist in (*figure.axes, *figure.legends, *filter(None, [axes.get_legend()])):
+        artist.set_visible(artist is axes)
+    width = size.width - size.left - size.right
+    height = size.height - size.top - size.bottom
+    axes.set_position((size.left / size.width, size.bottom / size.height, width / size.width, height / size.height))
+    axes.set_title("", loc="left")
+    axes.set_ylabel("")
+    axes.set_xlabel(axes.get_xlabel() if x_label else "", fontsize=_FONT_SIZE)
+    axes.tick_params(labelsize=_FONT_SIZE)
+    if isinstance(axes.yaxis.get_major_locator(), AutoLocator):
+        axes.locator_params(axis="y", nbins=3 if height < 100 else 6)
+    figure.patch.set_visible(False)
+    axes.patch.set_visible(False)
     content = BytesIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "", "text.parse_math": False}):
-        figure = Figure(figsize=(size.width / 72, size.height / 72))
-        width = size.width - size.left - size.right
-        height = size.height - size.top - size.bottom
-        box = (size.left / size.width, size.bottom / size.height, width / size.width, height / size.height)
-        axes = figure.add_axes(box)
-        draw_panel(axes, panel, words=size.words, font_size=FONT_SIZE)
-        if not panel.y.ticks:
-            axes.locator_params(axis="y", nbins=3 if height < 100 else 6)
-        if size.words:
-            axes.set_xlabel(panel.x.label, fontsize=FONT_SIZE)
-        figure.patch.set_visible(False)
-        axes.patch.set_visible(False)
         figure.savefig(content, format="svg")
     return content.getvalue().decode()
 
@@ -125,24 +129,17 @@ def _inline_definitions(root: ElementTree.Element) -> None:
                 child.attrib = {**place, "style": style}
 
 
-def _annotate(root: ElementTree.Element, panel: Panel, part: Part, gid: str) -> None:
-    """Add class, label, tooltips and links to the elements of a part."""
-    label = part.label if isinstance(part, Keyed) else ""
-    front = isinstance(part, Line) and part.front
-    tips = panel.tips(part)
-    if isinstance(part, Line):
-        tips = tuple(tip for tip, value in zip(tips, part.y, strict=True) if math.isfinite(value))
-    points = []
-    for group in root.iter("g"):
-        if group.get("id") == gid:
-            group.set("class", "front" if front else type(part).__name__.lower())
-            if label:
-                group.set("data-curve", label)
-            points += list(group.iter("circle"))
-            points += [] if isinstance(part, Line | Dots) else list(group.iter("path"))
-    for point, tip in zip(points, tips, strict=False):  # long curves have no points
+def _annotate(group: ElementTree.Element, details: Mapping[str, Any]) -> None:
+    """Add class, label, tooltips and links to an artist's elements; ``details`` are those of ``drawing.annotate``."""
+    kind = details["class"]
+    group.set("class", kind)
+    if details.get("curve"):
+        group.set("data-curve", details["curve"])
+    points = list(group.iter("circle"))
+    points += [] if kind in ("line", "dots") else list(group.iter("path"))
+    for point, tip in zip(points, details["tips"], strict=False):  # long curves have no points
         ElementTree.SubElement(point, "title").text = tip
-    for point, link in zip(points, part.links if isinstance(part, Dots) else (), strict=False):
+    for point, link in zip(points, details.get("links", ()), strict=False):
         if link:
             copy = ElementTree.Element("circle", point.attrib)
             copy.extend(list(point))

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from numpy.ma import MaskedArray
 
 from midlayer_encoders.files import write_file
 from midlayer_encoders.frame import Series
 from midlayer_encoders.frame.pareto import amount
 from midlayer_encoders.report import inline_svg, style
-from midlayer_encoders.report.charts import Chart
 from midlayer_encoders.report.labels import duration, number, signed, significant
 
-_MAX_COLUMNS = 8  # of a table on paper
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def write_page(text: str, path: str | Path) -> Path:
@@ -53,9 +54,8 @@ def _environment() -> Environment:
         "script": Markup(script),
         "script_digest": b64encode(sha256(script.encode()).digest()).decode(),
         "figure": figure_html,
-        "svg": lambda panel, size: Markup(inline_svg.panel_svg(panel, size)),
-        "sizes": inline_svg,
-        "style": style,
+        "svg": lambda *args, **options: Markup(inline_svg.panel_svg(*args, **options)),
+        "svgs": inline_svg,
     }
     environment.filters |= {
         "amount": amount,
@@ -77,21 +77,35 @@ def breakable(name: str) -> Markup:
     return Markup("<wbr>".join(escape(part) for part in re.split(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[_/-])", name) if part))
 
 
-def figure_html(chart: Chart, *, caption: str = "", words: bool = False) -> Markup:
-    """Return the HTML of a chart.
+def _panel(axes: Axes) -> dict[str, Any]:
+    """Return an axes and the texts that a page shows as HTML; ``scale`` is that of a heat map's colors."""
+    title, *lines = axes.get_title(loc="left").split("\n")
+    limits = [artist.get_clim() for artist in axes.collections if isinstance(artist.get_array(), MaskedArray)]
+    return {
+        "axes": axes,
+        "title": title,
+        "caption": " ".join(lines).replace("\N{NO-BREAK SPACE}", " ").split(" · "),
+        "x_label": axes.get_xlabel(),
+        "scale": [significant(limit) for limit in limits[0]] if limits else None,
+        "is_named": axes.yaxis_inverted(),
+    }
+
+
+def figure_html(figure: Figure, *, words: bool = False, head: bool = False, stack: int = 1) -> Markup:
+    """Return the HTML of a figure, which is changed.
 
     Args:
-        chart: whose head, or only panel of curves, is as wide as the page.
-        caption: of that panel.
-        words: whether the marks of that panel show their texts.
+        figure: whose only panel is as wide as the page if it shows curves.
+        words: whether the marks of a panel that is as wide as the page have texts.
+        head: whether the first of several panels is as wide as the page.
+        stack: number of successive panels stacked in one place.
     """
-    named = any(panel.y.named for panel in chart.panels)
-    wide = chart.head or (len(chart.panels) == 1 and not named and chart.panels[0].cells is None)
-    rest = chart.panels[wide:]
-    stacks = [rest[start : start + chart.stack] for start in range(0, len(rest), chart.stack)]
-    return Markup(
-        render("figure.html", chart=chart, caption=caption, words=words, named=named, wide=wide, stacks=stacks)
-    )
+    bars = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
+    panels = [_panel(axes) for axes in figure.axes if axes.axison and axes not in bars]
+    wide = head or (len(panels) == 1 and not panels[0]["is_named"] and panels[0]["scale"] is None)
+    scale_label = bars[0].get_ylabel() if bars else ""
+    context = {"words": words, "wide": wide, "stack_size": stack, "scale_label": scale_label}
+    return Markup(render("figure.html", panels=panels, **context))
 
 
 @dataclass(frozen=True)
@@ -113,32 +127,9 @@ class Column:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class LayerTable:
-    """Columns by layer, with an optional highlighted layer and names of the rows at the foot."""
-
-    caption: str
-    columns: Sequence[Column]
-    winner: int | None = None
-    feet: Sequence[str] = ()
-
-    @property
-    def layers(self) -> list[int]:
-        """All layers that have a cell."""
-        return sorted({layer for column in self.columns for layer in column.texts})
-
-    def pieces(self) -> Iterator[tuple[str, Sequence[Column]]]:
-        """Yield the caption and the columns of tables that fit on paper."""
-        count = math.ceil(len(self.columns) / _MAX_COLUMNS)
-        size = math.ceil(len(self.columns) / max(count, 1))
-        for place in range(count):
-            suffix = f", {place + 1} of {count}" if count > 1 else ""
-            yield self.caption + suffix, self.columns[place * size : (place + 1) * size]
-
-
-def metric_table(metrics: Mapping[str, Sequence[Series]], *, caption: str = "Metrics by layer") -> LayerTable:
-    """Return a table of metrics by layer, with four significant digits."""
-    columns = [
+def metric_columns(metrics: Mapping[str, Sequence[Series]]) -> list[Column]:
+    """Return the columns of a table of metrics by layer, with four significant digits."""
+    return [
         Column(
             name,
             {layer: significant(value, zeros=True) for layer, value in zip(series.layers, series.values, strict=True)},
@@ -147,4 +138,3 @@ def metric_table(metrics: Mapping[str, Sequence[Series]], *, caption: str = "Met
         for name, many in metrics.items()
         for series in many
     ]
-    return LayerTable(caption, columns)

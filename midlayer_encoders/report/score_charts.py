@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,11 +12,12 @@ import polars as pl
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import Baselines, Curve, Summary, average_baseline, summary
-from midlayer_encoders.report import charts
-from midlayer_encoders.report.drawing import draw
+from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import number, signed
+from midlayer_encoders.report.style import LIGHT
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _PLAIN = "plain"
@@ -32,9 +33,33 @@ def plot_scores(frame: pl.DataFrame) -> Figure:
         >>> figure.axes[0].get_title(loc="left")
         'STS (spearman): best 60.0 at layer 1, +10.0 points over the last'
     """
-    scores = _score_summary(frame, "scores")
-    tasks = tasks_chart(scores).panels if len(scores.tasks) > 1 else ()
-    return draw(charts.Chart((average_panel(scores), *tasks), head=True, y_label="points (score × 100)"))
+    return plot_summary(_score_summary(frame, "scores"))
+
+
+def plot_summary(scores: Summary, baselines: Baselines | None = None, costs: Mapping[int, str] | None = None) -> Figure:
+    """Return the figure of :func:`plot_scores`, without axes for an average if no layer was scored on every task.
+
+    Args:
+        scores: of one model.
+        baselines: drawn as levels.
+        costs: text about the costs of each layer, for its tooltip.
+    """
+    baselines = baselines or {}
+    tasks = scores.tasks if len(scores.tasks) > 1 else ()
+    figure, (head, *panels) = drawing.panel_grid(1 + len(tasks), head=True)
+    average = scores.average if tasks else scores.tasks[0]
+    if average is None:
+        head.set_axis_off()
+        drawing.set_title(head, "no layer was scored on every task: no average", large=True)
+    else:
+        subject = f"average of {len(tasks)} tasks" if tasks else f"{average.name} ({average.measure})"
+        means = {name: average_baseline(scores, by_task) for name, by_task in baselines.items()}
+        title = f"{subject}: {_curve_text(average)}"
+        _draw_curve(head, average, scores.num_layers, means, costs, title=title)
+    for axes, task in zip(panels, tasks, strict=True):
+        points = {name: 100 * by_task.get(task.name, math.nan) for name, by_task in baselines.items()}
+        _draw_curve(axes, task, scores.num_layers, points, costs)
+    return drawing.finish(figure, y_label="points (score × 100)")
 
 
 def plot_heatmap(frame: pl.DataFrame) -> Figure:
@@ -47,132 +72,105 @@ def plot_heatmap(frame: pl.DataFrame) -> Figure:
         >>> [[float(round(value, 1)) for value in row] for row in figure.axes[0].collections[0].get_array()]
         [[20.0, 0.0, 10.0]]
     """
-    panel = losses_panel(_score_summary(frame, "layers by tasks"))
-    size = (max(6.0, 3.0 + 0.24 * (panel.x.high + 0.5)), 1.3 + 0.26 * len(panel.y.ticks))
-    return draw(charts.Chart((panel,), size=size))
+    losses = task_losses(_score_summary(frame, "layers by tasks"))
+    size = (max(6.0, 3.0 + 0.24 * len(losses.layers)), 1.3 + 0.26 * len(losses.curves))
+    figure, (axes,) = drawing.panel_grid(1, size=size)
+    _draw_losses(axes, losses, "points below each task's best layer (ringed)")
+    return drawing.finish(figure)
 
 
 def plot_recipes(recipes: Mapping[str, Summary], baselines: Baselines | None = None) -> Figure:
     """Return a figure of each recipe's average by layer, and a heat map of the points below the best layer of all."""
-    return draw(charts.Chart((recipes_panel(recipes, baselines), recipes_map(recipes)), columns=1, size=(7.0, 2.6)))
+    figure, (curves, heat) = drawing.panel_grid(2, columns=1, size=(7.0, 2.6))
+    _draw_recipes(curves, recipes, baselines)
+    title = "points below the best recipe and layer (each recipe's best layer is ringed)"
+    _draw_losses(heat, recipe_losses(recipes), title)
+    return drawing.finish(figure)
 
 
-def average_panel(
-    scores: Summary, baselines: Baselines | None = None, costs: Mapping[int, str] | None = None
-) -> charts.Panel:
-    """Return the average by layer, or only a title if no layer was scored on every task.
-
-    Args:
-        scores: of one model.
-        baselines: drawn as levels.
-        costs: text about the costs of each layer, for its tooltip.
-    """
-    average = scores.average
-    if average is None:
-        return charts.Panel(
-            "no layer was scored on every task: no average", charts.layer_axis(0), charts.Axis("", 0, 1), ()
-        )
-    task = scores.tasks[0] if len(scores.tasks) == 1 else None
-    subject = f"{task.name} ({task.measure})" if task else f"average of {len(scores.tasks)} tasks"
-    return _curve_panel(
-        average,
-        scores.num_layers,
-        average_levels(scores, baselines or {}),
-        name=task.name if task else "average",
-        title=f"{subject}: {_curve_text(average)}",
-        pad=0.16,
-        costs=costs,
-    )
-
-
-def average_levels(scores: Summary, baselines: Baselines) -> list[charts.Level]:
-    """Return the average of each baseline that was scored on every task."""
-    return _levels({name: average_baseline(scores, by_task) for name, by_task in baselines.items()})
-
-
-def tasks_chart(
-    scores: Summary, baselines: Baselines | None = None, costs: Mapping[int, str] | None = None
-) -> charts.Chart:
-    """Return a panel for each task, each on a separate scale; the arguments are those of :func:`average_panel`."""
-    panels = []
-    for task in scores.tasks:
-        points = {name: by_task.get(task.name) for name, by_task in (baselines or {}).items()}
-        levels = _levels({name: None if score is None else 100 * score for name, score in points.items()})
-        panels.append(_curve_panel(task, scores.num_layers, levels, name=task.name, title=task.name, costs=costs))
-    return charts.Chart(tuple(panels))
-
-
-def losses_panel(scores: Summary) -> charts.Panel:
-    """Return how many points each layer is below the task's best layer, with rows for the average and each task."""
-    curves = [scores.average, *scores.tasks] if scores.average and len(scores.tasks) > 1 else list(scores.tasks)
-    labels = [f"{curve.name}: best at layer {curve.best_layer}, {number(curve.best)} points" for curve in curves]
-    return _losses_map(
-        {curve.name: curve for curve in curves},
-        {curve.name: curve.best for curve in curves},
-        title="points below each task's best layer (ringed)",
-        best_text="0 below its best",
-        labels=labels,
-        own_best=True,
-        apart=len(curves) > len(scores.tasks),
-    )
-
-
-def recipes_panel(recipes: Mapping[str, Summary], baselines: Baselines | None = None) -> charts.Panel:
+def plot_recipe_curves(recipes: Mapping[str, Summary], baselines: Baselines | None = None) -> Figure:
     """Return a curve for each recipe, with the best layer of the best recipe marked, and a level for each baseline."""
-    averages = _averages(recipes)
-    winner = best_recipe(recipes)
-    lines = [
-        charts.Line(
-            tuple(curve.points),
-            tuple(curve.points.values()),
-            name,
-            style,
-            charts.layer_tips(name, tuple(curve.points), tuple(curve.points.values()), number),
-        )
-        for style, (name, curve) in enumerate(averages.items())
-    ]
-    best = averages[winner]
-    mark = charts.Mark("best", best.best_layer, best.best, f"{winner}, layer {best.best_layer}: {number(best.best)}")
-    tasks = recipes[winner].tasks
-    title = tasks[0].name if len(tasks) == 1 else f"average of {len(tasks)} tasks"
-    levels = [replace(level, label=level.text) for level in average_levels(recipes[winner], baselines or {})]
-    texts = [f"{name}: best {number(curve.best)} at layer {curve.best_layer}" for name, curve in averages.items()]
-    label = "; ".join([*texts, *(level.text for level in levels)])
-    parts: tuple[charts.Part, ...] = (*lines, *levels, mark)
-    num_layers = max(scores.num_layers for scores in recipes.values())
-    return charts.Panel(
-        f"{title}, points", charts.layer_axis(num_layers), charts.value_axis(parts, pad=0.12), parts, label
-    )
+    figure, (axes,) = drawing.panel_grid(1)
+    _draw_recipes(axes, recipes, baselines)
+    return drawing.finish(figure)
 
 
-def recipes_map(recipes: Mapping[str, Summary]) -> charts.Panel:
+@dataclass(frozen=True)
+class Losses:
+    """How many points each layer of several curves is below the best.
+
+    Attributes:
+        curves: by name.
+        best: the best value of all curves; None to compare each curve with its own best.
+        apart: whether the first curve is separate from the others, which determine the color scale.
+    """
+
+    curves: Mapping[str, Curve]
+    best: float | None = None
+    apart: bool = False
+
+    @property
+    def layers(self) -> list[int]:
+        """All layers that were scored."""
+        return sorted(set().union(*(curve.points for curve in self.curves.values())))
+
+    @property
+    def ticks(self) -> tuple[list[int], list[str]]:
+        """Places and texts of the ticks of the layers."""
+        return drawing.place_ticks(self.layers, 9)
+
+    @property
+    def values(self) -> list[list[float]]:
+        """A row for each curve, a column for each layer; NaN where it was not scored."""
+        return [[self.below(curve, layer) for layer in self.layers] for curve in self.curves.values()]
+
+    @property
+    def widest(self) -> float:
+        """The end of the color scale: the 90th percentile, so that one bad layer does not hide the others."""
+        return max(float(np.nanquantile(self.values[self.apart :], 0.9)), 1.0)
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a layer of a curve was not scored."""
+        return bool(np.isnan(self.values).any())
+
+    def below(self, curve: Curve, layer: int) -> float:
+        """Return how many points a layer of a curve is below the best."""
+        return (curve.best if self.best is None else self.best) - curve.points.get(layer, math.nan)
+
+
+def task_losses(scores: Summary) -> Losses:
+    """Return how many points each layer is below the task's best layer, for the average and each task."""
+    apart = scores.average is not None and len(scores.tasks) > 1
+    curves = [scores.average, *scores.tasks] if scores.average and apart else scores.tasks
+    return Losses({curve.name: curve for curve in curves}, apart=apart)
+
+
+def recipe_losses(recipes: Mapping[str, Summary]) -> Losses:
     """Return how many points each layer of each recipe is below the best layer of all recipes."""
     averages = _averages(recipes)
-    best = averages[best_recipe(recipes)].best
-    labels = [f"{name}: best at layer {curve.best_layer}, {number(curve.best)}" for name, curve in averages.items()]
-    return _losses_map(
-        averages,
-        dict.fromkeys(averages, best),
-        title="points below the best recipe and layer (each recipe's best layer is ringed)",
-        best_text="the best of all",
-        labels=labels,
-    )
+    return Losses(averages, averages[best_recipe(recipes)].best)
+
+
+def average_texts(scores: Summary, baselines: Baselines) -> list[str]:
+    """Return the name and average of each baseline that was scored on every task."""
+    means = {name: average_baseline(scores, by_task) for name, by_task in baselines.items()}
+    return [f"{name} {number(mean)}" for name, mean in means.items() if mean is not None]
+
+
+def draw_average_levels(axes: Axes, scores: Summary, baselines: Baselines) -> None:
+    """Draw the average of each baseline that was scored on every task, with its value in the legend."""
+    for style, (name, by_task) in enumerate(baselines.items()):
+        mean = average_baseline(scores, by_task)
+        if mean is not None:
+            text = f"{name} {number(mean)}"
+            drawing.draw_level(axes, mean, text, text, style)
 
 
 def best_recipe(recipes: Mapping[str, Summary]) -> str:
     """Return the recipe whose best layer has the highest average; ties go to the first."""
     averages = _averages(recipes)
     return max(averages, key=lambda name: averages[name].best)
-
-
-def recipe_tile(recipes: Mapping[str, Summary]) -> tuple[str, str, str]:
-    """Return heading, value and note of the tile about the best recipe."""
-    averages = _averages(recipes)
-    winner = best_recipe(recipes)
-    plain = averages.get(_PLAIN)
-    if plain is None or winner == _PLAIN:
-        return "Best recipe", winner, f"of {len(averages)}"
-    return "Best recipe", winner, f"{signed(averages[winner].best - plain.best)} points over plain at its best layer"
 
 
 def recipe_words(recipes: Mapping[str, Summary]) -> str:
@@ -213,42 +211,6 @@ def recipe_rows(recipes: Mapping[str, Summary], baselines: Baselines | None = No
     return rows
 
 
-def _losses_map(
-    curves: Mapping[str, Curve],
-    references: Mapping[str, float],
-    *,
-    title: str,
-    best_text: str,
-    labels: Sequence[str],
-    own_best: bool = False,
-    apart: bool = False,
-) -> charts.Panel:
-    """Return a heat map of the distance of each layer of each curve from a reference value."""
-    layers = sorted(set().union(*(curve.points for curve in curves.values())))
-    losses = [
-        [references[name] - curve.points.get(layer, math.nan) for layer in layers] for name, curve in curves.items()
-    ]
-    # The scale ends at the 90th percentile, so that one bad layer does not hide the others.
-    widest = max(float(np.nanquantile(losses[apart:], 0.9)), 1.0)
-    tips = []
-    for name, curve in curves.items():
-        scores = {layer: number(value) for layer, value in curve.points.items()}
-        if own_best:
-            scores = {
-                layer: f"{scores[layer]}, {number(curve.best - curve.points[layer])} below its best" for layer in scores
-            }
-        tips.append(tuple(f"{name}, layer {layer}: {scores.get(layer, 'not scored')}" for layer in layers))
-    cells = charts.Cells(
-        tuple(map(tuple, losses)),
-        tuple(tips),
-        charts.Scale(0, widest, (best_text, f"{number(widest)} points or more below"), falling=True, capped=True),
-        peaks=tuple(layers.index(curve.best_layer) for curve in curves.values()),
-        labels=tuple(labels),
-        apart=apart,
-    )
-    return charts.Panel(title, charts.place_axis("layer", layers, 9), charts.named_axis(list(curves)), (cells,))
-
-
 def _score_summary(frame: pl.DataFrame, subject: str) -> Summary:
     scores = summary(frame)
     if not scores.tasks:
@@ -256,44 +218,45 @@ def _score_summary(frame: pl.DataFrame, subject: str) -> Summary:
     return scores
 
 
-def _levels(points: Mapping[str, float | None]) -> list[charts.Level]:
-    return [
-        charts.Level(value, f"{name} {number(value)}", label=name, style=style)
-        for style, (name, value) in enumerate(points.items())
-        if value is not None
-    ]
-
-
-def _curve_panel(
+def _draw_curve(
+    axes: Axes,
     curve: Curve,
     num_layers: int,
-    levels: Sequence[charts.Level],
+    levels: Mapping[str, float | None],
+    costs: Mapping[int, str] | None,
     *,
-    name: str,
-    title: str,
-    pad: float = 0.08,
-    costs: Mapping[int, str] | None = None,
-) -> charts.Panel:
-    layers, values = tuple(curve.points), tuple(curve.points.values())
-    line = charts.Line(layers, values, tips=charts.layer_tips(name, layers, values, number, costs))
-    best = charts.Mark("best", curve.best_layer, curve.best, f"layer {curve.best_layer}: {number(curve.best)}")
-    last = charts.Mark("last", curve.last_layer, curve.last, f"last: {number(curve.last)}")
-    marks = (best,) if curve.best_layer == curve.last_layer else (last, best)
-    parts = (*levels, line, *marks)
+    title: str = "",
+) -> None:
+    """Draw a curve with its best and last layer and with levels; a title makes it large, with texts at the marks."""
+    large = bool(title)
+    level_texts = []
+    for style, (name, level) in enumerate(levels.items()):
+        if level is not None and math.isfinite(level):
+            level_texts.append(f"{name} {number(level)}")
+            drawing.draw_level(axes, level, level_texts[-1], name, style)
+    x = list(curve.points)
+    y = list(curve.points.values())
+    drawing.draw_points(axes, x, y, tips=drawing.point_tips(curve.name, x, y, number, costs=costs))
+    differ = curve.best_layer != curve.last_layer
+    if differ:
+        drawing.draw_mark(axes, "last", curve.last_layer, curve.last, f"last: {number(curve.last)}", large=large)
+    best_text = f"layer {curve.best_layer}: {number(curve.best)}"
+    drawing.draw_mark(axes, "best", curve.best_layer, curve.best, best_text, large=large)
+    drawing.layer_axis(axes, num_layers)
+    drawing.value_axis(axes, pad=0.16 if large else 0.08)
+    if large and differ:  # a dotted line from the best mark to the last one, and the difference
+        drawing.write(axes, signed(curve.gain), (curve.last_layer, curve.best), (14, -4), bold=True)
+        right = curve.last_layer + 0.015 * max(num_layers, 1)
+        corners = [curve.best_layer, right, right], [curve.best, curve.best, curve.last]
+        axes.plot(*corners, ":", color=LIGHT["best"], linewidth=1.2)
     label = (
-        f"{name} by layer: best {number(curve.best)} at layer {curve.best_layer}, "
-        f"{number(curve.last)} at the last, layer {curve.last_layer}" + "".join(f"; {level.text}" for level in levels)
+        f"{curve.name} by layer: best {number(curve.best)} at layer {curve.best_layer}, "
+        f"{number(curve.last)} at the last, layer {curve.last_layer}" + "".join(f"; {text}" for text in level_texts)
     )
-    caption: list[str] = []
-    if title == name:
-        caption = [curve.measure, f"best {number(curve.best)} at {curve.best_layer}"]
-        if len(marks) > 1:
-            caption.append(f"last {number(curve.last)} ({signed(-curve.gain)})")
-        caption += [level.text for level in levels]
-    axis = charts.value_axis(parts, pad=pad)
-    return charts.Panel(
-        title, charts.layer_axis(num_layers), axis, parts, label, tuple(caption), gain=signed(curve.gain)
-    )
+    caption = [curve.measure, f"best {number(curve.best)} at {curve.best_layer}"]
+    if differ:
+        caption.append(f"last {number(curve.last)} ({signed(-curve.gain)})")
+    drawing.set_title(axes, title or curve.name, label, () if large else [*caption, *level_texts], large=large)
 
 
 def _curve_text(curve: Curve) -> str:
@@ -302,6 +265,40 @@ def _curve_text(curve: Curve) -> str:
     if curve.best_layer == curve.last_layer:
         return f"the last layer is best, {number(curve.best)}"
     return f"best {number(curve.best)} at layer {curve.best_layer}, {signed(curve.gain)} points over the last"
+
+
+def _draw_losses(axes: Axes, losses: Losses, title: str) -> None:
+    peaks = [losses.layers.index(curve.best_layer) for curve in losses.curves.values()]
+    mesh = drawing.draw_cells(axes, losses.values, 0, losses.widest, peaks=peaks, falling=True)
+    drawing.row_axis(axes, list(losses.curves))
+    axes.grid(visible=False)
+    drawing.draw_scale(mesh, [axes], capped=True)
+    if losses.apart:
+        axes.axhline(0.5, color=LIGHT["page"], linewidth=3)
+    axes.set_xticks(*losses.ticks)
+    axes.set_xlabel("layer")
+    drawing.set_title(axes, title)
+
+
+def _draw_recipes(axes: Axes, recipes: Mapping[str, Summary], baselines: Baselines | None) -> None:
+    averages = _averages(recipes)
+    winner = best_recipe(recipes)
+    for style, (name, curve) in enumerate(averages.items()):
+        x = list(curve.points)
+        y = list(curve.points.values())
+        tips = drawing.point_tips(name, x, y, number)
+        drawing.draw_points(axes, x, y, label=name, style=style, tips=tips)
+    draw_average_levels(axes, recipes[winner], baselines or {})
+    best = averages[winner]
+    mark_text = f"{winner}, layer {best.best_layer}: {number(best.best)}"
+    drawing.draw_mark(axes, "best", best.best_layer, best.best, mark_text)
+    drawing.layer_axis(axes, max(scores.num_layers for scores in recipes.values()))
+    drawing.value_axis(axes, pad=0.12)
+    tasks = recipes[winner].tasks
+    title = tasks[0].name if len(tasks) == 1 else f"average of {len(tasks)} tasks"
+    texts = [f"{name}: best {number(curve.best)} at layer {curve.best_layer}" for name, curve in averages.items()]
+    label = "; ".join([*texts, *average_texts(recipes[winner], baselines or {})])
+    drawing.set_title(axes, f"{title}, points", label)
 
 
 def _averages(recipes: Mapping[str, Summary]) -> dict[str, Curve]:

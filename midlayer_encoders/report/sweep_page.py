@@ -4,50 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
-from midlayer_encoders.frame import (
-    Baselines,
-    Curve,
-    Summary,
-    average_baseline,
-    check_frame,
-    check_one_model,
-    metric_series,
-    summary,
-)
+from midlayer_encoders.frame import Baselines, Curve, Summary, average_baseline, metric_series, summary
 from midlayer_encoders.frame.pareto import Cost, amount, cost_text
-from midlayer_encoders.report.charts import Chart
+from midlayer_encoders.report import score_charts
 from midlayer_encoders.report.labels import number
-from midlayer_encoders.report.layer_charts import gap_text, metrics_chart
-from midlayer_encoders.report.pages import Column, LayerTable, metric_table, render, write_page
-from midlayer_encoders.report.score_charts import (
-    average_levels,
-    average_panel,
-    losses_panel,
-    recipe_rows,
-    recipe_tile,
-    recipe_words,
-    recipes_map,
-    recipes_panel,
-    tasks_chart,
-)
+from midlayer_encoders.report.layer_charts import gap_text, plot_metrics
+from midlayer_encoders.report.pages import Column, metric_columns, render, write_page
 
 
-def write_report(
-    frame: pl.DataFrame,
-    path: str | Path,
-    *,
-    title: str,
-    how: Mapping[str, str],
-    parameters: Mapping[int, int] | None = None,
-    seconds: Mapping[int, float] | None = None,
-    export: Mapping[str, str] | None = None,
-    notes: Sequence[str] = (),
-    baselines: Baselines | None = None,
-) -> Path:
-    """Write the page of :func:`report_html`, create its folder if needed, and return the path.
+def write_report(frame: pl.DataFrame, path: str | Path, **options: Any) -> Path:
+    """Write the page of :func:`report_html` with its options, create its folder if needed, and return the path.
 
     Example:
         >>> import tempfile
@@ -59,17 +29,7 @@ def write_report(
         ...     "10.0 points more than the last layer" in page.read_text(encoding="utf-8")
         True
     """
-    text = report_html(
-        frame,
-        title=title,
-        how=how,
-        parameters=parameters,
-        seconds=seconds,
-        export=export,
-        notes=notes,
-        baselines=baselines,
-    )
-    return write_page(text, path)
+    return write_page(report_html(frame, **options), path)
 
 
 def report_html(
@@ -97,8 +57,6 @@ def report_html(
         baselines: score of each baseline on each task, a fraction.
         recipes: scores of each recipe, if there are several; ``frame`` holds the best one.
     """
-    frame = check_frame(frame)
-    model, revision = check_one_model(frame)
     scores = summary(frame)
     metrics = metric_series(frame)
     task_names = {task.name for task in scores.tasks}
@@ -107,42 +65,30 @@ def report_html(
         for name, by_task in (baselines or {}).items()
     }
     shared = {name: by_task for name, by_task in shared.items() if by_task}
-    parameters, seconds = parameters or {}, seconds or {}
-    costs = _cost_texts(parameters, seconds)
-    several_layers = len(set().union(*(task.points for task in scores.tasks))) > 1
     best = scores.average.best_layer if scores.average else None
-    metric_panels = metrics_chart(frame, chosen=best) if metrics else None
-    recipe_layers = [set(recipe.average.points) for recipe in (recipes or {}).values() if recipe.average]
+    metrics_chart = plot_metrics(frame, chosen=best) if metrics else None
     return render(
         "sweep.html",
         title=title,
         notes=[*scores.remarks, *notes],
-        model=model,
-        revision=revision,
-        recipe_verdict=recipe_words(recipes) if recipes else "",
-        recipe_tile=recipe_tile(recipes) if recipes else None,
-        parameters=parameters,
-        seconds=seconds,
-        baselines=shared,
-        metrics=metrics,
-        export=export or {},
-        how={"Model": model, "Revision": revision, **how},
-        recipes=recipes,
-        recipes_chart=Chart((recipes_panel(recipes, shared),)) if recipes else None,
-        recipes_map=recipes_map(recipes) if recipes else None,
-        recipe_rows=recipe_rows(recipes, shared) if recipes else [],
-        recipes_incomplete=any(layers != set().union(*recipe_layers) for layers in recipe_layers),
         scores=scores,
-        average_chart=Chart((average_panel(scores, shared, costs),)) if several_layers and scores.average else None,
-        tasks_chart=tasks_chart(scores, shared, costs) if several_layers else None,
-        losses=losses_panel(scores) if several_layers else None,
+        several_layers=len(set().union(*(task.points for task in scores.tasks))) > 1,
+        parameters=parameters or {},
+        seconds=seconds or {},
+        costs=_cost_texts(parameters or {}, seconds or {}),
+        baselines=shared,
+        export=export or {},
+        how={"Model": scores.model, "Revision": scores.revision, **how},
+        recipes=recipes,
+        charts=score_charts,
         line_names=list(zip(("dashed line", "dotted one", "one of dashes and dots"), shared, strict=False)),
-        averages=[level.text for level in average_levels(scores, shared)],
-        metrics_chart=metric_panels,
-        gaps=gap_text(metric_panels) if metric_panels else "",
+        metrics=metrics,
+        metrics_chart=metrics_chart,
+        gaps=gap_text(metrics_chart) if metrics_chart else "",
         best=best,
         confirmed=confirmed_words(frame),
-        tables=[_score_table(scores, parameters, seconds, shared), metric_table(metrics)],
+        score_columns=_score_columns(scores, parameters or {}, seconds or {}, shared),
+        metric_columns=metric_columns(metrics),
     )
 
 
@@ -170,25 +116,22 @@ def confirmed_words(frame: pl.DataFrame) -> list[str]:
     return lines
 
 
-def _score_table(
+def _score_columns(
     scores: Summary, parameters: Mapping[int, int], seconds: Mapping[int, float], baselines: Baselines
-) -> LayerTable:
+) -> list[Column]:
     layers = set().union(*(task.points for task in scores.tasks))
-    columns = []
-    if layers & set(parameters):
-        columns.append(
-            Column("Parameters, M", {layer: number(parameters[layer] / 1e6) for layer in layers & set(parameters)})
-        )
-    if layers & set(seconds):
-        columns.append(Column("Milliseconds", {layer: amount(1e3 * seconds[layer]) for layer in layers & set(seconds)}))
+    costs = {
+        "Parameters, M": {layer: number(parameters[layer] / 1e6) for layer in layers & set(parameters)},
+        "Milliseconds": {layer: amount(1e3 * seconds[layer]) for layer in layers & set(seconds)},
+    }
+    columns = [Column(heading, texts) for heading, texts in costs.items() if texts]
     if scores.average and len(scores.tasks) > 1:
         means = [average_baseline(scores, by_task) for by_task in baselines.values()]
         columns.append(_score_column(scores.average, "Average", means))
     for task in scores.tasks:
         feet = [100 * by_task[task.name] if task.name in by_task else None for by_task in baselines.values()]
         columns.append(_score_column(task, task.name, feet))
-    winner = scores.average.best_layer if scores.average and len(layers) > 1 else None
-    return LayerTable("Points by layer", columns, winner, list(baselines))
+    return columns
 
 
 def _score_column(curve: Curve, heading: str, baselines: Sequence[float | None]) -> Column:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from midlayer_encoders.frame import Series, check_frame, number_of_layers, spans
-from midlayer_encoders.frame.steps import History, histories, layer_changes, settled, step_word, thinned
-from midlayer_encoders.report import charts
-from midlayer_encoders.report.drawing import draw
+from midlayer_encoders.frame import check_frame, number_of_layers, spans
+from midlayer_encoders.frame.steps import History, histories, layer_changes, settled, step_of, step_word, thinned
+from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import number, significant
 from midlayer_encoders.report.layer_charts import gap_text
-from midlayer_encoders.report.pages import LayerTable, metric_table, render
+from midlayer_encoders.report.pages import Column, render
+from midlayer_encoders.report.style import LIGHT
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _WITHIN = 0.1
@@ -39,11 +39,9 @@ def steps_html(
     measured = histories(frame)
     model, steps = str(frame["model"][0]), measured[0].steps
     places = thinned(len(steps), _MAX_STEPS)
-    drawn = [
-        replace(history, steps=tuple(steps[place] for place in places), values=history.values[places])
-        for history in measured
-    ]
-    curves = curves_chart(drawn)
+    drawn_steps = {steps[place] for place in places}
+    drawn = frame.filter(pl.col("revision").map_elements(step_of, pl.Int64).is_in(drawn_steps))
+    curves = plot_steps_curves(drawn)
     return render(
         "training.html",
         title=title,
@@ -54,8 +52,8 @@ def steps_html(
         num_drawn=len(places),
         curves_chart=curves,
         gaps=gap_text(curves, "Not measured, or not finite, somewhere"),
-        heat_chart=heat_chart(drawn),
-        change_chart=change_chart(frame, within=within),
+        heat_chart=plot_steps_heat(drawn),
+        change_chart=plot_steps_change(frame, within=within),
         percent=f"{100 * within:g}",
         tables=_tables(frame, measured),
         how={"Model": model, "Steps": ", ".join(map(str, steps)), **how},
@@ -105,13 +103,29 @@ def plot_steps_heat(frame: pl.DataFrame) -> Figure:
         >>> figure.axes[0].get_title(loc="left"), figure.axes[0].collections[0].get_array().tolist()
         ('lidar', [[1.0, 2.0], [2.0, 3.0]])
     """
-    return draw(heat_chart(histories(frame)))
+    measured = histories(frame)
+    figure, panels = drawing.panel_grid(len(measured))
+    for axes, history in zip(panels, measured, strict=True):
+        finite = history.values[np.isfinite(history.values)]
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+        values = history.values.T.tolist()
+        tips = [
+            f"{history.title}, step {step}, layer {layer}: {significant(value)}"
+            for layer, row in zip(history.layers, values, strict=True)
+            for step, value in zip(history.steps, row, strict=True)
+        ]
+        drawing.draw_scale(drawing.draw_cells(axes, values, low, high, tips=tips), [axes])
+        axes.set_xticks(*drawing.place_ticks([step_word(step) for step in history.steps], 5))
+        axes.set_yticks(*drawing.place_ticks(history.layers))
+        axes.set(xlabel="step", ylabel="layer")
+        drawing.set_title(axes, history.title, f"{history.title} by layer and step")
+    return drawing.finish(figure)
 
 
 def plot_steps_curves(frame: pl.DataFrame) -> Figure:
     """Return a figure with a panel for each metric by layer and a curve for each step: dark is early, bright is late.
 
-    Colors are equally spaced over the steps, whatever their distances.
+    Colors are equally spaced over the steps, whatever their distances. The legend names at most ten steps.
 
     Args:
         frame: tidy, of one model, whose revisions name steps. Values that are not finite break a curve.
@@ -123,7 +137,18 @@ def plot_steps_curves(frame: pl.DataFrame) -> Figure:
         >>> [line.get_ydata().tolist() for line in figure.axes[0].lines]
         [[1.0, 2.0], [2.0, 3.0]]
     """
-    return draw(curves_chart(histories(frame)))
+    measured = histories(frame)
+    steps = measured[0].steps
+    labels = {place: f"step {step_word(steps[place])}" for place in thinned(len(steps), 10)}
+    figure, panels = drawing.panel_grid(len(measured))
+    for axes, history in zip(panels, measured, strict=True):
+        for style, (step, values) in enumerate(zip(steps, history.values.tolist(), strict=True)):
+            tips = drawing.point_tips(f"step {step}", history.layers, values)
+            label = labels.get(style, "")
+            drawing.draw_points(axes, history.layers, values, label=label, style=style, tips=tips, ordered=len(steps))
+        drawing.layer_axis(axes, history.layers[-1])
+        drawing.set_title(axes, history.title, f"{history.title} by layer, a curve for each step")
+    return drawing.finish(figure)
 
 
 def plot_steps_change(frame: pl.DataFrame, *, within: float = 0.1) -> Figure:
@@ -144,46 +169,14 @@ def plot_steps_change(frame: pl.DataFrame, *, within: float = 0.1) -> Figure:
         >>> figure.axes[0].lines[0].get_ydata().tolist()
         [0.0, 50.0]
     """
-    return draw(change_chart(frame, within=within))
-
-
-def heat_chart(measured: Sequence[History]) -> charts.Chart:
-    """Return a heat map of layers and steps for each history."""
-    return charts.Chart(tuple(_heat_panel(history) for history in measured))
-
-
-def curves_chart(measured: Sequence[History]) -> charts.Chart:
-    """Return a panel for each history with a curve for each step; the legend names at most ten steps."""
-    steps = measured[0].steps
-    labels = {place: f"step {step_word(steps[place])}" for place in thinned(len(steps), 10)}
-    panels = []
-    for history in measured:
-        rows = map(tuple, history.values.tolist())
-        lines = tuple(
-            charts.Line(
-                history.layers,
-                values,
-                labels.get(style, ""),
-                style,
-                charts.layer_tips(f"step {step}", history.layers, values),
-            )
-            for style, (step, values) in enumerate(zip(history.steps, rows, strict=True))
-        )
-        label = f"{history.title} by layer, a curve for each step"
-        x = charts.layer_axis(history.layers[-1])
-        panels.append(charts.Panel(history.title, x, charts.value_axis(lines), lines, label, ordered=len(steps)))
-    return charts.Chart(tuple(panels))
-
-
-def change_chart(frame: pl.DataFrame, *, within: float) -> charts.Chart:
-    """Return two panels for each history: the mean change of each layer, and the step from which it is settled."""
     ends = settled(frame, within=within)
-    panels = []
-    for history in histories(frame):
+    measured = histories(frame)
+    figure, panels = drawing.panel_grid(2 * len(measured), size=(3.2, 1.9), stack=2)
+    for history, change_axes, settled_axes in zip(measured, panels[::2], panels[1::2], strict=True):
         history_ends = ends.filter(pl.col("name") == history.name, pl.col("dataset") == history.dataset)
-        changes = mean_changes(frame, history)
-        panels += [_change_panel(history, changes, history_ends), _settled_panel(history, history_ends, within)]
-    return charts.Chart(tuple(panels), size=(3.2, 1.9), stack=2)
+        _draw_changes(change_axes, history, mean_changes(frame, history), history_ends)
+        _draw_settled(settled_axes, history, history_ends, within)
+    return drawing.finish(figure)
 
 
 def mean_changes(frame: pl.DataFrame, history: History) -> dict[int, float]:
@@ -193,49 +186,27 @@ def mean_changes(frame: pl.DataFrame, history: History) -> dict[int, float]:
     return dict(mean.iter_rows())
 
 
-def _heat_panel(history: History) -> charts.Panel:
-    finite = history.values[np.isfinite(history.values)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    values = tuple(map(tuple, history.values.T.tolist()))
-    tips = tuple(
-        tuple(
-            f"{history.title}, step {step}, layer {layer}: {significant(value)}"
-            for step, value in zip(history.steps, row, strict=True)
-        )
-        for layer, row in zip(history.layers, values, strict=True)
-    )
-    return charts.Panel(
-        history.title,
-        charts.place_axis("step", [step_word(step) for step in history.steps], 5),
-        charts.place_axis("layer", history.layers),
-        (charts.Cells(values, tips, charts.Scale(low, high, (significant(low), significant(high)))),),
-        label=f"{history.title} by layer and step",
-    )
+def _draw_changes(axes: Axes, history: History, changes: Mapping[int, float], ends: pl.DataFrame) -> None:
+    tips = [f"layer {layer}: {value:.3g} %" for layer, value in changes.items()]
+    drawing.draw_points(axes, list(changes), list(changes.values()), tips=tips)
+    drawing.layer_axis(axes, history.layers[-1], room=0.6)  # as wide as the bars below it
+    axes.set_ylim(0, 1.1 * max(changes.values(), default=0.0) or 1.0)
+    axes.set_ylabel("change, % of range")
+    label = f"{history.title}: mean change of each layer"
+    drawing.set_title(axes, history.title, label, [_first_and_last(ends)])
 
 
-def _change_panel(history: History, changes: Mapping[int, float], ends: pl.DataFrame) -> charts.Panel:
-    tips = tuple(f"layer {layer}: {value:.3g} %" for layer, value in changes.items())
-    return charts.Panel(
-        history.title,
-        charts.layer_axis(history.layers[-1], room=0.6),  # as wide as the bars below it
-        charts.Axis("change, % of range", 0, 1.1 * max(changes.values(), default=0.0) or 1.0),
-        (charts.Line(tuple(changes), tuple(changes.values()), tips=tips),),
-        label=f"{history.title}: mean change of each layer",
-        caption=(_first_and_last(ends),),
-    )
-
-
-def _settled_panel(history: History, ends: pl.DataFrame, within: float) -> charts.Panel:
-    places = tuple(history.steps.index(step) for step in ends["step"])
-    tips = tuple(f"layer {layer}: step {step}" for layer, step in ends.select("layer", "step").iter_rows())
-    ticks = tuple((place, step_word(history.steps[place])) for place in thinned(len(history.steps), 4))
-    return charts.Panel(
-        f"settled within {100 * within:g} % from step",
-        charts.layer_axis(history.layers[-1], room=0.6),
-        charts.Axis("step", -0.6, len(history.steps) - 0.4, ticks),
-        (charts.Bars(tuple(ends["layer"]), places, -0.6, tips),),
-        label=f"{history.title}: the step from which each layer is settled",
-    )
+def _draw_settled(axes: Axes, history: History, ends: pl.DataFrame, within: float) -> None:
+    heights = [history.steps.index(step) + 0.6 for step in ends["step"]]
+    bars = axes.bar(ends["layer"].to_list(), heights, bottom=-0.6, color=LIGHT["bar"], width=0.8)
+    for bar, layer, step in zip(bars, ends["layer"], ends["step"], strict=True):
+        drawing.annotate(bar, "bars", [f"layer {layer}: step {step}"])
+    drawing.layer_axis(axes, history.layers[-1], room=0.6)
+    axes.set_ylim(-0.6, len(history.steps) - 0.4)
+    axes.set_yticks(*drawing.place_ticks([step_word(step) for step in history.steps], 4))
+    axes.set_ylabel("step")
+    title = f"settled within {100 * within:g} % from step"
+    drawing.set_title(axes, title, f"{history.title}: the step from which each layer is settled")
 
 
 def _first_and_last(ends: pl.DataFrame) -> str:
@@ -249,17 +220,15 @@ def _first_and_last(ends: pl.DataFrame) -> str:
     return "; ".join(texts)
 
 
-def _tables(frame: pl.DataFrame, measured: Sequence[History]) -> list[LayerTable]:
-    final = {
-        history.title: [_series(dict(zip(history.layers, history.values[-1].tolist(), strict=True)))]
-        for history in measured
-    }
-    changes = {history.title: [_series(mean_changes(frame, history))] for history in measured}
-    return [
-        metric_table(final, caption=f"Metrics by layer at step {measured[0].steps[-1]}"),
-        metric_table(changes, caption="Mean change between successive steps, % of the metric's range"),
-    ]
-
-
-def _series(values: Mapping[int, float]) -> Series:
-    return Series("", tuple(values), tuple(0.0 for _ in values), tuple(values.values()))
+def _tables(frame: pl.DataFrame, measured: Sequence[History]) -> dict[str, list[Column]]:
+    tables: dict[str, list[Column]] = {}
+    for history in measured:
+        final = dict(zip(history.layers, history.values[-1].tolist(), strict=True))
+        captions = {
+            f"Metrics by layer at step {history.steps[-1]}": final,
+            "Mean change between successive steps, % of the metric's range": mean_changes(frame, history),
+        }
+        for caption, values in captions.items():
+            texts = {layer: significant(value, zeros=True) for layer, value in values.items()}
+            tables.setdefault(caption, []).append(Column(history.title, texts))
+    return tables

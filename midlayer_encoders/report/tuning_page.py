@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from midlayer_encoders.frame import Curve, Summary, summary
-from midlayer_encoders.frame.steps import histories
-from midlayer_encoders.report import charts
-from midlayer_encoders.report.drawing import draw
+from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import number, signed
 from midlayer_encoders.report.pages import render
-from midlayer_encoders.report.training_page import curves_chart, heat_chart
+from midlayer_encoders.report.training_page import plot_steps_curves, plot_steps_heat
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +30,19 @@ def plot_tuning(frame: pl.DataFrame) -> Figure:
         >>> [line.get_ydata().tolist() for line in figure.axes[0].lines]
         [[40.0, 50.0], [50.0, 70.0]]
     """
-    return draw(_scores_chart(_summaries(frame)))
+    curves = _curves(_summaries(frame))
+    figure, panels = drawing.panel_grid(len(curves))
+    for axes, (name, by_time) in zip(panels, curves.items(), strict=True):
+        for style, (time, curve) in enumerate(by_time.items()):
+            x = list(curve.points)
+            y = list(curve.points.values())
+            tips = drawing.point_tips(f"{name} {time}", x, y, number)
+            drawing.draw_points(axes, x, y, label=time, style=style, tips=tips)
+        drawing.layer_axis(axes, max(curve.last_layer for curve in by_time.values()))
+        ends = " to ".join(number(curve.last) for curve in by_time.values())
+        label = f"{name} by layer, before and after; at the last from {ends}"
+        drawing.set_title(axes, name, label, [f"{ends} at the last"])
+    return drawing.finish(figure)
 
 
 def tuning_words(frame: pl.DataFrame, losses: pl.DataFrame) -> str:
@@ -80,7 +90,6 @@ def tuning_html(
         how: facts about the training.
         notes: sentences below the verdict.
     """
-    measured = [] if metrics.is_empty() else histories(metrics)
     scores = _summaries(frame)
     compared = len(scores) == 2
     return render(
@@ -89,10 +98,10 @@ def tuning_html(
         notes=notes,
         verdict=tuning_words(frame, losses),
         folder=folder,
-        scores_chart=_scores_chart(scores) if compared else None,
-        score_rows=_score_rows(scores) if compared else [],
-        loss_chart=charts.Chart((_losses_panel(losses),)) if len(losses) > 1 else None,
-        metric_charts=[curves_chart(measured), heat_chart(measured)] if measured else [],
+        scores_chart=plot_tuning(frame) if compared else None,
+        curves=_curves(scores) if compared else {},
+        loss_chart=_plot_losses(losses) if len(losses) > 1 else None,
+        metric_charts=[] if metrics.is_empty() else [plot_steps_curves(metrics), plot_steps_heat(metrics)],
         how=how,
     )
 
@@ -113,42 +122,18 @@ def _curves(scores: Mapping[str, Summary]) -> dict[str, dict[str, Curve]]:
     return {name: {time: curves[name] for time, curves in by_time.items()} for name in names}
 
 
-def _scores_chart(scores: Mapping[str, Summary]) -> charts.Chart:
-    panels = []
-    for name, by_time in _curves(scores).items():
-        lines = []
-        for style, (time, curve) in enumerate(by_time.items()):
-            layers, values = tuple(curve.points), tuple(curve.points.values())
-            lines.append(
-                charts.Line(layers, values, time, style, charts.layer_tips(f"{name} {time}", layers, values, number))
-            )
-        last = max(layer for line in lines for layer in line.x)
-        ends = " to ".join(number(line.y[-1]) for line in lines)
-        label = f"{name} by layer, before and after; at the last from {ends}"
-        caption = (f"{ends} at the last",)
-        panels.append(
-            charts.Panel(name, charts.layer_axis(int(last)), charts.value_axis(lines), tuple(lines), label, caption)
-        )
-    return charts.Chart(tuple(panels))
-
-
-def _score_rows(scores: Mapping[str, Summary]) -> list[list[str]]:
-    curves = _curves(scores)
-    layers = sorted(set().union(*(curve.points for by_time in curves.values() for curve in by_time.values())))
-    rows = [["layer", *curves]]
-    for layer in layers:
-        pairs = [[by_time[time].points.get(layer, float("nan")) for time in _TIMES] for by_time in curves.values()]
-        cells = (f"{number(before)} → {number(after)} ({signed(after - before)})" for before, after in pairs)
-        rows.append([str(layer), *cells])
-    return rows
-
-
-def _losses_panel(losses: pl.DataFrame) -> charts.Panel:
-    lines = []
+def _plot_losses(losses: pl.DataFrame) -> Figure:
+    figure, (axes,) = drawing.panel_grid(1)
     for style, (column, label) in enumerate((("loss", "training"), ("held_out", "held-out pairs"))):
         rows = losses.drop_nulls(column)
         if len(rows):
-            lines.append(charts.Line(tuple(rows["step"]), tuple(rows[column]), label, style))
+            x = rows["step"].to_list()
+            y = rows[column].to_list()
+            tips = drawing.point_tips(label, x, y, x_label="step")
+            drawing.draw_points(axes, x, y, label=label, style=style, tips=tips)
     last = float(losses["step"].max())  # type: ignore[arg-type]
-    ticks = tuple((round(last * quarter / 4), f"{round(last * quarter / 4)}") for quarter in range(5))
-    return charts.Panel("loss", charts.Axis("step", 0.0, last, ticks), charts.value_axis(lines), tuple(lines))
+    axes.set_xlim(-0.03 * last, 1.03 * last)
+    axes.set_xticks([round(last * quarter / 4) for quarter in range(5)])
+    axes.set_xlabel("step")
+    drawing.set_title(axes, "loss")
+    return drawing.finish(figure)

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.comparing import CompareResult
-from midlayer_encoders.comparing.differences import half_width, random_halves
-from midlayer_encoders.comparing.text_metrics import COMPARABLE, comparable
+from midlayer_encoders.comparing.compare import COMPARABLE, comparable, half_width, random_halves
 from midlayer_encoders.encoder.choosing import measure
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import TooFewTextsError, cka

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from midlayer_encoders import metrics
-from midlayer_encoders.comparing.text_metrics import comparable
+from midlayer_encoders.comparing.compare import comparable
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import make_for_views, num_passes
 from midlayer_encoders.metrics import (

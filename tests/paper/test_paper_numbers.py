@@ -132,7 +132,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     quick = replace(
         EXPERIMENTS["fig7"], run=run, words=lambda held: [f"run {held['value'][0]:g}"],
-        panels=EXPERIMENTS["fig2"].panels,
+        draw=EXPERIMENTS["fig2"].draw,
     )  # fmt: skip
     monkeypatch.setitem(EXPERIMENTS, "fig7", quick)
     return runs

@@ -12,9 +12,8 @@ import pytest
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.pareto import Point, Run, best_within, fronts_by_run, pareto_front
-from midlayer_encoders.report.board_page import board_chart, board_html
-from midlayer_encoders.report.charts import Dots, Line
-from midlayer_encoders.report.drawing import draw
+from midlayer_encoders.report.board_page import board_html, plot_board
+from tests.report.drawn_artists import artists, details, titles
 from tests.report.made_runs import made_run
 
 A = {"STS": [0.2, 0.6, 0.5]}
@@ -74,23 +73,23 @@ def test_equal_scores_fall_to_fewer_parameters() -> None:
 
 
 def test_the_chart_has_curve_disc_and_front_for_each_cost() -> None:
-    chart = board_chart(two_runs(), {"TF-IDF": {"STS": 0.4}}, {"parameters": 45})
-    assert [panel.title for panel in chart.panels] == [
+    figure = plot_board(two_runs(), {"TF-IDF": {"STS": 0.4}}, {"parameters": 45})
+    assert titles(figure) == [
         "Score by parameters", "Score by milliseconds per text", "Score by bytes per vector",
     ]  # fmt: skip
-    for panel, curves in zip(chart.panels, (2, 2, 0), strict=True):  # all layers of a run have as many bytes
-        assert len(panel.lines) == curves
-        assert len([part for part in panel.parts if isinstance(part, Dots)]) == 2
-    (ahead,) = (part for part in chart.panels[0].parts if isinstance(part, Line) and part.front)
-    assert ahead.x == (10, 20, 60, chart.panels[0].x.high)
-    assert ahead.y == pytest.approx((20, 60, 70, 70))
-    assert list(chart.key) == ["Pareto front", "TF-IDF 40.0", "a", "b"]
-    assert chart.panels[0].parts[-1].tips == (
-        "b, layer 2: 70.0 points\n60 parameters, 4 ms per text, 32 bytes per vector",
-    )  # type: ignore[union-attr]
-    steps = draw(chart).axes[0].lines[0]
-    assert steps.get_drawstyle() == "steps-post"
-    assert steps.get_ydata().tolist() == pytest.approx([20, 60, 70, 70])
+    for axes, curves in zip(figure.axes, (2, 2, 0), strict=True):  # all layers of a run have as many bytes
+        assert len(artists(axes, "line")) == curves
+        assert len(artists(axes, "dots")) == 2
+    first = figure.axes[0]
+    (front,) = artists(first, "front")
+    assert front.get_drawstyle() == "steps-post"
+    assert list(front.get_xdata()) == [10, 20, 60, first.get_xlim()[1]]
+    assert list(front.get_ydata()) == pytest.approx([20, 60, 70, 70])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Pareto front", "TF-IDF 40.0", "a", "b"]
+    assert details(artists(first, "dots")[-1])["tips"] == [
+        "b, layer 2: 70.0 points\n60 parameters, 4 ms per text, 32 bytes per vector"
+    ]
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
 
 
 def test_a_run_that_lacks_a_cost_has_a_dash_and_no_place_in_its_panel() -> None:
@@ -99,7 +98,6 @@ def test_a_run_that_lacks_a_cost_has_a_dash_and_no_place_in_its_panel() -> None:
     row = re.search(r'<tr data-run="older".*?</tr>', page)
     assert row is not None
     assert re.findall(r"<td[^>]*>(.*?)</td>", row[0])[3:6] == ["3", "–", "–"]
-    assert [panel.title for panel in board_chart([made_run("x", A)]).panels] == []
     assert "Score against cost" not in page_of([made_run("x", A)])
 
 

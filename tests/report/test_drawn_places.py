@@ -9,9 +9,6 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.report import report_html
-from midlayer_encoders.report.charts import (
-    Line,
-)
 from midlayer_encoders.report.comparison_page import (
     DIFFERENCES,
     SIMILARITY,
@@ -20,7 +17,7 @@ from midlayer_encoders.report.comparison_page import (
     plot_similarity,
 )
 from midlayer_encoders.report.layer_charts import plot_probes, plot_selection
-from midlayer_encoders.report.paper_page import Finding, curves_panel, experiments_html
+from midlayer_encoders.report.paper_page import Finding, LabeledCurve, experiments_html, plot_curves
 from midlayer_encoders.report.training_page import plot_steps_change, plot_steps_heat, steps_html
 from tests.report.made_frames import metrics_frame, rows_frame
 from tests.report.svg_reading import Coordinates, assert_near, groups, segments, svgs
@@ -169,11 +166,11 @@ def test_probes_and_choices_are_drawn_where_they_are() -> None:
 
 def test_an_experiments_curves_have_their_own_colors_and_places() -> None:
     lines = [
-        Line((0, 2, 4), (1.0, 3.0, 2.0), "p", band=((0.5, 1.5), (2.5, 3.5), (1.5, 2.5))),
-        Line((0, 3), (2.0, 1.0), "q"),
+        LabeledCurve("p", (0, 2, 4), (1.0, 3.0, 2.0), band=((0.5, 2.5, 1.5), (1.5, 3.5, 2.5))),
+        LabeledCurve("q", (0, 3), (2.0, 1.0)),
     ]
-    panels = (curves_panel("first", "layer", lines), curves_panel("second", "layer", lines[1:]))
-    page = experiments_html([Finding("fig6", "x", "claim", (), panels)], title="T", how={})
+    figure = plot_curves({"first": lines, "second": lines[1:]}, "layer")
+    page = experiments_html([Finding("fig6", "x", "claim", (), figure)], title="T", how={})
     (first,), (second,) = svgs(page, "first by layer"), svgs(page, "second by layer")
     for root, many in ((first, lines), (second, lines[1:])):
         curves = [group for group in groups(root, "line") if list(group.iter("circle"))]

@@ -12,8 +12,8 @@ from PIL import Image
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import summary
 from midlayer_encoders.report import plot_heatmap, plot_metrics, plot_scores, write_metrics_figure
-from midlayer_encoders.report.charts import Level
-from midlayer_encoders.report.score_charts import average_panel, tasks_chart
+from midlayer_encoders.report.score_charts import plot_summary
+from tests.report.drawn_artists import artists, details
 from tests.report.made_frames import METRICS, metrics_frame, rows_frame, scores_frame
 
 
@@ -101,18 +101,16 @@ def test_colors_end_where_nine_in_ten_losses_are_within() -> None:
 
 def test_a_baseline_is_a_level_in_points_in_the_panel_of_its_task() -> None:
     found = summary(scores_frame(6, tasks=2))
-    first, second = tasks_chart(
-        found, {"TF-IDF": {"SubmoduleClustering": 0.7}, "MiniLM": {"SubmoduleClustering": 0.8}}
-    ).panels
-    assert not [part for part in first.parts if isinstance(part, Level)]
-    assert [part for part in second.parts if isinstance(part, Level)] == [
-        Level(70.0, "TF-IDF 70.0", "TF-IDF"),
-        Level(80.0, "MiniLM 80.0", "MiniLM", style=1),
-    ]
-    assert second.caption[-2:] == ("TF-IDF 70.0", "MiniLM 80.0")
+    baselines = {"TF-IDF": {"SubmoduleClustering": 0.7}, "MiniLM": {"SubmoduleClustering": 0.8}}
+    _, first, second = plot_summary(found, baselines).axes
+    assert not artists(first, "level")
+    levels = [(level.get_ydata()[0], level.get_label(), details(level)["tips"]) for level in artists(second, "level")]
+    assert levels == [(70.0, "TF-IDF", ["TF-IDF 70.0"]), (80.0, "MiniLM", ["MiniLM 80.0"])]
+    caption = second.get_title(loc="left").replace("\N{NO-BREAK SPACE}", " ").replace("\n", " ")
+    assert caption.endswith("TF-IDF 70.0 · MiniLM 80.0")
     known = {"SubmoduleClustering": 0.7, "LibraryClassification": 0.5}
-    both = average_panel(found, {"TF-IDF": known, "MiniLM": {"SubmoduleClustering": 0.8}})
-    assert [part.text for part in both.parts if isinstance(part, Level)] == ["TF-IDF 60.0"]
+    both = plot_summary(found, {"TF-IDF": known, "MiniLM": {"SubmoduleClustering": 0.8}}).axes[0]
+    assert [details(level)["tips"] for level in artists(both, "level")] == [["TF-IDF 60.0"]]
 
 
 def test_the_figure_of_the_metrics_is_a_picture(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from html import unescape
 
 from midlayer_encoders.frame import Summary, summary
 from midlayer_encoders.report import report_html
-from midlayer_encoders.report.charts import Level, Line
-from midlayer_encoders.report.score_charts import recipe_rows, recipe_tile, recipes_panel
+from midlayer_encoders.report.score_charts import plot_recipe_curves, recipe_rows
+from tests.report.drawn_artists import artists
 from tests.report.made_frames import rows_frame
 
 SCORES = {
@@ -37,23 +37,23 @@ def test_baselines_stand_below_the_recipes() -> None:
 
 
 def test_the_curves_come_first_in_the_key_and_each_baseline_has_a_level() -> None:
-    panel = recipes_panel(FOUND, BASELINES)
-    assert [part.label for part in panel.parts if isinstance(part, Line)] == ["plain", "one-word"]
-    assert [part for part in panel.parts if isinstance(part, Level)] == [
-        Level(40.0, "TF-IDF 40.0", "TF-IDF 40.0"),
-        Level(75.0, "MiniLM 75.0", "MiniLM 75.0", style=1),
-    ]
-    assert list(panel.key) == ["plain", "one-word", "TF-IDF 40.0", "MiniLM 75.0"]
-    assert panel.label.endswith("; TF-IDF 40.0; MiniLM 75.0")
+    figure = plot_recipe_curves(FOUND, BASELINES)
+    (axes,) = figure.axes
+    assert [line.get_label() for line in artists(axes, "line")] == ["plain", "one-word"]
+    levels = [(level.get_ydata()[0], level.get_label()) for level in artists(axes, "level")]
+    assert levels == [(40.0, "TF-IDF 40.0"), (75.0, "MiniLM 75.0")]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["plain", "one-word", "TF-IDF 40.0", "MiniLM 75.0"]
+    assert axes.get_label().endswith("; TF-IDF 40.0; MiniLM 75.0")
 
 
 def test_the_page_says_which_recipe_won_and_what_was_not_scored() -> None:
-    assert recipe_tile(FOUND) == ("Best recipe", "one-word", "+20.0 points over plain at its best layer")
-    assert recipe_tile({"plain": FOUND["plain"]}) == ("Best recipe", "plain", "of 1")
     page = report_html(FRAMES["one-word"], title="T", how={}, baselines=BASELINES, recipes=FOUND)
     words = unescape(re.sub("<.*?>", " ", page))
     assert "Gray: not scored." in words  # one-word has no score at layer 0
+    assert "+20.0 points over plain at its best layer" in words
     tiles = re.findall(r"<dt>(.*?)</dt>", page)
     assert tiles[:2] == ["Best recipe", "Best layer"]
     alone = report_html(FRAMES["plain"], title="T", how={}, recipes={"plain": FOUND["plain"]})
     assert "Gray: not scored." not in alone
+    assert '<dt>Best recipe</dt><dd class="big">plain</dd><dd class="soft">of 1</dd>' in alone
