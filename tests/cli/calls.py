@@ -1,4 +1,4 @@
-"""Commands run in this process, and what they print read back."""
+"""Run commands in this process and parse their output."""
 
 from __future__ import annotations
 

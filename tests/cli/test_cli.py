@@ -127,7 +127,7 @@ def test_a_failing_task_is_the_exit_code(tiny_folder: Folder, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("quick_collector")
-def test_a_failing_checkpoint_is_the_exit_code_and_the_others_are_kept(
+def test_a_failing_checkpoint_sets_the_exit_code_and_keeps_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ProgressionResult, "plots", lambda self: {})  # they take longer than all the rest
@@ -153,7 +153,7 @@ def test_a_failing_checkpoint_is_the_exit_code_and_the_others_are_kept(
     assert frame.height == 6
 
 
-def test_a_wrong_task_is_said_before_the_model_is_loaded(tmp_path: Path) -> None:
+def test_an_invalid_task_is_reported_before_the_model_is_loaded(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "midlayer_encoders.cli", "sweep", str(tmp_path), "--tasks", "./nowhere.jsonl"],
         capture_output=True, text=True, check=False,

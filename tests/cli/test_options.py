@@ -1,4 +1,4 @@
-"""Every option of the commands reaches the function that it is for: the files are those of the Python call."""
+"""Every option of the commands reaches its function: the files equal those of the Python call."""
 
 from __future__ import annotations
 
@@ -99,9 +99,7 @@ def check_printed(said: str, frame: pl.DataFrame) -> None:
             assert row[1:] == expected
 
 
-def test_wikitext_drops_headings_and_short_paragraphs_whatever_the_longest_text(
-    tiny_folder: Folder, tmp_path: Path
-) -> None:
+def test_wikitext_drops_headings_and_short_paragraphs_for_any_max_length(tiny_folder: Folder, tmp_path: Path) -> None:
     long = [f"paragraph {number} of more than thirty characters, each a token" for number in range(4)]
     path = tmp_path / "wiki.txt"
     path.write_text("\n".join([" = A title of more than thirty characters in all = ", "short", *long, " = = B = = "]))

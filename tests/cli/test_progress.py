@@ -1,4 +1,4 @@
-"""How a command shows where it stands: lines, JSON, bars, or nothing; always on the error output."""
+"""Progress of a command: lines, JSON, bars, or nothing; always on standard error."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_without_a_terminal_a_line_is_written_when_a_stage_begins_and_ends(
     ]
 
 
-def test_stages_that_take_turns_say_only_what_is_new(
+def test_alternating_stages_print_only_changes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_progress.time, "monotonic", lambda: 0.0)
@@ -68,7 +68,7 @@ def test_stages_that_take_turns_say_only_what_is_new(
     assert error_lines(capsys) == ["planning: 0 of 5", "scoring: 0 of 31", "planning: 1 of 5"]
 
 
-def test_a_stage_that_reports_nothing_is_heard_of_all_the_same(
+def test_a_stage_without_reports_still_writes_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(_progress._SECONDS_BETWEEN_LINES, "lines", 0.05)
@@ -87,7 +87,7 @@ def test_the_thread_ends_with_an_error_too(capsys: pytest.CaptureFixture[str]) -
     assert error_lines(capsys) == ["Loading a model …"]
 
 
-def test_json_says_for_machines_where_each_stage_stands(set_mode: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_report_the_state_of_each_stage(set_mode: Any, capsys: pytest.CaptureFixture[str]) -> None:
     set_mode("json")
     with show_progress() as progress:
         progress("embedding", 0, 4)
@@ -97,7 +97,7 @@ def test_json_says_for_machines_where_each_stage_stands(set_mode: Any, capsys: p
     assert (last["done"], last["total"], last["seconds_left"]) == (4, 4, 0)
 
 
-def test_quiet_says_nothing(set_mode: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_prints_nothing(set_mode: Any, capsys: pytest.CaptureFixture[str]) -> None:
     set_mode("quiet")
     with show_waiting("loading", "Loading"), show_progress() as progress:
         progress("embedding", 1, 4)

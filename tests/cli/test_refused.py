@@ -37,7 +37,7 @@ def test_a_flag_without_effect_is_refused_before_the_model_is_loaded(words: str,
 
 
 @pytest.mark.parametrize("words", ["compare a b", "progression a"])
-def test_a_revision_is_no_flag_where_models_are_named_with_theirs(words: str, tmp_path: Path) -> None:
+def test_commands_whose_models_name_a_revision_have_no_revision_flag(words: str, tmp_path: Path) -> None:
     arguments = [*words.split(), "--texts", "lines.txt", "--out", str(tmp_path), "--revision", "step7"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
@@ -55,7 +55,7 @@ def test_a_revision_is_refused_in_python_too() -> None:
         progression("a", ["step1", "step2"], texts=TEXTS, revision="step7")
 
 
-def test_the_old_flag_for_audio_still_works_and_says_so(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_the_deprecated_flag_for_audio_works_with_a_warning(tiny_folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     words = ["metrics", "no/such-model", "--out", str(tmp_path / "out"), "--sounds", str(tmp_path / "none")]
     result = CliRunner().invoke(app, words)

@@ -46,7 +46,9 @@ def test_table_frame_and_figure(tiny_folder: Callable[[str], str], files: tuple[
     assert (out / "selection.png").stat().st_size > 10_000
 
 
-def test_wrong_rule_and_labels_are_said_before_the_model_is_loaded(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_invalid_rule_and_labels_are_refused_before_the_model_is_loaded(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
     texts, labels = files
     with pytest.raises(OptionError, match="Did you mean 'auto'"):
         run("no/model", "--texts", str(texts), "--rule", "atuo")

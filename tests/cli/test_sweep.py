@@ -179,7 +179,7 @@ def test_a_table_with_gaps_ties_and_failures(
     assert "Layer 1 of 4 scores 40.0 on average over 2 tasks, 5.0 points more than the last layer (35.0)." in page
 
 
-def test_two_tasks_of_one_name_keep_their_digests(
+def test_two_tasks_with_the_same_name_keep_their_digests(
     tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = made(tmp_path, {"mine-0123abcd": [0.1] * 5, "mine-4567cdef": [0.2] * 5}, failures={})
@@ -275,7 +275,7 @@ def test_the_cache_lists_and_removes_what_was_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "said"), [([], None), (["--metrics", "paper"], "17 times, once and as 16 views")])
-def test_metrics_that_compare_views_name_their_price_first(
+def test_metrics_that_compare_views_print_their_cost_first(
     words: list[str],
     said: str | None,
     tiny_folder: Folder,

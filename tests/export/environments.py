@@ -1,4 +1,4 @@
-"""Environments of their own for other releases, made with pip, that share the torch of this one."""
+"""Create environments with other releases, which share the torch of this one."""
 
 from __future__ import annotations
 

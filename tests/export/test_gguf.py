@@ -1,4 +1,4 @@
-"""A GGUF file is cut bit for bit, and what llama.cpp would read otherwise is refused."""
+"""A cut GGUF file keeps every bit, and files that llama.cpp would run differently are refused."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_weights_are_the_same_bits_and_the_metadata_is_of_fewer_blocks(
         ("llama", {"parts": 2}, "llama-gguf-split --merge"),
     ],
 )
-def test_a_file_that_would_run_otherwise_is_refused(
+def test_a_file_that_would_run_differently_is_refused(
     tmp_path: Path, arch: str, options: dict[str, Any], why: str
 ) -> None:
     source = save_gguf(tmp_path / "whole.gguf", arch, **options)
@@ -77,7 +77,7 @@ def test_a_file_that_would_run_otherwise_is_refused(
         (2, {"bidirectional": True}, "without `bidirectional`"),
     ],
 )
-def test_what_llama_cpp_has_no_word_for_is_refused(
+def test_features_that_llama_cpp_lacks_are_refused(
     tiny_folder: Folder, tmp_path: Path, layer: Any, options: dict[str, Any], why: str
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), layer, device="cpu", **options)

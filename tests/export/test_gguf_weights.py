@@ -1,4 +1,4 @@
-"""Weights written as GGUF are read by transformers' own reader as they were, and other models are refused."""
+"""transformers reads exported GGUF weights unchanged, and unsupported models are refused."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_po
         ("GPTNeoX", {}, "type 'gpt_neox'.*supported types are llama, mistral, qwen2, qwen3.*convert_hf_to_gguf"),
     ],
 )
-def test_a_model_that_llama_cpp_runs_otherwise_is_refused(
+def test_a_model_that_llama_cpp_runs_differently_is_refused(
     tmp_path: Path, name: str, options: dict[str, Any], why: str
 ) -> None:
     encoder = LayerEncoder(save_bpe(tmp_path / "model", name, **options), 1, device="cpu")
@@ -126,7 +126,7 @@ def _sentencepiece() -> Any:
         (_sentencepiece, "whose scores tokenizer.json does not hold"),
     ],
 )
-def test_a_tokenizer_that_llama_cpp_reads_otherwise_is_refused(
+def test_a_tokenizer_that_llama_cpp_reads_differently_is_refused(
     tmp_path: Path, make: Callable[[], Any], why: str
 ) -> None:
     encoder = LayerEncoder(save_bpe(tmp_path / "model", tokenizer=make()), 1, device="cpu")
@@ -135,7 +135,7 @@ def test_a_tokenizer_that_llama_cpp_reads_otherwise_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_weights_that_sixteen_bits_do_not_hold_are_named(tmp_path: Path) -> None:
+def test_weights_that_overflow_float16_are_named(tmp_path: Path) -> None:
     encoder = LayerEncoder(save_bpe(tmp_path / "model"), 1, device="cpu")
     with torch.no_grad():
         encoder.transformer.layers[0].mlp.up_proj.weight[0, 0] = 1e6

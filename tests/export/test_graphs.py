@@ -1,4 +1,4 @@
-"""Graphs in the engines that they are for: onnxruntime and OpenVINO."""
+"""Graphs in onnxruntime and OpenVINO."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_the_ten_lines_of_the_page_encode_without_torch(
     assert relative_error(encoder.encode(TEXTS), np.load(tmp_path / "vectors.npy")) < 1e-5
 
 
-def test_eight_bits_and_an_optimized_graph_and_the_command_says_how_near(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_8_bit_and_optimized_graphs_and_the_error_that_the_command_prints(tiny_folder: Folder, tmp_path: Path) -> None:
     words = ["export", tiny_folder("BERT"), "--layer", "2", "--for", "onnx", "--int8", "--optimize"]
     output = run(*words, "--out", str(tmp_path / "out"))
     assert re.search(r"onnxruntime \S+ gives the encoder's vectors .*relative error \S+e-0[678]; 8-bit: cosine", output)
@@ -139,7 +139,7 @@ def test_eight_bits_and_an_optimized_graph_and_the_command_says_how_near(tiny_fo
     assert "MatMulInteger" in small - plain
 
 
-def test_graphs_of_another_layer_are_gone(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_graphs_of_an_earlier_export_are_removed(tiny_folder: Folder, tmp_path: Path) -> None:
     for name in ("model_int8.onnx", "model_optimized.onnx", "model.onnx.data", "notes.txt"):
         (tmp_path / name).write_text("of a layer that was exported before")
     export_for(LayerEncoder(tiny_folder("BERT"), 0, device="cpu"), "onnx", tmp_path, overwrite=True)
@@ -178,7 +178,7 @@ def test_minilm_in_both_engines(tmp_path: Path) -> None:
         ("Mamba", 2, {}, "torch cannot write MambaModel as an ONNX graph"),
     ],
 )
-def test_what_a_graph_would_get_wrong_is_refused(
+def test_features_that_a_graph_computes_differently_are_refused(
     tiny_folder: Folder, tmp_path: Path, name: str, layer: Any, options: Any, why: str
 ) -> None:
     encoder = LayerEncoder(tiny_folder(name), layer, device="cpu", **options)

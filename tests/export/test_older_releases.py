@@ -1,4 +1,4 @@
-"""Exported folders in other releases of sentence-transformers and transformers, each in an environment of its own."""
+"""Exported folders in other releases of sentence-transformers and transformers, each in a separate environment."""
 
 from __future__ import annotations
 

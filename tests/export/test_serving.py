@@ -97,7 +97,7 @@ def test_a_tokenizer_file_with_other_tokens_is_refused(
         ("Mamba", 2, {}, "'mamba'"),
     ],
 )
-def test_what_a_server_would_get_wrong_is_refused(
+def test_features_that_a_server_computes_differently_are_refused(
     tiny_folder: Folder, tmp_path: Path, name: str, layer: Any, options: Any, why: str, target: Any
 ) -> None:
     encoder = LayerEncoder(tiny_folder(name), layer, device="cpu", **options)
@@ -106,7 +106,7 @@ def test_what_a_server_would_get_wrong_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_text_embeddings_inference_alone_lacks(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_features_that_only_text_embeddings_inference_lacks(tiny_folder: Folder, tmp_path: Path) -> None:
     both_ways = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", bidirectional=True)
     with pytest.raises(CutError, match="leave out `bidirectional`"):
         export_for(both_ways, "tei", tmp_path / "out")
@@ -150,7 +150,7 @@ def test_vllm_does_not_find_the_shards_of_a_model_that_was_there_before(tiny_fol
     assert (tmp_path / "notes.txt").exists()
 
 
-def test_a_prompt_that_a_server_does_not_put_itself_is_warned_of(
+def test_a_prompt_that_a_server_does_not_add_causes_a_warning(
     tiny_folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     prompts: Any = {"prompts": {"ask": "hm: "}, "default_prompt_name": "ask"}
@@ -166,7 +166,7 @@ def test_a_prompt_that_a_server_does_not_put_itself_is_warned_of(
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
-def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+def test_the_error_of_a_server_that_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="No module named 'vllm'"):
         engine_vectors("vllm", tmp_path, ["a"], "float32")
 

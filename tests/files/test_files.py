@@ -1,4 +1,4 @@
-"""Files are whole or not there, are never written through a link, and one that cannot be read is made again."""
+"""Files are complete or absent, never written through a link, and rebuilt if they cannot be read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FRAME = pl.DataFrame({"layer": range(2000), "value": [n**0.5 for n in range(2000
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(leads: bool, tmp_path: Path) -> None:
+def test_a_link_is_replaced_and_its_target_is_unchanged(leads: bool, tmp_path: Path) -> None:
     target, place = tmp_path / "mine.txt", tmp_path / "out" / "frame.csv"
     place.parent.mkdir()
     if leads:
@@ -101,7 +101,7 @@ def test_a_full_disk_names_itself_and_the_file_and_goes_on_when_there_is_room(sm
     assert pl.read_parquet(path).equals(longer)
 
 
-def test_a_folder_that_is_a_file_or_leads_nowhere_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_is_a_file_or_a_dangling_link_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "lost").symlink_to("nowhere")
     with pytest.raises(FolderError, match=rf"{tmp_path}/file/out must be a folder, but {tmp_path}/file is a file"):
