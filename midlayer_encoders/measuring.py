@@ -15,10 +15,8 @@ from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.frame import at_site, tidy_frame, tidy_rows
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics import LayerMetric, LiDAR, TooFewTextsError, make_metrics
-from midlayer_encoders.reading.batches import TokenBudget, batches_of, check_budget, tokens_that_fit
-from midlayer_encoders.reading.flow import TokenReceive
-from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.reading.source import LayerSource
+from midlayer_encoders.reading.batches import LayerSource, TokenBudget, batches_of, check_budget, tokens_that_fit
+from midlayer_encoders.reading.reader import TokenReceive, layer_reader
 from midlayer_encoders.validation import check_count, check_list, check_progress, check_seed, check_text
 from midlayer_encoders.views.media_views import augment_media
 from midlayer_encoders.views.text_views import augment

@@ -20,7 +20,7 @@ from midlayer_encoders.measuring import compute_metrics, make_for_views, token_r
 from midlayer_encoders.metrics import METRICS, LayerMetric, PromptEntropy, attention_sink_rates
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading.batches import plan_batches
-from midlayer_encoders.reading.norm import final_norm
+from midlayer_encoders.reading.capture import final_norm
 from midlayer_encoders.reading.pooling import pool
 from midlayer_encoders.reading.reader import LayerReader
 from midlayer_encoders.recipes.recipe import PLAIN

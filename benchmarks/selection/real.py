@@ -24,8 +24,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.media.text_lists import wikitext_paragraphs
-from midlayer_encoders.metrics.half_match import half_match, half_means
-from midlayer_encoders.metrics.intrinsic_dimension import intrinsic_dimension
+from midlayer_encoders.metrics.sample_metrics import half_match, half_means, intrinsic_dimension
 from midlayer_encoders.models.hub import built_in_model
 from midlayer_encoders.paper.reference import data_folder
 from midlayer_encoders.reading.batches import batches_of, count_tokens

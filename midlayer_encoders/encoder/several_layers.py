@@ -91,7 +91,11 @@ class LayersTransformer(Transformer):
         states: dict[int, Tensor] = {}
         deepest = max(self.layers)
         others = [layer for layer in self.layers if layer != deepest]
-        with layers_watched(self.model, states.__setitem__, anatomy=self.anatomy, layers=others, norm=self.norm):
+
+        def receive(layer: int, _: str, layer_states: Tensor) -> None:
+            states[layer] = layer_states
+
+        with layers_watched(self.model, receive, anatomy=self.anatomy, layers=others, norm=self.norm):
             output: dict[str, Any] = super().forward(features, **kwargs)
         states[deepest] = output["token_embeddings"]
         length = states[deepest].shape[1]

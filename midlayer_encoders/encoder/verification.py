@@ -16,8 +16,7 @@ from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, at_depth, change_depth, cut_model
 from midlayer_encoders.models.padding import mark_padding, suffers_from_padding
-from midlayer_encoders.reading.capture import first_tensor, seen_by_hooks
-from midlayer_encoders.reading.norm import final_norm
+from midlayer_encoders.reading.capture import final_norm, first_tensor, seen_by_hooks
 
 _VERIFIED_BLOCKS = 2  # of a stack of identical blocks: one and the next
 _POSITION_NAMES = ("layer_idx", "layer_id", "layer_number", "layer_index", "idx", "block_idx")  # of a block's position
@@ -295,7 +294,8 @@ def _expected_states(record: _Record, cut: Cut, model: Any, anatomy: Anatomy) ->
             f"{type(model).__name__} does not call all of its blocks ({cut.anatomy.blocks!r}) in order, so its layers "
             "cannot be read."
         )
-    return final_norm(model, anatomy, cut.norm)(states)
+    normed: Tensor = final_norm(model, anatomy, cut.norm)(states)
+    return normed
 
 
 @contextlib.contextmanager

@@ -5,31 +5,54 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from midlayer_encoders.errors import OptionError, short_repr, warn_deprecated
+from midlayer_encoders.errors import OptionError, deprecated_names, short_repr, warn_deprecated
 from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, TooFewTextsError
-from midlayer_encoders.metrics.alpha_req import AlphaReQ, alpha_req
-from midlayer_encoders.metrics.anisotropy import Anisotropy, anisotropy
-from midlayer_encoders.metrics.attention_sink_rate import (
+from midlayer_encoders.metrics.row_metrics import (
+    AlphaReQ,
+    Anisotropy,
+    DatasetEntropy,
+    EffectiveRank,
+    LogdetEntropy,
+    MatrixEntropy,
+    Normalization,
+    alpha_req,
+    anisotropy,
+    dataset_entropy,
+    effective_rank,
+    logdet_entropy,
+    matrix_entropy,
+)
+from midlayer_encoders.metrics.sample_metrics import (
+    CKA,
+    DiME,
+    HalfMatch,
+    InfoNCE,
+    IntrinsicDimension,
+    LiDAR,
+    NeighborOverlap,
+    cka,
+    dime,
+    half_match,
+    infonce,
+    intrinsic_dimension,
+    lidar,
+    neighbor_overlap,
+)
+from midlayer_encoders.metrics.token_metrics import (
     AttentionSinkRate,
+    BlockInfluence,
+    Curvature,
+    FirstTokenShare,
+    PromptEffectiveRank,
+    PromptEntropy,
     attention_sink_rate,
     attention_sink_rates,
+    block_influence,
+    curvature,
+    first_token_share,
+    prompt_effective_rank,
+    prompt_entropy,
 )
-from midlayer_encoders.metrics.block_influence import BlockInfluence, block_influence
-from midlayer_encoders.metrics.cka import CKA, cka
-from midlayer_encoders.metrics.curvature import Curvature, curvature
-from midlayer_encoders.metrics.dataset_entropy import DatasetEntropy, dataset_entropy
-from midlayer_encoders.metrics.dime import DiME, dime
-from midlayer_encoders.metrics.effective_rank import EffectiveRank, effective_rank
-from midlayer_encoders.metrics.first_token_share import FirstTokenShare, first_token_share
-from midlayer_encoders.metrics.half_match import HalfMatch, half_match
-from midlayer_encoders.metrics.infonce import InfoNCE, infonce
-from midlayer_encoders.metrics.intrinsic_dimension import IntrinsicDimension, intrinsic_dimension
-from midlayer_encoders.metrics.lidar import LiDAR, lidar
-from midlayer_encoders.metrics.logdet_entropy import LogdetEntropy, logdet_entropy
-from midlayer_encoders.metrics.matrix_entropy import MatrixEntropy, Normalization, matrix_entropy
-from midlayer_encoders.metrics.neighbor_overlap import NeighborOverlap, neighbor_overlap
-from midlayer_encoders.metrics.prompt_effective_rank import PromptEffectiveRank, prompt_effective_rank
-from midlayer_encoders.metrics.prompt_entropy import PromptEntropy, prompt_entropy
 from midlayer_encoders.validation import check_choice
 
 __all__ = [
@@ -103,7 +126,7 @@ METRICS: dict[str, type[LayerMetric]] = {
     "neighbor_overlap": NeighborOverlap,
     "half_match": HalfMatch,
 }
-"""All metrics by the name that the module, function, command-line option and log key share."""
+"""All metrics by the name that the function, command-line option and log key share."""
 
 PAPER_METRICS = ("prompt_entropy", "dataset_entropy", "effective_rank", "curvature", "infonce", "lidar", "dime")
 """The seven metrics of "Layer by Layer" (Skean et al., 2025)."""
@@ -138,11 +161,7 @@ def current_name(name: str) -> str:
 
 
 if not TYPE_CHECKING:  # type checkers would accept every misspelled name
-
-    def __getattr__(name: str) -> Any:
-        if name not in _RENAMED:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return globals()[current_name(name)]
+    __getattr__ = deprecated_names(__name__, _RENAMED)
 
 
 def make_metrics(
@@ -167,8 +186,6 @@ def make_metrics(
     current_names = [current_name(name) if isinstance(name, str) else name for name in names]
     for name in current_names:
         check_choice("metrics", name, single if isinstance(metrics, str) else single[len(groups) :])
-    by_name: dict[str, LayerMetric] = {}
-    for name in groups.get(current_names[0], current_names):
-        metric, options = ALIASES.get(name, (name, {}))
-        by_name[name] = METRICS[metric](layers, **options)
-    return by_name
+    aliases: dict[str, tuple[str, Mapping[str, Any]]] = {name: (name, {}) for name in METRICS} | ALIASES
+    by_alias = {name: aliases[name] for name in groups.get(current_names[0], current_names)}
+    return {name: METRICS[metric](layers, **options) for name, (metric, options) in by_alias.items()}

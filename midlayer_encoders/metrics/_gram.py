@@ -47,11 +47,6 @@ def lengths(rows: Tensor) -> Tensor:
     return result
 
 
-def tiny_length(rows: Tensor) -> Tensor:
-    """Return the length below which a difference of rows ``(*, N, D)`` is only rounding, shape ``(*, 1)``."""
-    return 32 * torch.finfo(rows.dtype).eps * lengths(rows).amax(dim=-1, keepdim=True)
-
-
 def unit_rows(rows: Tensor) -> Tensor:
     """Scale each row of ``(*, N, D)`` to length one; a zero row stays zero, NaN stays NaN."""
     length = lengths(rows).unsqueeze(-1)
@@ -141,10 +136,16 @@ def _scale(length: Tensor, mean_length: Tensor, mask: Tensor | None, unit: bool)
     return torch.where(nonzero, 1.0 / length if unit else 1.0, 0.0)
 
 
+def products(first: Tensor, second: Tensor) -> Tensor:
+    """Return the products of all rows of ``(*, N, D)`` and ``(*, M, D)``, shape ``(*, N, M)``."""
+    with full_precision(first.device):
+        return first @ second.mT
+
+
 def smaller_gram(rows: Tensor) -> Tensor:
     """Return ``rows rows'`` or ``rows' rows`` of ``(*, N, D)``, whichever is smaller: ``(*, min(N, D), min(N, D))``."""
-    with full_precision(rows.device):
-        return rows @ rows.mT if rows.shape[-2] <= rows.shape[-1] else rows.mT @ rows
+    rows = rows if rows.shape[-2] <= rows.shape[-1] else rows.mT
+    return products(rows, rows)
 
 
 def tokens_first(states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

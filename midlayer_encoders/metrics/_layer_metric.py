@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 _STACK_SIZE = 2**24  # numbers of several layers that are stacked: 128 MB in float64
+_MAX_TEMPORARIES = 2**24  # temporary numbers at once, 64 MB in float32: a large batch is never copied whole
 
 Kind: TypeAlias = Literal["tokens", "pooled", "views", "attentions"]
 """The input of ``update``: token states and their mask, one vector per text, one per text and view, or attentions."""
@@ -62,14 +63,14 @@ class LayerMetric(Metric):
     """Parts of a text that the metric compares and that arrive in separate updates; empty if one update has a value."""
     _option_defaults: ClassVar[dict[str, Any]] = {}
     _check: ClassVar[Callable[..., None] | None] = None
-    _number: ClassVar[Callable[..., Tensor] | None] = None
+    _number: ClassVar[Callable[..., Any]]
 
     def __init_subclass__(
         cls,
         *,
         function: Callable[..., Tensor] | None = None,
         check: Callable[..., None] | None = None,
-        number: Callable[..., Tensor] | None = None,
+        number: Callable[..., Any] | None = None,
         **kwargs: Any,
     ) -> None:
         """Declare the options of a subclass.
@@ -84,7 +85,8 @@ class LayerMetric(Metric):
         if function is None:
             return
         cls._check = None if check is None else staticmethod(check)
-        cls._number = None if number is None else staticmethod(number)
+        if number is not None:
+            cls._number = staticmethod(number)
         parameters = inspect.signature(function).parameters
         cls._option_defaults = {
             name: parameter.default
@@ -111,10 +113,6 @@ class LayerMetric(Metric):
         # states of different metrics can mean different things, and NaN keeps them unequal.
         self.add_state("not_shared", torch.tensor(torch.nan), dist_reduce_fx="sum")
 
-    @abstractmethod
-    def _value(self, layer: int) -> Tensor:
-        """Return the number of one layer, a scalar."""
-
     def settle(self) -> None:
         """Queue the remaining work of ``compute`` without waiting for the device."""
 
@@ -122,9 +120,9 @@ class LayerMetric(Metric):
         """Return one value per layer, shape ``(len(layers),)``, float64; the first is NaN if ``needs_previous``."""
         return self._all_finite(self.layers, self._values(self.layers))
 
+    @abstractmethod
     def _values(self, layers: Sequence[int]) -> Tensor:
         """Return the numbers of these layers, shape ``(len(layers),)``, float64."""
-        return one_device([self._value(layer) for layer in layers])
 
     def _has_value(self, layer: int) -> bool:
         return not self.needs_previous or layer != self.layers[0]
@@ -221,11 +219,11 @@ class LayerMetric(Metric):
                 setattr(self, name, [local.get(name, empty).to(self.device, dtype)])
 
 
-def joined(state: Tensor | list[Tensor]) -> Tensor | None:
-    """Return a list state as one tensor, or ``None`` if it is empty; after a sync it already is a tensor."""
-    if isinstance(state, list):
-        return torch.cat(state) if state else None
-    return state
+def joined(state: Tensor | list[Tensor]) -> Tensor:
+    """Return a list state, which may be empty, as one tensor; after a sync it already is a tensor."""
+    if isinstance(state, Tensor):
+        return state
+    return torch.cat(state) if state else torch.empty(0)
 
 
 def in_stacks(layers: Sequence[Tensor], number: Callable[[Tensor], Tensor], *, temporaries: int = 0) -> list[Tensor]:
@@ -268,3 +266,49 @@ def check_at_least(least: int, count: int, subject: str) -> None:
         raise TooFewTextsError(
             f"{subject} must be at least {least}, but there are {count}: pass more, or longer, texts."
         )
+
+
+def check_positive(argument: str, value: float) -> None:
+    """Raise an :class:`OptionError` unless a number is greater than 0."""
+    if not value > 0:
+        raise OptionError(f"`{argument}` must be greater than 0, but got {value}.")
+
+
+def check_embeddings(embeddings: Tensor, index: Tensor | None) -> None:
+    """Raise an :class:`OptionError` unless there is one row, and one index, per text."""
+    if embeddings.ndim != 2 or not embeddings.is_floating_point():
+        raise OptionError(
+            f"`embeddings` must be (B, D) of floats, but got {tuple(embeddings.shape)} of {embeddings.dtype}."
+        )
+    if index is not None and (index.shape != embeddings.shape[:1] or index.is_floating_point()):
+        raise OptionError(
+            f"`index` must be {len(embeddings)} integers, the position of each text in the whole list, "
+            f"but got {tuple(index.shape)} of {index.dtype}."
+        )
+
+
+def owned(embeddings: Tensor) -> Tensor:
+    """Return vectors that own their memory: a copy if they are a view into larger states."""
+    rows = embeddings.detach()
+    return rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows
+
+
+def check_tokens(states: Tensor, mask: Tensor) -> None:
+    """Raise an :class:`OptionError` unless the mask fits the states."""
+    if states.ndim != 3 or mask.shape != states.shape[:2] or mask.dtype != torch.bool:
+        raise OptionError(
+            "`states` must be (B, T, D) and `mask` (B, T) of bool, "
+            f"but got {tuple(states.shape)} and {tuple(mask.shape)} of {mask.dtype}."
+        )
+
+
+def chunks(states: Tensor, mask: Tensor, temporaries: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield a batch in chunks that need a bounded number of temporary numbers; by default a text needs T x D."""
+    per_text = states.shape[1] * states.shape[2] if temporaries is None else temporaries
+    texts = max(1, _MAX_TEMPORARIES // max(1, per_text))
+    yield from zip(torch.split(states, texts), torch.split(mask, texts), strict=True)
+
+
+def all_real(states: Tensor) -> Tensor:
+    """Return the mask of states without padding, shape ``(*, T)``."""
+    return torch.ones(states.shape[:-1], dtype=torch.bool, device=states.device)

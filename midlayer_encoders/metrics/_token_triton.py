@@ -5,21 +5,14 @@ eigenvalues on an H200. These kernels read the states in place, in the order of 
 per token or per pair of tokens.
 """
 # Parameters of Triton kernels have no types that mypy knows.
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc, attr-defined"
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # pytest can still collect the module.
-    triton = tl = None
-
+from midlayer_encoders.spectra._triton import constexpr, jit, tl, triton
 
 _TINY = 32 * torch.finfo(torch.float32).eps
 """A difference of tokens below this fraction of their lengths is only rounding."""
@@ -28,26 +21,22 @@ _TINY = 32 * torch.finfo(torch.float32).eps
 _GRAM_OPTIONS = {64: {"COLS": 32, "num_warps": 4}, 128: {"COLS": 32, "num_warps": 8}}
 
 
-def _jit(kernel: Any) -> Any:
-    return kernel if triton is None else triton.jit(kernel)
-
-
-@_jit
-def _compact(mask, order, sizes, batch_stride, token_stride, T, BLOCK: tl.constexpr):
+@jit
+def _compact(mask, order, sizes, stride_b, stride_t, T, BLOCK: constexpr):
     """Write the positions of each text's real tokens, in their order, and their number."""
     b = tl.program_id(0).to(tl.int64)
     size = tl.zeros((), dtype=tl.int32)
     for start in range(0, T, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        real = tl.load(mask + b * batch_stride + at * token_stride, mask=at < T, other=0).to(tl.int32)
+        real = tl.load(mask + b * stride_b + at * stride_t, mask=at < T, other=0).to(tl.int32)
         rank = size + tl.cumsum(real, 0) - 1
         tl.store(order + b * T + rank, at.to(tl.int64), mask=real != 0)
         size += tl.sum(real, 0)
     tl.store(sizes + b, size)
 
 
-@_jit
-def _mean(states, order, sizes, means, D, batch_stride, token_stride, T, ROWS: tl.constexpr, COLS: tl.constexpr):
+@jit
+def _mean(states, order, sizes, means, D, stride_b, stride_t, T, ROWS: constexpr, COLS: constexpr):
     b = tl.program_id(0).to(tl.int64)
     size = tl.load(sizes + b)
     cols = tl.program_id(1) * COLS + tl.arange(0, COLS)
@@ -56,39 +45,26 @@ def _mean(states, order, sizes, means, D, batch_stride, token_stride, T, ROWS: t
         at = start + tl.arange(0, ROWS)
         token = tl.load(order + b * T + at, mask=at < size, other=0)
         inside = (at < size)[:, None] & (cols < D)[None, :]
-        block = tl.load(
-            states + b * batch_stride + token[:, None] * token_stride + cols[None, :], mask=inside, other=0.0
-        )
+        block = tl.load(states + b * stride_b + token[:, None] * stride_t + cols[None, :], mask=inside, other=0.0)
         total += tl.sum(block.to(tl.float32), 0)
     tl.store(means + b * D + cols, total / tl.maximum(size, 1), mask=cols < D)
 
 
-@_jit
-def _tokens(states, means, token, real, start, D, token_stride, COLS: tl.constexpr, CENTER: tl.constexpr):
+@jit
+def _tokens(states, means, token, real, start, D, stride_t, COLS: constexpr, CENTER: constexpr):
     """Load a block of columns of tokens, minus the mean; zero where they are padding."""
     cols = start + tl.arange(0, COLS)
     inside = real[:, None] & (cols < D)[None, :]
-    block = tl.load(states + token[:, None] * token_stride + cols[None, :], mask=inside, other=0.0).to(tl.float32)
+    block = tl.load(states + token[:, None] * stride_t + cols[None, :], mask=inside, other=0.0).to(tl.float32)
     if CENTER:
         mean = tl.load(means + cols, mask=cols < D, other=0.0)
         block = tl.where(inside, block - mean[None, :], 0.0)
     return block
 
 
-@_jit
+@jit
 def _gram(
-    states,
-    order,
-    sizes,
-    means,
-    gram,
-    D,
-    batch_stride,
-    token_stride,
-    T,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    CENTER: tl.constexpr,
+    states, order, sizes, means, gram, D, stride_b, stride_t, T, ROWS: constexpr, COLS: constexpr, CENTER: constexpr
 ):
     # One axis because the others end at 65535; the tiles of a text are neighbors and share the cache.
     tiles = tl.cdiv(T, ROWS)
@@ -101,19 +77,19 @@ def _gram(
     at_j = j * ROWS + tl.arange(0, ROWS)
     acc = tl.zeros((ROWS, ROWS), dtype=tl.float32)
     if i * ROWS < size:
-        states += b * batch_stride
+        states += b * stride_b
         means += b * D
         token_i = tl.load(order + b * T + at_i, mask=at_i < size, other=0)
         token_j = tl.load(order + b * T + at_j, mask=at_j < size, other=0)
         # Three products on tensor cores are as exact as one in float32.
         if i == j:
             for start in range(0, D, COLS):
-                x = _tokens(states, means, token_i, at_i < size, start, D, token_stride, COLS, CENTER)
+                x = _tokens(states, means, token_i, at_i < size, start, D, stride_t, COLS, CENTER)
                 acc = tl.dot(x, tl.trans(x), acc, input_precision="tf32x3")
         else:
             for start in range(0, D, COLS):
-                x = _tokens(states, means, token_i, at_i < size, start, D, token_stride, COLS, CENTER)
-                y = _tokens(states, means, token_j, at_j < size, start, D, token_stride, COLS, CENTER)
+                x = _tokens(states, means, token_i, at_i < size, start, D, stride_t, COLS, CENTER)
+                y = _tokens(states, means, token_j, at_j < size, start, D, stride_t, COLS, CENTER)
                 acc = tl.dot(x, tl.trans(y), acc, input_precision="tf32x3")
     gram += b * T * T
     inside = (at_i < T)[:, None] & (at_j < T)[None, :]
@@ -122,25 +98,15 @@ def _gram(
         tl.store(gram + at_j[None, :] * T + at_i[:, None], acc, mask=inside)
 
 
-@_jit
-def _factor(square, tiny, real, UNIT: tl.constexpr):
+@jit
+def _factor(square, tiny, real, UNIT: constexpr):
     length = tl.sqrt(square)
     return tl.where(real & ~(length <= tiny), 1.0 / length if UNIT else 1.0, 0.0)  # True for NaN
 
 
-@_jit
+@jit
 def _scale(
-    gram,
-    squares,
-    means,
-    sizes,
-    D,
-    T,
-    TINY,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    CENTER: tl.constexpr,
-    UNIT: tl.constexpr,
+    gram, squares, means, sizes, D, T, TINY, ROWS: constexpr, COLS: constexpr, CENTER: constexpr, UNIT: constexpr
 ):
     """Scale rows and columns as `prepared` scales tokens."""
     b = tl.program_id(0).to(tl.int64)
@@ -170,18 +136,16 @@ def _scale(
         tl.store(at, tl.load(at, mask=inside, other=0.0) * left[:, None] * right[None, :], mask=inside)
 
 
-@_jit
-def _turn(
-    states, order, sizes, apart, along, D, batch_stride, token_stride, T, STEP, ROWS: tl.constexpr, COLS: tl.constexpr
-):
+@jit
+def _turn(states, order, sizes, apart, along, D, stride_b, stride_t, T, STEP, ROWS: constexpr, COLS: constexpr):
     b = tl.program_id(0).to(tl.int64)
     size = tl.load(sizes + b)
     at = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     real = at + 2 * STEP < size
-    states += b * batch_stride
-    first = tl.load(order + b * T + at, mask=real, other=0)[:, None] * token_stride
-    middle = tl.load(order + b * T + at + STEP, mask=real, other=0)[:, None] * token_stride
-    last = tl.load(order + b * T + at + 2 * STEP, mask=real, other=0)[:, None] * token_stride
+    states += b * stride_b
+    first = tl.load(order + b * T + at, mask=real, other=0)[:, None] * stride_t
+    middle = tl.load(order + b * T + at + STEP, mask=real, other=0)[:, None] * stride_t
+    last = tl.load(order + b * T + at + 2 * STEP, mask=real, other=0)[:, None] * stride_t
     # In float64 one pass is enough: 1 - cos is as accurate near 0 and pi as the difference of unit vectors.
     before = tl.zeros((ROWS,), dtype=tl.float64)
     after = tl.zeros((ROWS,), dtype=tl.float64)

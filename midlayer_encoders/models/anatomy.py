@@ -10,14 +10,13 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import AnatomyError, LayerIndexError, short_repr
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.models.towers import find_towers
 from midlayer_encoders.validation import check_list
 
 
@@ -64,6 +63,10 @@ class Anatomy:
         position = (layer - 1) * self.num_blocks // self.num_layers
         return model.get_submodule(self.blocks)[position]  # type: ignore[index, no-any-return]
 
+    def distinct_blocks(self, model: nn.Module) -> list[nn.Module]:
+        """Return the blocks in order, each once."""
+        return list(dict.fromkeys(self.block(model, layer) for layer in range(1, self.num_layers + 1)))
+
 
 def resolve_layer(layer: Layer, num_layers: int, *, name: str = "this model") -> int:
     """Return ``layer`` as a number from ``0`` (embeddings) to ``num_layers``.
@@ -80,24 +83,14 @@ def resolve_layer(layer: Layer, num_layers: int, *, name: str = "this model") ->
     """
     if hasattr(layer, "item") and getattr(layer, "ndim", 1) == 0:  # a NumPy or torch scalar
         layer = layer.item()
-    if isinstance(layer, bool) or not isinstance(layer, int | float):
-        raise LayerIndexError(
-            f"`layer` must be an int in [0, {num_layers}] or a fraction of the depth in (0, 1], but got "
-            f"{short_repr(layer)}."
-        )
-    if isinstance(layer, float):
-        if not 0 < layer <= 1:
-            raise LayerIndexError(
-                f"`layer` as a float must be a fraction of the depth in (0, 1], but got {layer}. "
-                "Use an int to count blocks."
-            )
+    if isinstance(layer, float) and 0 < layer <= 1:
         return math.floor(layer * num_layers + 0.5)
-    if not -num_layers <= layer <= num_layers:
-        raise LayerIndexError(
-            f"`layer` must be in [0, {num_layers}] for {name} ({num_layers} blocks; 0 = embeddings), "
-            f"or negative down to {-num_layers} to count from the end, but got {short_repr(layer)}."
-        )
-    return layer if layer >= 0 else num_layers + 1 + layer
+    if isinstance(layer, int) and not isinstance(layer, bool) and -num_layers <= layer <= num_layers:
+        return layer if layer >= 0 else num_layers + 1 + layer
+    raise LayerIndexError(
+        f"`layer` must be an int in [0, {num_layers}] for {name} ({num_layers} blocks; 0 = embeddings), a negative int "
+        f"to count from the end, or a float, the fraction of the depth in (0, 1], but got {short_repr(layer)}."
+    )
 
 
 def deepest_layer(layer: Layer | Sequence[Layer], num_layers: int, *, name: str = "this model") -> int:
@@ -164,6 +157,38 @@ def find_anatomy(model: nn.Module, *, blocks: str | None = None, final: tuple[st
         final = _final_norm(model, path)
     axes = _AXES.get(model_type, (0, 1, 2))
     return Anatomy(path, passes, final, _embeddings(model), num_blocks, axes, model_type in _PAST_HOOKS)
+
+
+# --- joint models such as CLIP: a text and an image tower whose heads project into one space --------------------------
+
+
+class Tower(NamedTuple):
+    """A tower in transformers: the model's attribute, the config's attribute, and the projecting method."""
+
+    model: str
+    config: str
+    method: str
+
+
+TOWERS: dict[str, Tower] = {
+    "text": Tower("text_model", "text_config", "get_text_features"),
+    "image": Tower("vision_model", "vision_config", "get_image_features"),
+}
+"""The towers of a joint model by medium."""
+
+
+def find_towers(model: nn.Module) -> dict[str, str]:
+    """Return the path of each tower of a joint model; empty for other models.
+
+    A joint model has both towers and a method that projects the states of each. A language model that also reads images
+    has one stack of blocks and is not joint.
+    """
+    towers = {
+        name: tower.model
+        for name, tower in TOWERS.items()
+        if isinstance(getattr(model, tower.model, None), nn.Module) and hasattr(model, tower.method)
+    }
+    return towers if len(towers) == len(TOWERS) else {}
 
 
 # --- the list of blocks ---------------------------------------------------------------------------------------------

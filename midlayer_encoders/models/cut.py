@@ -62,11 +62,6 @@ class JointCut:
     towers: Mapping[str, Cut]
 
 
-def plan_cut(anatomy: Anatomy, layer: int, norm: Norm, *, config: Any = None) -> Cut:
-    """Return the likeliest plan to read ``layer`` from a model of this anatomy."""
-    return plan_cuts(anatomy, layer, norm, config=config)[0]
-
-
 def plan_cuts(anatomy: Anatomy, layer: int, norm: Norm, *, config: Any = None) -> list[Cut]:
     """Return the plans to read ``layer`` from a model of this anatomy, the likeliest first.
 
@@ -102,16 +97,20 @@ def cut_config(config: Any, num_layers: int, keep: int) -> Any:
         CutError: if no setting of the config counts its blocks.
     """
     fields = config.to_dict()
-    if getattr(config, "model_type", "") == internals.TIMM:
-        fields["model_args"] = _timm_arguments(config, num_layers, keep)
+    name = type(config).__name__
+    if getattr(config, "model_type", "") != internals.TIMM:
+        _shorten(fields, num_layers, keep, name=name)
+    elif internals.timm_takes_depth(config):
+        fields["model_args"] = {**(config.model_args or {}), "depth": keep}
     else:
-        _shorten(fields, num_layers, keep, name=type(config).__name__)
+        raise CutError(
+            f"timm builds {config.architecture} with {num_layers} blocks only: like other models of several stages, it "
+            "takes no `depth`. Its last states are those of a plain SentenceTransformer."
+        )
     try:
         small = type(config).from_dict(fields)
     except Exception as reason:  # each config validates its settings differently
-        raise CutError(
-            f"{type(config).__name__} cannot be made with {keep} of {num_layers} blocks: {reason}"
-        ) from reason
+        raise CutError(f"{name} cannot be made with {keep} of {num_layers} blocks: {reason}") from reason
     if small.model_type in _TIED_BLOCKS and small.layers_block_type.count("hybrid") == 1:
         small.tie_word_embeddings = False
     small.name_or_path = config.name_or_path
@@ -119,33 +118,26 @@ def cut_config(config: Any, num_layers: int, keep: int) -> Any:
     return small
 
 
-def _timm_arguments(config: Any, num_layers: int, keep: int) -> dict[str, Any]:
-    """Return timm's arguments for a model of ``keep`` blocks."""
-    if not internals.timm_takes_depth(config):
-        raise CutError(
-            f"timm builds {config.architecture} with {num_layers} blocks only: like other models of several stages, it "
-            "takes no `depth`. Its last states are those of a plain SentenceTransformer."
-        )
-    return {**(config.model_args or {}), "depth": keep}
-
-
 def _shorten(fields: dict[str, Any], num_layers: int, keep: int, *, name: str) -> None:
     """Change the depth in the settings of a config in place."""
     counts = [key for key in internals.COUNTS if fields.get(key) == num_layers]
-    lists = [key for key, value in fields.items() if isinstance(value, list | str) and len(value) == num_layers]
-    if not counts and not any(map(_PER_LAYER.search, lists)):
+    lists = [
+        key
+        for key, value in fields.items()
+        if isinstance(value, list | str) and len(value) == num_layers and _PER_LAYER.search(key)
+    ]
+    if not counts and not lists:
         raise CutError(
             f"{name} does not say that the model has {num_layers} blocks ({', '.join(internals.COUNTS)}), so a cut "
             "model could not be reloaded: a model of several stages has no single stack of layers. If its blocks are "
             "of one width, pass the module and the path of its blocks to `LayerEncoder.from_module`."
         )
-    for key in counts:
-        fields[key] = keep
+    fields.update(dict.fromkeys(counts, keep))
+    for key in lists:
+        entries = [fields[key][min(position, num_layers - 1)] for position in range(keep)]
+        fields[key] = "".join(entries) if isinstance(fields[key], str) else entries
     for key, value in fields.items():
-        if isinstance(value, list | str) and len(value) == num_layers and _PER_LAYER.search(key):
-            entries = [value[min(position, num_layers - 1)] for position in range(keep)]
-            fields[key] = "".join(entries) if isinstance(value, str) else entries
-        elif isinstance(value, dict) and key.startswith("per_layer"):  # settings by block number
+        if isinstance(value, dict) and key.startswith("per_layer"):  # settings by block number
             fields[key] = {block: settings for block, settings in value.items() if int(block) < keep}
     for stages in internals.BACKBONE_STAGES:
         fields.pop(stages, None)

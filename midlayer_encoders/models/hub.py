@@ -49,28 +49,19 @@ def local_only(model: str, revision: str | None = None, *, filename: str = "conf
 
 def _query_hub(model: str, revision: str | None, filename: str) -> bool:
     """Check once whether the hub has the file; fall back to the cache if it does not answer."""
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.constants import ENDPOINT
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HFValidationError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
+    page = f"{constants.ENDPOINT}/{model}"
     where = f"{model!r}" + (f" at revision {revision!r}" if revision else "")
     problems: dict[type[Exception], str] = {
-        RevisionNotFoundError: f"`revision` must be a branch, tag or commit of {model!r} on the hub, but it has no "
-        f"{revision!r}.",
-        GatedRepoError: f"{where} is gated: request access at {ENDPOINT}/{model}, then run `hf auth login` or set "
-        "HF_TOKEN.",
-        RepositoryNotFoundError: f"`model` must be a folder or a name on the hub, but {where} is neither. Check the "
-        "spelling; for a private model run `hf auth login`.",
-        EntryNotFoundError: f"{where} has no {filename} on the hub: it is not a transformers model.",
+        errors.RevisionNotFoundError: f"`revision` must be a branch, tag or commit of {model!r} on the hub, "
+        f"but it has no {revision!r}.",
+        errors.GatedRepoError: f"{where} is gated: request access at {page}, then run `hf auth login` or set HF_TOKEN.",
+        errors.RepositoryNotFoundError: f"`model` must be a folder or a name on the hub, but {where} is neither. "
+        "Check the spelling; for a private model run `hf auth login`.",
+        errors.EntryNotFoundError: f"{where} has no {filename} on the hub: it is not a transformers model.",
     }
-    problems[HFValidationError] = problems[RepositoryNotFoundError]
+    problems[errors.HFValidationError] = problems[errors.RepositoryNotFoundError]
     try:
         get_hf_file_metadata(hf_hub_url(model, filename, revision=revision), timeout=_TIMEOUT)
     except tuple(problems) as reason:
@@ -79,7 +70,7 @@ def _query_hub(model: str, revision: str | None, filename: str) -> bool:
     except Exception as reason:  # each transport has its own errors
         if isinstance(try_to_load_from_cache(model, filename, revision=revision), str):
             return True
-        cause = "HF_HUB_OFFLINE is set" if isinstance(reason, OfflineModeIsEnabled) else error_summary(reason)
+        cause = "HF_HUB_OFFLINE is set" if isinstance(reason, errors.OfflineModeIsEnabled) else error_summary(reason)
         fetch = f"hf download {model}" + (f" --revision {revision}" if revision else "")
         raise ModelNotFoundError(
             f"{where} is not cached on this machine and the hub cannot be reached ({cause}). "
@@ -122,36 +113,31 @@ def read_weight(model: str, names: Sequence[str], revision: str | None = None, *
     """Return the first of these weights in a model's safetensors files, or ``None``."""
     from safetensors import safe_open
 
-    index = model_file(model, "model.safetensors.index.json", revision=revision, local=local)
-    shards = dict.fromkeys(names, "model.safetensors")
-    if index is not None:
-        shards = json.loads(Path(index).read_text(encoding="utf8"))["weight_map"]
-    for name in (name for name in names if name in shards):
-        path = model_file(model, shards[name], revision=revision, local=local)
-        if path is None:
-            continue
-        with safe_open(path, framework="pt") as file:
-            if name in file.keys():  # noqa: SIM118  (not a mapping)
+    files = weight_files(model, revision, local=local)
+    for name in names:
+        if files.get(name, "").endswith(".safetensors"):
+            with safe_open(model_file(model, files[name], revision=revision, local=local), framework="pt") as file:
                 return file.get_tensor(name)  # type: ignore[no-any-return]
     return None
 
 
-def weight_names(model: str, revision: str | None = None, *, local: bool) -> list[str]:
-    """Return the names of the weights in a model's files without loading them; empty if no file lists them."""
+def weight_files(model: str, revision: str | None = None, *, local: bool) -> dict[str, str]:
+    """Return the file that holds each weight of a model, without loading them; empty if no file lists them."""
     from safetensors import safe_open
 
     find = partial(model_file, model, revision=revision, local=local)
-    for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
-        if (index := find(name)) is not None:
-            return list(json.loads(Path(index).read_text(encoding="utf8"))["weight_map"])
-    if (weights := find("model.safetensors")) is not None:
-        with safe_open(weights, framework="pt") as file:
-            return list(file.keys())
-    if (weights := find("pytorch_model.bin")) is not None:
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (index := find(f"{name}.index.json")) is not None:
+            return dict(json.loads(Path(index).read_text(encoding="utf8"))["weight_map"])
+        if (path := find(name)) is None:
+            continue
+        if name.endswith(".safetensors"):
+            with safe_open(path, framework="pt") as file:
+                return dict.fromkeys(file.keys(), name)
         import torch
 
-        return list(torch.load(weights, map_location="meta", mmap=True, weights_only=True))
-    return []
+        return dict.fromkeys(torch.load(path, map_location="meta", mmap=True, weights_only=True), name)
+    return {}
 
 
 def package_folder(name: str) -> Path | None:

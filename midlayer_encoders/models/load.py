@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,19 @@ from torch import nn
 
 from midlayer_encoders._types import Layer, Norm
 from midlayer_encoders.errors import CutError, LayerIndexError, MidlayerError, ModelNotFoundError, OptionError
+from midlayer_encoders.models import anatomy as anatomies
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.models.adapters import merge_adapters
-from midlayer_encoders.models.anatomy import Anatomy, deepest_layer, find_anatomy, resolve_layer, text_stack
-from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, plan_cut, plan_cuts
-from midlayer_encoders.models.hub import load_config, local_only, weight_names
-from midlayer_encoders.models.towers import TOWERS, check_tower, find_towers, tower_layers
+from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
+from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, plan_cuts
+from midlayer_encoders.models.hub import load_config, local_only, weight_files
+from midlayer_encoders.validation import check_choice
 
 # Weights that do not affect the states of a layer, so files may lack them: a masked language model has no pooler. The
 # vectors of a joint model do depend on its poolers and heads.
 _UNREAD = re.compile(r"(^|\.)(pooler|head|contact_head|mask_token|masked_spec_embed|post_layernorm)(\.|$)")
 _UNREAD_JOINT = re.compile(r"(^|\.)logit_(scale|bias)$")
 _MAX_NAMED = 10  # missing weights that an error names
+_ROOT = "base_model.model."  # PEFT's prefix for the names of a model's modules
 
 
 class NoPlanError(Exception):
@@ -89,13 +90,15 @@ def load_cut(
     loader = _Loader(model, layer, norm, adapters, options, plan, spare)
     with internals.LOADING:
         complete = _empty(config, trust_remote_code)
-        towers = find_towers(complete)
+        towers = anatomies.find_towers(complete)
         if tower is None and towers:
             return loader.load_joint(complete, towers)
         if tower is not None:
-            check_tower(tower, towers, model)
+            check_choice("tower", tower, anatomies.TOWERS)
+            if tower not in towers:
+                raise OptionError(f"`tower` must be None for {model}, which is not a joint model, but got {tower!r}.")
         encoder = internals.encoder_part(config) if tower is None else None
-        part = towers[tower] if tower is not None else None if encoder is not None else text_stack(complete)
+        part = towers[tower] if tower is not None else None if encoder is not None else anatomies.text_stack(complete)
         if part is not None:
             complete = _empty_part(complete, part)
         path = encoder.path if encoder is not None else part
@@ -137,7 +140,7 @@ class _Loader:
         cut = self._planned_cut(complete)
         anatomy = cut.anatomy
         options = dict(self.options)
-        names = weight_names(self.model, options["revision"], local=options["local_files_only"]) if path else []
+        names = list(weight_files(self.model, options["revision"], local=options["local_files_only"]) if path else ())
         prefix = _prefix_in_files(names, complete, path or "")
         if renamed := _shared_embeddings(names, complete, prefix):
             options["key_mapping"] = renamed
@@ -146,26 +149,17 @@ class _Loader:
         config = complete.config
         if getattr(config, "model_type", "") == internals.TIMM:
             ignored.append(r"^timm_model\.head\.")
-        trust_remote_code = options["trust_remote_code"]
         keep = min(max(cut.keep, int(self.spare)), anatomy.num_layers)
-        if cut.keep != keep:  # the depth of the folder that an export writes
-            exported_config = cut_config(config, anatomy.num_layers, cut.keep)
-            _check(complete, exported_config, [(anatomy, cut.keep)], trust_remote_code)
         loaded_blocks = anatomy.num_layers if self.adapters else keep
+        for depth in {cut.keep, loaded_blocks} - {anatomy.num_layers}:  # an export writes a folder of the first depth
+            depth_config = cut_config(config, anatomy.num_layers, depth)
+            _check(complete, depth_config, [(anatomy, depth)], options["trust_remote_code"])
         if loaded_blocks < anatomy.num_layers:
             config = cut_config(config, anatomy.num_layers, loaded_blocks)
         ignored += _dropped(anatomy, loaded_blocks)
-        try:
-            loaded = _read(
-                type(complete), self.model, config, options, final=anatomy.final, ignored=ignored, prefix=prefix
-            )
-        except MidlayerError:  # the depth may be the cause
-            _check(complete, config, [(anatomy, loaded_blocks)], trust_remote_code)
-            raise
-        if loaded_blocks < anatomy.num_layers:
-            _compare(complete, loaded, [(anatomy, loaded_blocks)])
+        loaded = _read(type(complete), self.model, config, options, final=anatomy.final, ignored=ignored, prefix=prefix)
         if self.adapters:
-            loaded = merge_adapters(loaded, self.adapters)
+            loaded = _merge_adapters(loaded, self.adapters)
             cut_model(loaded, replace(cut, anatomy=_current_anatomy(anatomy, loaded), keep=keep, silent=False))
         return self._finished(loaded, cut), cut
 
@@ -195,12 +189,12 @@ class _Loader:
             )
         cuts: dict[str, Cut] = {}
         config = copy.deepcopy(complete.config)
-        for name, layer in tower_layers(self.layer, towers, self.model).items():
+        for name, layer in _tower_layers(self.layer, towers, self.model).items():
             path = towers[name]
             anatomy = find_anatomy(complete.get_submodule(path)).below(path)
-            resolved = resolve_layer(layer, anatomy.num_layers, name=f"the {name} tower of {self.model}")
-            cuts[name] = plan_cut(anatomy, resolved, self.norm)
-            attribute = TOWERS[name].config
+            resolved = anatomies.resolve_layer(layer, anatomy.num_layers, name=f"the {name} tower of {self.model}")
+            cuts[name] = plan_cuts(anatomy, resolved, self.norm)[0]
+            attribute = anatomies.TOWERS[name].config
             tower_config = cut_config(getattr(config, attribute), anatomy.num_layers, cuts[name].keep)
             setattr(config, attribute, tower_config)
         depths = [(cut.anatomy, cut.keep) for cut in cuts.values()]
@@ -216,7 +210,7 @@ class _Loader:
                 f"`layer` must be one number for {self.model}, which has one tower, but got {dict(self.layer)}."
             )
         anatomy = find_anatomy(complete)
-        resolved = deepest_layer(self.layer, anatomy.num_layers, name=self.model)
+        resolved = anatomies.deepest_layer(self.layer, anatomy.num_layers, name=self.model)
         cuts = plan_cuts(anatomy, resolved, self.norm, config=complete.config)
         if self.plan >= len(cuts):
             raise NoPlanError
@@ -229,6 +223,33 @@ class _Loader:
         return loaded.eval()
 
 
+def _tower_layers(
+    layer: Layer | Sequence[Layer] | Mapping[str, Layer], towers: Mapping[str, str], model: str
+) -> dict[str, Layer]:
+    """Return the requested layer of each tower; one number is for both.
+
+    Example:
+        >>> towers = {"text": "text_model", "image": "vision_model"}
+        >>> _tower_layers(-1, towers, "a model"), _tower_layers({"image": 9, "text": 6}, towers, "a model")
+        ({'text': -1, 'image': -1}, {'text': 6, 'image': 9})
+    """
+    if isinstance(layer, Sequence):
+        raise OptionError(
+            f"`layer` must be one layer, or one for each tower, for {model}, a joint model, but got {list(layer)}. "
+            "Pass `tower` to combine layers of one tower."
+        )
+    if not isinstance(layer, Mapping):
+        return dict.fromkeys(towers, layer)
+    for name in layer:
+        check_choice("layer", name, towers)
+    if missing := [name for name in towers if name not in layer]:
+        raise LayerIndexError(
+            f"`layer` must name a layer for each tower of {model} ({', '.join(towers)}), but {dict(layer)} has none "
+            f"for {missing[0]!r}. Add it, or pass `tower` and one number for one tower."
+        )
+    return {name: layer[name] for name in towers}
+
+
 def _prefix_in_files(names: Sequence[str], part: Any, path: str) -> str | None:
     """Return the prefix of a part's weights in the files of the complete model: the one that most of them fit.
 
@@ -237,17 +258,22 @@ def _prefix_in_files(names: Sequence[str], part: Any, path: str) -> str | None:
     """
     if not names:
         return None
-    keys = set(part.state_dict())
-    counts: Counter[str] = Counter()
-    for name in names:
-        steps = name.split(".")
-        counts.update(".".join(steps[:n]) for n in range(len(steps)) if ".".join(steps[n:]) in keys)
+    counts = _prefix_counts(names, set(part.state_dict()).__contains__)
     part_name = path.rpartition(".")[2]
 
     def rank(prefix: str) -> tuple[bool, bool, int]:
         return f".{prefix}".endswith(f".{path}"), part_name in prefix.split("."), counts[prefix]
 
     return max(counts, key=rank, default=None)
+
+
+def _prefix_counts(names: Iterable[str], fits: Callable[[str], bool]) -> Counter[str]:
+    """Count the prefixes of dotted names after which the rest of the name fits."""
+    counts: Counter[str] = Counter()
+    for name in names:
+        steps = name.split(".")
+        counts.update(".".join(steps[:n]) for n in range(len(steps)) if fits(".".join(steps[n:])))
+    return counts
 
 
 def _shared_embeddings(names: Sequence[str], part: Any, prefix: str | None) -> dict[str, str]:
@@ -314,6 +340,8 @@ def _empty_part(complete: Any, path: str) -> Any:
 
 def _check(complete: Any, config: Any, depths: Sequence[tuple[Anatomy, int]], trust_remote_code: bool) -> None:
     """Raise unless the model of the cut ``config`` is the complete model without the dropped blocks."""
+    name = type(complete).__name__
+    depth_text = " and ".join(f"{keep} of its {anatomy.num_layers}" for anatomy, keep in depths) + " blocks"
     try:
         if type(complete).__module__.startswith("transformers."):
             with internals.without_weights():
@@ -323,23 +351,14 @@ def _check(complete: Any, config: Any, depths: Sequence[tuple[Anatomy, int]], tr
     except MidlayerError:
         raise
     except Exception as reason:  # invalid configs fail in their own ways
-        raise CutError(f"{type(complete).__name__} cannot be made with {_depth_text(depths)}: {reason}") from reason
-    _compare(complete, cut, depths)
-
-
-def _compare(complete: Any, cut: Any, depths: Sequence[tuple[Anatomy, int]]) -> None:
-    """Raise unless a cut model is the complete model without the dropped blocks."""
-    name = type(complete).__name__
-    dropped = [pattern for anatomy, keep in depths for pattern in _dropped(anatomy, keep)]
-    added = [
-        _block_pattern(anatomy, block) for anatomy, keep in depths for block in range(anatomy.num_blocks, keep)
-    ]  # a block that is never read
-    expected = _shapes(complete, dropped)
-    actual = _shapes(cut, added)
+        raise CutError(f"{name} cannot be made with {depth_text}: {reason}") from reason
+    added = [(anatomy, block) for anatomy, keep in depths for block in range(anatomy.num_blocks, keep)]
+    expected = _shapes(complete, [pattern for anatomy, keep in depths for pattern in _dropped(anatomy, keep)])
+    actual = _shapes(cut, [_block_pattern(anatomy, block) for anatomy, block in added])  # without blocks never read
     if any(expected.get(key) != actual.get(key) and not _UNREAD.search(key) for key in {*expected, *actual}):
         raise CutError(
-            f"{name} with {_depth_text(depths)} is not {name} without the others: other parameters come or go with its "
-            "depth. Its layers cannot be read by cutting."
+            f"{name} with {depth_text} is not {name} without the others: other parameters come or go with its depth. "
+            "Its layers cannot be read by cutting."
         )
     for anatomy, keep in depths:
         _check_blocks(complete, cut, anatomy, keep)
@@ -349,10 +368,6 @@ def _shapes(model: nn.Module, ignored: Sequence[str]) -> dict[str, torch.Size]:
     """Return the shape of every weight of a model whose name matches no ignored pattern."""
     pattern = re.compile("|".join(ignored) or r"(?!)")
     return {name: value.shape for name, value in model.state_dict().items() if not pattern.match(name)}
-
-
-def _depth_text(depths: Sequence[tuple[Anatomy, int]]) -> str:
-    return " and ".join(f"{keep} of its {anatomy.num_layers}" for anatomy, keep in depths) + " blocks"
 
 
 def _check_blocks(complete: Any, cut: Any, anatomy: Anatomy, keep: int) -> None:
@@ -374,16 +389,15 @@ def _difference(complete_block: nn.Module, cut_block: nn.Module) -> str | None:
     """Describe the first setting in which two blocks differ; dropout, which acts in training only, is ignored."""
     expected = dict(complete_block.named_modules())
     actual = dict(cut_block.named_modules())
-    for path in expected | actual:
-        before, after = (type(modules[path]).__name__ if path in modules else "none" for modules in (expected, actual))
-        if before != after and "drop" not in path:
-            return f"`{path}` is {after} instead of {before}"
-    for path, module in expected.items():
-        for name, value in vars(module).items():
+    for path in [path for path in expected | actual if "drop" not in path]:
+        before, after = expected.get(path), actual.get(path)
+        if type(before).__name__ != type(after).__name__:
+            return f"`{path}` is {type(after).__name__} instead of {type(before).__name__}"
+        for name, value in vars(before).items():
             if name.startswith("_") or name == "training" or "drop" in name or not _is_plain(value):
                 continue
-            other = vars(actual[path]).get(name) if path in actual else None
-            if "drop" not in path and not _agree(other, value):
+            other = vars(after).get(name)
+            if not _agree(other, value):
                 return f"`{path}.{name}` is {other!r} instead of {value!r}".replace("`.", "`")
     return None
 
@@ -460,3 +474,63 @@ def _read(
             f"{', '.join(missing[:_MAX_NAMED])}{more}. They may belong to another model, or be damaged."
         )
     return loaded
+
+
+# --- adapters -------------------------------------------------------------------------------------------------------
+
+
+def _merge_adapters(model: nn.Module, adapters: Sequence[str]) -> nn.Module:
+    """Return ``model`` with PEFT adapters merged into its weights, in order.
+
+    An adapter for a model with a head names modules below a prefix (``model.layers…``) that the model without a head
+    lacks; a temporary wrapper holds the model at that prefix. Adapter weights of a head or another tower are ignored.
+
+    Raises:
+        OptionError: if an adapter adds inputs instead of changing weights.
+        ModelNotFoundError: if a weight of an adapter has no place in the model, or the adapter lacks one. PEFT itself
+            would ignore the former and initialize the latter at random.
+    """
+    try:
+        import peft
+    except ImportError as reason:
+        raise MidlayerError("`adapters` need the peft package: pip install 'midlayer-encoders[adapters]'.") from reason
+    name = type(model).__name__
+    modules = tuple(f"{path}." for path, _ in model.named_modules() if "." in path)
+    for adapter in adapters:
+        local_only(adapter, filename="adapter_config.json")
+        config = peft.PeftConfig.from_pretrained(adapter)
+        if config.is_prompt_learning:
+            raise OptionError(
+                f"`adapters` must change weights, but {adapter!r} is a {config.peft_type.value} adapter, which adds "
+                "tokens to each input. Remove it."
+            )
+        keys = [key.removeprefix(_ROOT) for key in peft.load_peft_weights(adapter, device="cpu")]
+        counts = _prefix_counts(keys, lambda rest: rest.startswith(modules))
+        prefix = max(counts, key=counts.__getitem__, default="")
+        try:
+            wrapped = peft.PeftModel(_wrapped_at(model, prefix), config)
+            report = wrapped.load_adapter(adapter, "default")
+        except (ValueError, RuntimeError, KeyError) as reason:
+            cause = " ".join(str(reason).split())[:400]
+            raise ModelNotFoundError(f"The adapter {adapter!r} does not fit {name}: {cause}") from reason
+        model_keys = f"{_ROOT}{prefix}." if prefix else _ROOT
+        unexpected = [key for key in report.unexpected_keys if key.startswith(model_keys)]
+        if unexpected or report.missing_keys:
+            problem = f"{len(unexpected)} of its weights have no place there" if unexpected else "it lacks weights"
+            key = (unexpected or report.missing_keys)[0]
+            raise ModelNotFoundError(
+                f"The adapter {adapter!r} is not of {name}: {problem}, such as {key!r}. It was made for another model."
+            )
+        wrapped.merge_and_unload()
+    return model
+
+
+def _wrapped_at(model: nn.Module, prefix: str) -> nn.Module:
+    """Return a module that holds ``model`` at a path."""
+    config = getattr(model, "config", None)
+    for name in reversed(prefix.split(".") if prefix else []):
+        parent = nn.Module()
+        parent.add_module(name, model)
+        parent.config = config  # type: ignore[assignment]
+        model = parent
+    return model

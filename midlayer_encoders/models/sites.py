@@ -6,8 +6,7 @@ Rules on the block's module tree find them; tables list the few families that br
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
@@ -32,8 +31,7 @@ _MIDDLE: tuple[tuple[str, Literal["input", "output"]], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """A point inside a block: the input or output of one of its modules (``""`` is the block itself)."""
 
     module: str

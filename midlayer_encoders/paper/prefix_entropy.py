@@ -24,12 +24,12 @@ from torch import Tensor
 from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import Normalization, prompt_entropy
-from midlayer_encoders.metrics.matrix_entropy import check_entropy_options, entropy_of_gram, normalized_entropy
+from midlayer_encoders.metrics.row_metrics import check_entropy_options, normalized_entropy
 from midlayer_encoders.paper.token_ids import check_experiment, experiment_frame, ids_reader, text_values, tokenized
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.causal import looks_ahead
 from midlayer_encoders.reading.reader import LayerReader
-from midlayer_encoders.spectra import Method
+from midlayer_encoders.spectra import Method, spectral_entropy
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -95,16 +95,8 @@ def prefix_entropies(
     for group in torch.split(prefix_lengths.argsort(), max(1, min(most, _ELEMENTS // gram.numel()))):
         longest = int(prefix_lengths[group[-1]])
         corner = _prefix_grams(gram[:longest, :longest], prefix_lengths[group], center, unit)
-        entropy[group] = entropy_of_gram(
-            corner,
-            prefix_lengths[group],
-            prefix_lengths[group],
-            width,
-            alpha=alpha,
-            normalization=normalization,
-            method=method,
-        )
-    return entropy
+        entropy[group] = spectral_entropy(corner, prefix_lengths[group], alpha=alpha, method=method, check=False)
+    return normalized_entropy(entropy, prefix_lengths, width, normalization)
 
 
 def _prefix_grams(gram: Tensor, lengths: Tensor, center: bool, unit: bool) -> Tensor:

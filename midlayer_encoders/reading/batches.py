@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
+from torch import Tensor, nn
 
+from midlayer_encoders._types import EncoderSpec, Norm, Pooling
 from midlayer_encoders.media import audio_lengths, check_taken, medium_of
+from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.reading.locks import turn
-from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.reading.tokenization import backend_encodings
+from midlayer_encoders.recipes.counting import Counting
 from midlayer_encoders.validation import check_count, check_texts
 
 TokenBudget: TypeAlias = int | Literal["auto"]
@@ -24,6 +27,68 @@ _MAX_MEDIA = 32  # images or waveforms in a batch
 _HOP = 320  # samples per state in most audio models
 _COUNTED_TEXTS = 4096  # texts tokenized at once, to limit memory
 _VERIFIED_TEXTS = 8  # of these, also counted by the plain tokenizer
+
+
+class LayerSource(Protocol):
+    """A model whose layers can be read, and the preprocessing of its inputs; ``LayerEncoder`` implements it."""
+
+    name: str
+    norm: Norm
+    pooling: Pooling
+    layer: int
+    num_layers: int
+    max_pixels: int
+    truncate_dim: int | None
+    tokenizer: Any
+
+    @property
+    def transformer(self) -> nn.Module:
+        """The model, whole or cut after the last layer to read."""
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """The structure of the model."""
+
+    @property
+    def spec(self) -> EncoderSpec:
+        """All settings that affect the vectors."""
+
+    @property
+    def media(self) -> list[str]:
+        """Supported inputs: ``"text"``, ``"image"``, ``"audio"``."""
+
+    @property
+    def sampling_rate(self) -> int | None:
+        """Audio samples per second."""
+
+    @property
+    def max_seq_length(self) -> int | None:
+        """Maximum number of tokens; longer texts are truncated."""
+
+    @property
+    def default_prompt(self) -> str:
+        """The prompt used by default."""
+
+    @property
+    def counting(self) -> Counting:
+        """Which tokens to pool."""
+
+    @property
+    def after_pooling(self) -> list[str]:
+        """Names of the modules after the pooling, which are specific to one layer."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's inputs."""
+
+    def host_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
+        """Return the model's inputs of a batch on the CPU."""
+
+    def model_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
+        """Return the model's inputs of a batch on its device."""
+
+    def eval(self) -> Any:
+        """Disable dropout."""
 
 
 def plan_batches(lengths: Sequence[int], *, token_budget: int = 4096, max_texts: int = 256) -> list[list[int]]:
@@ -99,18 +164,11 @@ def batches_of(
     if medium == "text":
         check_texts("texts", inputs)
         lengths = count_tokens(source, [prompt + text for text in inputs])
-        batches = plan_batches(lengths, token_budget=token_budget, max_texts=max_texts)
-        return _by_length(source, batches, lengths)
-    if medium == "image":
-        return plan_batches([1] * len(inputs), token_budget=token_budget, max_texts=_MAX_MEDIA)
-    lengths = audio_lengths(inputs, source.sampling_rate)
-    states = [-(-length // _HOP) for length in lengths]
-    batches = plan_batches(states, token_budget=token_budget, max_texts=_MAX_MEDIA)
-    return _by_length(source, batches, lengths)
-
-
-def _by_length(source: LayerSource, batches: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    """Split batches by length if padding changes the states."""
+    else:
+        lengths = audio_lengths(inputs, source.sampling_rate) if medium == "audio" else [1] * len(inputs)
+        max_texts = _MAX_MEDIA
+    tokens = [-(-length // _HOP) for length in lengths] if medium == "audio" else lengths
+    batches = plan_batches(tokens, token_budget=token_budget, max_texts=max_texts)
     if not suffers_from_padding(source.transformer):
         return batches
     return [

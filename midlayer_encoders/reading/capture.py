@@ -6,7 +6,7 @@ No token states are stored: the callback receives a layer when the next block do
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, TypeAlias
 
 import torch
@@ -17,7 +17,6 @@ from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.sites import Site, block_sites
 from midlayer_encoders.reading.locks import turn
-from midlayer_encoders.reading.norm import final_norm
 from midlayer_encoders.validation import check_choice
 
 STREAM = "residual_out"
@@ -43,8 +42,6 @@ def capture(
 ) -> None:
     """Run ``model`` once and pass the states of the layers to ``receive``; later blocks do not run.
 
-    The call holds the model's lock. Passes of other threads, and passes started by ``receive``, are ignored.
-
     Args:
         model: the uncut model, or one cut after the last layer to read.
         inputs: keyword arguments of its forward.
@@ -54,71 +51,39 @@ def capture(
         norm: ``"final"`` applies the final norm to the residual stream.
         sites: points of each block to read; see :func:`~midlayer_encoders.models.sites.block_sites`.
     """
-    with turn(model) as is_current, _hooked(model, receive, anatomy, sorted(set(layers)), norm, sites, is_current):
-        try:
-            model(**inputs)
-        except _LastLayerReadError:
-            return
+    watched = layers_watched(model, receive, anatomy=anatomy, layers=layers, norm=norm, sites=sites, complete=False)
+    with suppress(_LastLayerReadError), watched:
+        model(**inputs)
 
 
 @contextmanager
 def layers_watched(
     model: nn.Module,
-    receive: Callable[[int, Tensor], None],
+    receive: Receive,
     *,
     anatomy: Anatomy,
     layers: Sequence[int],
     norm: Norm = "none",
+    sites: Sequence[str] = (STREAM,),
+    complete: bool = True,
 ) -> Iterator[None]:
-    """Pass the states of layers to ``receive`` in all complete passes of ``model`` inside a ``with`` block.
+    """Pass the states of layers to ``receive`` in all passes of ``model`` inside a ``with`` block.
 
-    Args:
-        model: the model.
-        receive: called with a layer and its states.
-        anatomy: structure of ``model``.
-        layers: layers to read.
-        norm: ``"final"`` applies the final norm.
+    The block holds the model's lock. Passes of other threads, and passes started by ``receive``, are ignored. A pass
+    ends after the last layer unless it is ``complete``. The other arguments are those of :func:`capture`.
     """
-
-    def receive_stream(layer: int, _: str, states: Tensor) -> None:
-        receive(layer, states)
-
-    ascending = sorted(set(layers))
-    with (
-        turn(model) as is_current,
-        _hooked(model, receive_stream, anatomy, ascending, norm, (STREAM,), is_current, complete=True),
-    ):
-        yield
-
-
-@contextmanager
-def _hooked(
-    model: nn.Module,
-    receive: Receive,
-    anatomy: Anatomy,
-    layers: Sequence[int],
-    norm: Norm,
-    sites: Sequence[str],
-    is_current: Callable[[], bool],
-    *,
-    complete: bool = False,
-) -> Iterator[None]:
-    """Hook the blocks for passes in which ``is_current`` returns True.
-
-    The pass ends after the last layer unless it is ``complete``.
-    """
+    layers = sorted(set(layers))
     if not layers or layers[0] < 0 or layers[-1] > anatomy.num_layers:
         raise OptionError(f"`layers` must be within [0, {anatomy.num_layers}] and not empty, but got {list(layers)}.")
     normed = final_norm(model, anatomy, norm)
-    blocks = {id(block): block for block in (anatomy.block(model, k) for k in range(1, anatomy.num_layers + 1))}
+    inner_sites = [name for name in sites if name != STREAM]
     shape: tuple[int, ...] = ()  # (B, T) of the residual stream
     entered = 0  # blocks entered in this pass; a shared block is entered several times
 
     def hand_on(layer: int, site: str, states: Tensor) -> None:
         if layer in layers and site in sites:
             states = anatomy.tokens(states)
-            states = states if site == STREAM else _token_rows(states, shape, site)
-            receive(layer, site, normed(states) if site == STREAM else states)
+            receive(layer, site, normed(states) if site == STREAM else _token_rows(states, shape, site))
         if layer == layers[-1] and site == STREAM and not complete:
             raise _LastLayerReadError
 
@@ -135,16 +100,44 @@ def _hooked(
     def inside(name: str) -> Callable[[Tensor], None]:
         return lambda states: hand_on(entered, name, states)
 
-    with ExitStack() as hooks:
-        for block in blocks.values():
+    def watch(site: Site, take: Callable[[Tensor], None]) -> None:
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
+            # In another thread torch may call the hook without `kwargs` while it is being registered.
+            if is_current():
+                take(args[0] if args or kwargs is None else kwargs["hidden_states"])
+
+        def after(_: nn.Module, __: Any, output: Any) -> None:
+            if is_current():
+                states = first_tensor(output)
+                assert states is not None
+                take(states)
+
+        module = block.get_submodule(site.module)
+        if site.side == "input":
+            hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        else:
+            hooks.callback(module.register_forward_hook(after).remove)
+
+    with turn(model) as is_current, ExitStack() as hooks:
+        for block in anatomy.distinct_blocks(model):
             if anatomy.past_hooks:
                 hooks.enter_context(seen_by_hooks(block))
-            hooks.callback(_watch_input(block, enter, is_current))
-            hooks.callback(_watch_output(block, leave, is_current))
-            for name, site in _inner_sites(block, model, sites).items():
-                watch = _watch_input if site.side == "input" else _watch_output
-                hooks.callback(watch(block.get_submodule(site.module), inside(name), is_current))
+            watch(Site("", "input"), enter)
+            watch(Site("", "output"), leave)
+            available = block_sites(block, getattr(model, "config", None)) if inner_sites else {}
+            for name in inner_sites:
+                check_choice("sites", name, available)
+                watch(available[name], inside(name))
         yield
+
+
+def final_norm(model: nn.Module, anatomy: Anatomy, norm: Norm) -> nn.Sequential:
+    """Return a module that normalizes the states ``(B, T, D)`` of a layer.
+
+    With ``norm="final"`` it applies the modules after the model's last block (usually one norm, sometimes also a
+    projection); with ``norm="none"`` it returns the states unchanged.
+    """
+    return nn.Sequential(*(model.get_submodule(path) for path in (anatomy.final if norm == "final" else ())))
 
 
 def _token_rows(states: Tensor, shape: tuple[int, ...], site: str) -> Tensor:
@@ -157,43 +150,6 @@ def _token_rows(states: Tensor, shape: tuple[int, ...], site: str) -> Tensor:
             f"residual stream has {shape[0]} inputs of {shape[1]} tokens. Read site='block'."
         )
     return states
-
-
-def _inner_sites(block: nn.Module, model: nn.Module, sites: Sequence[str]) -> dict[str, Site]:
-    inner = [name for name in sites if name != STREAM]
-    if not inner:
-        return {}
-    available = block_sites(block, getattr(model, "config", None))
-    for name in inner:
-        check_choice("sites", name, available)
-    return {name: available[name] for name in inner}
-
-
-def _watch_input(
-    module: nn.Module, receive: Callable[[Tensor], None], is_current: Callable[[], bool]
-) -> Callable[[], None]:
-    """Pass the input states of a module to ``receive``, and return a function that removes the hook."""
-
-    def before(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
-        # In another thread torch may call the hook without `kwargs` while it is being registered.
-        if is_current():
-            receive(args[0] if args or kwargs is None else kwargs["hidden_states"])
-
-    return module.register_forward_pre_hook(before, with_kwargs=True).remove
-
-
-def _watch_output(
-    module: nn.Module, receive: Callable[[Tensor], None], is_current: Callable[[], bool]
-) -> Callable[[], None]:
-    """Pass the output states of a module to ``receive``, and return a function that removes the hook."""
-
-    def after(_: nn.Module, __: Any, output: Any) -> None:
-        if is_current():
-            states = first_tensor(output)
-            assert states is not None
-            receive(states)
-
-    return module.register_forward_hook(after).remove
 
 
 def first_tensor(value: Any) -> Tensor | None:
@@ -221,15 +177,33 @@ def side_by_side(states: Sequence[Tensor]) -> Tensor:
 def seen_by_hooks(block: nn.Module) -> Iterator[None]:
     """Make hooks work in a model that calls the ``forward`` of its blocks directly."""
     original = block.forward
-    instance_forward = vars(block).get("forward")  # set by accelerate
-    if hasattr(original, "_past_hooks"):  # a nested pass
-        yield
-        return
 
     def forward(*args: Any, _past_hooks: bool = True, **kwargs: Any) -> Any:
         return block(*args, _past_hooks=False, **kwargs) if _past_hooks else original(*args, **kwargs)
 
     forward._past_hooks = True  # type: ignore[attr-defined]
+    nested = hasattr(original, "_past_hooks")
+    with nullcontext() if nested else _forward_replaced(block, forward):
+        yield
+
+
+@contextmanager
+def compiled_blocks(model: nn.Module, anatomy: Anatomy) -> Iterator[None]:
+    """Compile each block of a model with ``torch.compile`` inside a ``with`` block.
+
+    Blocks are compiled separately, for batches of any size, so they share compiled code and hooks between them still
+    work. Rounding differs from the uncompiled model.
+    """
+    with ExitStack() as stack:
+        for block in anatomy.distinct_blocks(model):
+            # Compile `forward`, not the module, whose hooks change with each pass.
+            stack.enter_context(_forward_replaced(block, torch.compile(block.forward, dynamic=True)))
+        yield
+
+
+@contextmanager
+def _forward_replaced(block: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    instance_forward = vars(block).get("forward")  # set by accelerate
     block.forward = forward
     try:
         yield

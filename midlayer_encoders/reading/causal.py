@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -141,7 +140,7 @@ class _BlockwiseAttention(TorchFunctionMode):
         parts = []
         for start in range(0, query.shape[-2], _BLOCK):
             end = min(start + _BLOCK, query.shape[-2])
-            kwargs["attn_mask"] = _causal_bias(end - start, end, query.dtype)
+            kwargs["attn_mask"] = query.new_full((end - start, end), -torch.inf).triu(start + 1)  # hides later tokens
             parts.append(func(query[..., start:end, :], key[..., :end, :], value[..., :end, :], **kwargs))
         return torch.cat(parts, dim=-2)
 
@@ -151,10 +150,3 @@ def _is_plainly_causal(*tensors: Any, is_causal: bool = False, attn_mask: Any = 
         return False
     query, key, _value = tensors
     return query.device.type == "cpu" and bool(_BLOCK < query.shape[-2] == key.shape[-2])
-
-
-@lru_cache(maxsize=64)
-def _causal_bias(rows: int, end: int, dtype: torch.dtype) -> Tensor:
-    """Return the additive mask of the last queries up to ``end``: minus infinity at later tokens."""
-    with torch.inference_mode(mode=False):  # cached for passes outside inference mode too
-        return torch.full((rows, end), -torch.inf, dtype=dtype, device="cpu").triu(end - rows + 1)

@@ -23,7 +23,7 @@ class _Lock:
 
 
 # Stored outside the objects, so that copies and pickles do not contain locks.
-_locks: dict[int, _Lock] = {}
+_locks: weakref.WeakKeyDictionary[Any, _Lock] = weakref.WeakKeyDictionary()
 _guard = threading.Lock()
 
 
@@ -59,13 +59,10 @@ def turn(shared: Any) -> Iterator[Callable[[], bool]]:
 
 def _lock_of(shared: Any) -> _Lock:
     with _guard:
-        if id(shared) not in _locks:
-            try:
-                weakref.finalize(shared, _locks.pop, id(shared), None).atexit = False
-            except TypeError:  # objects without weak references share one lock
-                return _locks.setdefault(0, _Lock())
-            _locks[id(shared)] = _Lock()
-        return _locks[id(shared)]
+        try:
+            return _locks.setdefault(shared, _Lock())
+        except TypeError:  # objects without weak references share one lock
+            return _locks.setdefault(_Lock, _Lock())
 
 
 def _reset_after_fork() -> None:

@@ -1,6 +1,20 @@
-"""Pool token states into one vector, numerically equal to sentence-transformers."""
+r"""Pool token states into one vector, numerically equal to sentence-transformers.
+
+:class:`FusedPooling` fuses the final norm and the pooling, without writing the normalized states to memory.
+
+An RMSNorm followed by a weighted mean over tokens is one weighted sum; a LayerNorm also subtracts each token's mean:
+
+.. math::
+    \sum_t w_t \Bigl( g \odot \frac{x_t}{\mathrm{rms}(x_t)} + b \Bigr)
+    = g \odot \sum_t \frac{w_t}{\mathrm{rms}(x_t)}\, x_t + b \sum_t w_t
+
+The form of a model's norm is found by comparing each form with the module on random rows and then on real states. If
+none agrees, norm and pooling run separately.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +22,10 @@ from torch import Tensor, nn
 from midlayer_encoders._types import POOLINGS, Pooling
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.validation import check_choice
+
+_EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
+_ROUNDINGS = 4  # tolerance in roundings of the states' dtype
+_SUM_TOLERANCE = 1e-5  # relative, for the order of a sum in float32
 
 
 def pool(states: Tensor, mask: Tensor, pooling: Pooling = "mean") -> Tensor:
@@ -82,3 +100,153 @@ def real_tokens(real: Tensor | None, states: Tensor, *, model: nn.Module | None 
     if main_input == "input_features":
         return real[:, :: -(-real.shape[1] // length)].bool()
     return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
+
+
+class NormForm(NamedTuple):
+    r"""The form of a norm: :math:`(o + w) \odot (x - c\,\bar x) / \sqrt{\mathrm{ms} + \epsilon} + b`.
+
+    Attributes:
+        module: the norm, with ``weight`` and ``bias``; ``None`` for no norm.
+        center: subtract the token's mean.
+        offset: added to the weight, 1 in Gemma's norms.
+        eps: added to the mean square.
+    """
+
+    module: nn.Module | None
+    center: bool = False
+    offset: float = 0.0
+    eps: float = 0.0
+
+    def sums(self, states: Tensor, weights: Tensor) -> Tensor:
+        """Return the weighted sum of each text's normalized tokens, shape ``(B, D)``, in float32 or better."""
+        sums = _normed_sums(states, weights, scale=self.module is not None, center=self.center, eps=self.eps)
+        if (gain := getattr(self.module, "weight", None)) is not None:
+            sums = sums * (gain.to(sums.dtype) + self.offset)
+        if (bias := getattr(self.module, "bias", None)) is not None:
+            sums = sums + bias.to(sums.dtype) * weights.to(sums.dtype).sum(dim=1, keepdim=True)
+        return sums
+
+
+def _normed_sums(states: Tensor, weights: Tensor, *, scale: bool, center: bool, eps: float) -> Tensor:
+    """Return the weighted sum of each text's tokens, optionally scaled to a root mean square of one.
+
+    Args:
+        states: shape ``(B, T, D)``.
+        weights: token weights, zero at padding, shape ``(B, T)``.
+        scale: divide each token by its root mean square.
+        center: first subtract the token's mean.
+        eps: added to the mean square.
+
+    Returns:
+        Shape ``(B, D)``, float32 or better.
+    """
+    states = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
+    weights = weights.to(states.dtype)
+    if scale and center:
+        variance, means = torch.var_mean(states, dim=-1, correction=0, keepdim=True)
+        states = states - means  # before the sum, to avoid cancellation
+        weights = weights / (variance[..., 0] + eps).sqrt()
+    elif scale:
+        squares = torch.linalg.vector_norm(states, dim=-1).square() / states.shape[-1]
+        weights = torch.where(weights == 0, weights, weights / (squares + eps).sqrt())
+    return torch.einsum("btd,bt->bd", states, weights)
+
+
+def find_form(modules: nn.Sequential, states: Tensor) -> NormForm | None:
+    """Return the form of the modules after the last block, or ``None`` if they are not a known norm.
+
+    Args:
+        modules: the modules in order; empty for no norm.
+        states: states with the device, dtype and width to use, shape ``(B, T, D)``.
+    """
+    if not len(modules):
+        return NormForm(None)
+    if len(modules) > 1 or any(modules[0].children()):
+        return None
+    norm = modules[0]
+    if not all(
+        name in ("weight", "bias") and parameter.shape == states.shape[-1:] and parameter.device == states.device
+        for name, parameter in norm.named_parameters()
+    ):
+        return None
+    eps = next((float(getattr(norm, name)) for name in _EPS_NAMES if isinstance(getattr(norm, name, None), float)), 0.0)
+    rows = _random_rows(states)
+    expected = norm(rows)
+    if expected.shape != rows.shape or not expected.is_floating_point():
+        return None
+    for center in (False, True):
+        for offset in (0.0, 1.0):
+            form = NormForm(norm, center, offset, eps)
+            # Each row is a text of one token, so its sum is the normalized row.
+            sums = form.sums(rows.reshape(-1, 1, rows.shape[-1]), torch.ones(len(rows[0]), 1, device=rows.device))
+            plain = expected[0].to(sums.dtype)
+            if not _differ(sums, plain, plain.abs(), _ROUNDINGS * torch.finfo(states.dtype).eps):
+                return form
+    return None
+
+
+def _random_rows(states: Tensor) -> Tensor:
+    """Return rows of many magnitudes with nonzero means, which distinguish all forms."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.tensor([1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0])[:, None]
+    rows = sizes * (0.5 + torch.randn(len(sizes), states.shape[-1], generator=generator))
+    return rows.to(states.device, states.dtype)[None]
+
+
+def _differ(vectors: Tensor, plain: Tensor, size: Tensor, tolerance: float) -> bool:
+    """Return whether vectors differ by more than the tolerance relative to the states; NaN counts as equal."""
+    return bool(((vectors - plain).abs() > tolerance * (size + size.amax() / 4)).any())
+
+
+class FusedPooling:
+    """Normalizes and pools the states of each layer in one step if that gives the same vectors.
+
+    The first batch of each layer is pooled both ways; later batches never wait for the device.
+
+    Args:
+        modules: modules after the last block.
+        pooling: how token states become one vector.
+        enabled: False to normalize and pool separately, which also works for gradients.
+    """
+
+    def __init__(self, modules: nn.Sequential, pooling: Pooling, *, enabled: bool = True) -> None:
+        self.modules = modules
+        self.pooling = pooling
+        self.enabled = enabled and pooling != "max"
+        self.trusted: dict[int, bool] = {}  # by layer
+        self._forms: dict[torch.dtype, NormForm | None] = {}
+
+    def __call__(self, layer: int, states: Tensor, mask: Tensor) -> Tensor:
+        """Return the vectors of a layer, shape ``(B, D)``, in float32 or better.
+
+        Args:
+            layer: number of the layer.
+            states: raw, shape ``(B, T, D)``.
+            mask: true at real tokens, shape ``(B, T)``.
+        """
+        vectors = self._fused(states, mask) if self.trusted.get(layer, True) else None
+        if vectors is not None and layer in self.trusted:
+            return vectors
+        normed = self.modules(states)
+        plain = pool(normed, mask, self.pooling)
+        if vectors is not None:
+            tolerance = max(_ROUNDINGS * torch.finfo(normed.dtype).eps, _SUM_TOLERANCE)
+            size = pool(normed.abs(), mask, self.pooling)
+            self.trusted[layer] = not _differ(vectors.to(plain.dtype), plain, size, tolerance)
+        return vectors if vectors is not None and self.trusted[layer] else plain
+
+    def _fused(self, states: Tensor, mask: Tensor) -> Tensor | None:
+        """Return the vectors in one step, or None if the norm has no known form."""
+        if not self.enabled:
+            return None
+        if self.pooling in ("cls", "last"):  # normalize only the pooled token
+            real, place = token_places(mask, self.pooling)
+            pooled = states[torch.arange(len(states), device=states.device), place]
+            return pool(self.modules(pooled[:, None]), real, "cls")
+        if states.dtype not in self._forms:
+            self._forms[states.dtype] = find_form(self.modules, states)
+        form = self._forms[states.dtype]
+        if form is None:
+            return None
+        weights = token_weights(mask, self.pooling, states.dtype)
+        return form.sums(states, weights) / weights.sum(dim=1, keepdim=True).clamp(min=1)

@@ -1,30 +1,117 @@
-"""``LayerReader``: read many layers of a model from one forward pass per batch."""
+"""``LayerReader``: read many layers of a model from one forward pass per batch.
+
+Preprocessing, copies and passes overlap: another thread prepares the next batches, and inputs and vectors are copied
+through pinned memory without waiting, the vectors of all layers in one copy with one flag for finiteness.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
-from typing import Any
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import READ_SITES, Layer, Norm, Pooling, ReadSite
-from midlayer_encoders.errors import LayerIndexError, OptionError
+from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layers
-from midlayer_encoders.models.sites import block_sites
-from midlayer_encoders.reading.capture import capture
-from midlayer_encoders.reading.flow import Passed, ReaderSettings, TokenReceive, passes
-from midlayer_encoders.reading.norm import final_norm
-from midlayer_encoders.reading.pooling import pool, real_tokens
-from midlayer_encoders.reading.source import LayerSource
+from midlayer_encoders.models.transformers_internals import without_cache
+from midlayer_encoders.reading import causal
+from midlayer_encoders.reading.ahead import ahead
+from midlayer_encoders.reading.batches import LayerSource
+from midlayer_encoders.reading.capture import STREAM, capture, final_norm
+from midlayer_encoders.reading.pooling import FusedPooling, real_tokens
 from midlayer_encoders.reading.tokenization import TextInputs
+from midlayer_encoders.recipes.counting import Counting
 from midlayer_encoders.validation import check_choice
 
+TokenReceive: TypeAlias = Callable[[int, Tensor, Tensor, list[int]], None]
+"""Called with the layer, the raw states ``(B, T, D)``, the mask ``(B, T)`` and the inputs' positions."""
 
-class LayerReader(ReaderSettings):
-    """Reads the vectors of many layers from one forward pass per batch."""
+_THREADS = 2  # for images and audio; a tokenizer serves one thread at a time
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A batch whose pass has started; :meth:`vectors` waits for its vectors in any thread.
+
+    Attributes:
+        positions: positions of its inputs in the whole list.
+        inputs: its inputs, for error messages.
+        layers: layers of its vectors.
+    """
+
+    positions: list[int]
+    inputs: list[Any]
+    layers: Sequence[int]
+    _host: Tensor
+    _finite: Tensor
+    _copied: torch.cuda.Event | None
+
+    @property
+    def pinned(self) -> bool:
+        """True if the vectors are in pinned memory, which must be released soon."""
+        return self._copied is not None
+
+    def vectors(self) -> Tensor:
+        """Wait for the vectors and return them, ``(L, B, D)`` float32 on the CPU.
+
+        Raises:
+            NotFiniteError: if a vector contains NaN or infinity; the message names the layer and the input.
+        """
+        if self._copied is not None:
+            self._copied.synchronize()
+        if not bool(self._finite):
+            row, index = (~self._host.isfinite().all(dim=2)).nonzero()[0].tolist()
+            raise NotFiniteError(
+                f"Layer {self.layers[row]} gives NaN or infinity for {str(self.inputs[index])[:80]!r}. "
+                "Load the model with dtype='float32', or check its weights."
+            )
+        return self._host
+
+
+@dataclass(frozen=True)
+class LayerReader:
+    """Reads the vectors of many layers from one forward pass per batch.
+
+    Attributes:
+        model: the transformer, uncut or cut after the last layer to read, in eval mode.
+        preprocess: returns the model's inputs for a list of texts, images or waveforms; called from any thread.
+        anatomy: structure of ``model``.
+        layers: layers to read, in the order of the results.
+        norm: ``"final"`` or ``"none"``.
+        pooling: how token states become one vector.
+        truncate_dim: number of leading dimensions to return, ``None`` for all.
+        device: device of the inputs; ``None`` if ``preprocess`` returns them on the right device.
+        unmasked: omit the padding mask if a trial shows that it has no effect, as in causal models padded on the right.
+        counting: which tokens to pool.
+        site: ``"block"``, or ``"attention"`` or ``"mlp"`` for their contribution to the residual stream, before any
+            scale or norm. ``norm`` applies to any site.
+    """
+
+    model: nn.Module
+    preprocess: Callable[[list[Any]], Mapping[str, Any]]
+    anatomy: Anatomy
+    layers: Sequence[int]
+    norm: Norm = "final"
+    pooling: Pooling = "mean"
+    truncate_dim: int | None = None
+    device: torch.device | None = None
+    unmasked: bool = False
+    counting: Counting = Counting()
+    site: ReadSite = "block"
+
+    @property
+    def sites(self) -> tuple[str]:
+        """The name of the site inside a block."""
+        return (STREAM if self.site == "block" else self.site,)
 
     def read(
         self, inputs: Mapping[str, Any], positions: list[int], *, tokens: TokenReceive | None = None
@@ -38,18 +125,7 @@ class LayerReader(ReaderSettings):
             positions: positions of the batch in the whole list, passed to ``tokens``.
             tokens: also called with the raw states of each layer.
         """
-        real = inputs.get("attention_mask")
-        normed = final_norm(self.model, self.anatomy, self.norm)
-        vectors: dict[int, Tensor] = {}
-
-        def receive(layer: int, _: str, states: Tensor) -> None:
-            mask = real_tokens(real, states, model=self.model)
-            if tokens is not None:
-                tokens(layer, states, mask, positions)
-            vectors[layer] = pool(normed(states), self.counting(mask), self.pooling)[:, : self.truncate_dim]
-
-        capture(self.model, inputs, receive, anatomy=self.anatomy, layers=self.layers, sites=self.sites)
-        return [vectors[layer] for layer in self.layers]
+        return _Flow(self, (), tokens, fused=False).read(inputs, inputs.get("attention_mask"), positions)
 
     def embed(
         self, inputs: Sequence[Any], batches: Sequence[Sequence[int]], *, tokens: TokenReceive | None = None
@@ -76,14 +152,16 @@ class LayerReader(ReaderSettings):
     def passes(
         self, inputs: Sequence[Any], batches: Sequence[Sequence[int]], *, tokens: TokenReceive | None = None
     ) -> Generator[Passed, None, None]:
-        """Yield each batch once its pass has started, without waiting for its vectors.
-
-        Args:
-            inputs: all inputs.
-            batches: positions of each batch.
-            tokens: see :meth:`embed`.
-        """
-        return passes(self, inputs, batches, tokens=tokens)
+        """Yield each batch once its pass has started, without waiting for its vectors; see :meth:`embed`."""
+        flow = _Flow(self, inputs, tokens)
+        lists = [list(batch) for batch in batches]
+        if len(lists) < 2:
+            for batch in lists:
+                yield from flow.halving(batch, partial(flow.prepare, batch))
+            return
+        with closing(ahead(flow.prepare, lists, threads=_THREADS)) as prepared_batches:
+            for batch, prepared in prepared_batches:
+                yield from flow.halving(batch, prepared)
 
     def vectors(
         self,
@@ -115,6 +193,111 @@ def _positions_and_vectors(passed: Passed) -> tuple[list[int], Tensor]:
     """Return the positions and vectors of a batch, copied from pinned memory."""
     vectors = passed.vectors()
     return passed.positions, vectors.clone() if passed.pinned else vectors
+
+
+_Prepared: TypeAlias = tuple[dict[str, Any], bool]
+"""The model's inputs of a batch, and whether they are only ids and a mask, padded on the right."""
+
+
+class _Flow:
+    """State shared by the batches of a run: pooling, streams and the size limit."""
+
+    def __init__(
+        self, reader: LayerReader, inputs: Sequence[Any], tokens: TokenReceive | None, *, fused: bool = True
+    ) -> None:
+        self.reader = reader
+        self.inputs = inputs
+        self.tokens = tokens
+        norm = final_norm(reader.model, reader.anatomy, reader.norm)
+        self.pooled = FusedPooling(norm, reader.pooling, enabled=fused)
+        self.needless: bool | None = None if reader.unmasked else False
+        self.size_limit: int | None = None  # smallest size that ran out of memory
+
+    @torch.inference_mode()
+    def prepare(self, batch: Sequence[int]) -> _Prepared:
+        """Return the model's inputs of a batch, pinned for a GPU, and whether they are ids padded on the right."""
+        features = dict(self.reader.preprocess([self.inputs[position] for position in batch]))
+        device = self.reader.device
+        is_padded_right = self.needless is not False and causal.padded_right(features)
+        if device is not None and device.type == "cuda":
+            features = {
+                key: value.pin_memory() if isinstance(value, Tensor) and value.device.type == "cpu" else value
+                for key, value in features.items()
+            }
+        return features, is_padded_right
+
+    def halving(self, batch: list[int], prepared: Callable[[], _Prepared]) -> Iterator[Passed]:
+        """Run a batch; if memory runs out, run its halves, and halve later batches of that size."""
+        indivisible = len(batch) == 1 or self.tokens is not None  # a metric must receive each state once
+        size = 0
+        try:
+            features, is_padded_right = prepared()
+            # The number of elements of the largest tensor; for texts the number of tokens.
+            size = max((value.numel() for value in features.values() if isinstance(value, Tensor)), default=0)
+            fits = indivisible or self.size_limit is None or size < self.size_limit
+            passed = self._launch(batch, features, is_padded_right) if fits else None
+        except torch.OutOfMemoryError:
+            if indivisible:
+                raise
+            if self.size_limit is None:
+                _log.warning(
+                    "Out of memory in a batch of %d inputs: batches of this size are split in halves. "
+                    "Pass a smaller `token_budget` to avoid this.",
+                    len(batch),
+                )
+            self.size_limit = size or self.size_limit
+            passed = None
+        if passed is not None:
+            yield passed
+            return
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
+            yield from self.halving(half, partial(self.prepare, half))
+
+    @torch.inference_mode()
+    def _launch(self, batch: list[int], features: Mapping[str, Any], is_padded_right: bool) -> Passed:
+        reader = self.reader
+        moved = {
+            key: value.to(reader.device, non_blocking=value.is_pinned()) if isinstance(value, Tensor) else value
+            for key, value in features.items()
+        }
+        real = moved.get("attention_mask")
+        if is_padded_right and self.needless is None:
+            self.needless = causal.mask_is_needless(reader.model, reader.anatomy, moved)
+        unmasked = is_padded_right and self.needless
+        if unmasked:
+            del moved["attention_mask"]
+        moved = without_cache(reader.model, moved)
+        with causal.causal_attention(moved["input_ids"].device) if unmasked else nullcontext():
+            by_layer = self.read(moved, real, batch)
+        # One tensor for all layers, copied to the CPU at once.
+        vectors = torch.stack([layer_vectors.to(by_layer[0].device) for layer_vectors in by_layer]).float()
+        # A copy that does not wait for the GPU goes to pinned memory.
+        host = vectors.to("cpu", non_blocking=vectors.is_cuda)
+        finite = vectors.isfinite().all().to("cpu", non_blocking=vectors.is_cuda)
+        copied = torch.cuda.current_stream(vectors.device).record_event() if vectors.is_cuda else None
+        inputs = [self.inputs[position] for position in batch]
+        return Passed(batch, inputs, reader.layers, host, finite, copied)
+
+    def read(self, inputs: Mapping[str, Any], real: Tensor | None, positions: list[int]) -> list[Tensor]:
+        """Return the vectors of one batch at each layer; ``real`` is its attention mask."""
+        reader = self.reader
+        masks: dict[Any, tuple[Tensor, Tensor]] = {}
+        vectors: dict[int, Tensor] = {}
+
+        def receive(layer: int, _: str, states: Tensor) -> None:
+            key = states.shape[:2], states.device
+            if key not in masks:
+                mask = real_tokens(real, states, model=reader.model)
+                masks[key] = mask, reader.counting(mask)
+            mask, counted = masks[key]
+            if self.tokens is not None:
+                self.tokens(layer, states, mask, positions)
+            vectors[layer] = self.pooled(layer, states, counted)[:, : reader.truncate_dim]
+
+        capture(reader.model, inputs, receive, anatomy=reader.anatomy, layers=reader.layers, sites=reader.sites)
+        return [vectors[layer] for layer in reader.layers]
 
 
 def layer_reader(
@@ -150,11 +333,8 @@ def layer_reader(
         )
     # With norm="none" the model has one block more than `source.layer`.
     layer_numbers = site_layers(layers, source.layer, site, name=source.name)
-    _verify_site(source.transformer, anatomy, layer_numbers, site)
 
-    def plain(inputs: list[Any]) -> dict[str, Any]:
-        return source.host_inputs(inputs, prompt=prompt or None)
-
+    plain = partial(source.host_inputs, prompt=prompt or None)
     source.eval()
     return LayerReader(
         source.transformer,
@@ -189,14 +369,3 @@ def site_layers(layers: Sequence[Layer] | str, num_layers: int, site: ReadSite, 
             f"{site}. Leave it out, or pass 'all' for all blocks."
         )
     return numbers
-
-
-def _verify_site(model: nn.Module, anatomy: Anatomy, layers: Sequence[int], site: ReadSite) -> None:
-    """Verify that all blocks to read have the site."""
-    for layer in layers if site != "block" else ():
-        block = anatomy.block(model, layer)
-        if site not in block_sites(block, getattr(model, "config", None)):
-            raise OptionError(
-                f"`site` must exist in all blocks, but block {layer} of {type(model).__name__}, a "
-                f"{type(block).__name__}, has no {site}. Read site='block', or other layers."
-            )

@@ -7,7 +7,6 @@ block other threads. Here the ids are taken from the Rust encodings directly.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,7 @@ def backend_encodings(tokenizer: Any, texts: Sequence[str]) -> Sequence[Any] | N
 
     Truncation and padding are those of the tokenizer's last call, so hold its lock (:func:`turn`) over both calls.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    encode = getattr(backend, "encode_batch_fast", None) or getattr(backend, "encode_batch", None)
+    encode = getattr(getattr(tokenizer, "backend_tokenizer", None), "encode_batch_fast", None)
     return None if encode is None else encode(list(texts))
 
 
@@ -64,8 +62,6 @@ class TextInputs:
     def _quick(self, texts: Sequence[str], plain: dict[str, Any]) -> dict[str, Any] | None:
         tokenizer = self.tokenizer
         prompted = [self.prompt + text for text in texts]
-        if not hasattr(tokenizer, "backend_tokenizer"):
-            return None
         with turn(tokenizer):
             tokenizer(prompted[:1], truncation=True, verbose=False)  # sets the truncation of the backend
             encodings = backend_encodings(tokenizer, prompted)
@@ -79,9 +75,7 @@ class TextInputs:
         if tokenizer.padding_side == "left":
             real = real[:, ::-1]
         ids = np.full(real.shape, tokenizer.pad_token_id, dtype=np.int64)
-        ids[real] = np.fromiter(
-            chain.from_iterable(encoding.ids for encoding in encodings), np.int64, int(lengths.sum())
-        )
+        ids[real] = np.concatenate([encoding.ids for encoding in encodings])
         if not plain and ids.max() >= tokenizer.vocab_size:  # the plain function verifies added tokens
             return None
         features = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(real.astype(np.int64))}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias, get_args
 
+from midlayer_encoders.reading.batches import LayerSource
 from midlayer_encoders.reading.causal import looks_ahead
-from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.recipes import PLAIN, Recipe
 from midlayer_encoders.selection.rules import DEPTH
 

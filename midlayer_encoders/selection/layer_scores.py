@@ -14,10 +14,9 @@ from midlayer_encoders._types import Progress
 from midlayer_encoders.frame import ByLayer, Curves, curves, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.media import medium_of
-from midlayer_encoders.metrics.half_match import LEAST_TOKENS
-from midlayer_encoders.reading.batches import batches_of, count_tokens
+from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS
+from midlayer_encoders.reading.batches import LayerSource, batches_of, count_tokens
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.reading.source import LayerSource
 from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.selection.mixture import Mixture
 from midlayer_encoders.selection.ridge import equal_steps, gain_interval, resampled_means, ridge_correct

@@ -12,7 +12,7 @@ from midlayer_encoders._types import Progress, Stage
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import check_blocks
 from midlayer_encoders.measuring import num_passes
-from midlayer_encoders.reading.source import LayerSource
+from midlayer_encoders.reading.batches import LayerSource
 from midlayer_encoders.recipes import Recipe, recipes_of
 from midlayer_encoders.selection.layer_scores import (
     SelectionInputs,

@@ -26,8 +26,9 @@ from torch import Tensor
 try:
     import triton
     import triton.language as tl
+    from triton.language import constexpr
 except ImportError:  # pytest can still collect the module.
-    triton = tl = None
+    triton = tl = constexpr = None
 
 
 MAX_SIZE = 512
@@ -45,11 +46,12 @@ _PANEL_OPTIONS = {
 _REGISTER_WARPS = {128: 4, 64: 1, 32: 1}
 
 
-def _jit(kernel: Any) -> Any:
+def jit(kernel: Any) -> Any:
+    """Compile a kernel; without Triton, return it unchanged."""
     return kernel if triton is None else triton.jit(kernel)
 
 
-@_jit
+@jit
 def _reflection(row, cols, j):
     """Return v, its entry j - 1, beta and the squared off-diagonal: 1 - beta v v' reduces row[:j] to one entry."""
     tail = tl.where(cols < j, row, 0.0)
@@ -64,8 +66,8 @@ def _reflection(row, cols, j):
     return tl.where(cols == j - 1, lead, tail), lead, beta, norm * norm
 
 
-@_jit
-def _begin(source, work, vectors, sizes, left, totals, diagonal, squares, n, N: tl.constexpr, ROWS: tl.constexpr):
+@jit
+def _begin(source, work, vectors, sizes, left, totals, diagonal, squares, n, N: constexpr, ROWS: constexpr):
     b = tl.program_id(0).to(tl.int64)
     given_size = tl.load(sizes + b)
     size = tl.minimum(given_size, n)
@@ -114,19 +116,19 @@ def _begin(source, work, vectors, sizes, left, totals, diagonal, squares, n, N: 
     tl.store(totals + b, total.to(tl.float32))
 
 
-@_jit
+@jit
 def _reduce_by_panels(
     work,
     panel,
     left,
     diagonal,
     squares,
-    STRIDE: tl.constexpr,
-    N: tl.constexpr,
-    LOW: tl.constexpr,
-    PANEL: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
+    STRIDE: constexpr,
+    N: constexpr,
+    LOW: constexpr,
+    PANEL: constexpr,
+    ROWS: constexpr,
+    TILE: constexpr,
 ):
     b = tl.program_id(0).to(tl.int64)
     top = tl.minimum(tl.load(left + b), N)
@@ -183,8 +185,8 @@ def _reduce_by_panels(
         tl.debug_barrier()
 
 
-@_jit
-def _reduce_in_registers(work, left, diagonal, squares, STRIDE: tl.constexpr, N: tl.constexpr, LOW: tl.constexpr):
+@jit
+def _reduce_in_registers(work, left, diagonal, squares, STRIDE: constexpr, N: constexpr, LOW: constexpr):
     b = tl.program_id(0).to(tl.int64)
     size = tl.minimum(tl.load(left + b), N)
     work += b * STRIDE * STRIDE
@@ -215,18 +217,9 @@ def _reduce_in_registers(work, left, diagonal, squares, STRIDE: tl.constexpr, N:
             tl.store(diagonal + cols, row, mask=cols < 1)
 
 
-@_jit
+@jit
 def _bisect(
-    diagonal,
-    squares,
-    sizes,
-    totals,
-    values,
-    n,
-    STRIDE: tl.constexpr,
-    COUNT: tl.constexpr,
-    ITERATIONS: tl.constexpr,
-    UNROLL: tl.constexpr,
+    diagonal, squares, sizes, totals, out, n, STRIDE: constexpr, COUNT: constexpr, STEPS: constexpr, UNROLL: constexpr
 ):
     b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * COUNT
@@ -241,7 +234,7 @@ def _bisect(
     low = tl.full((COUNT,), FLOOR, tl.int32)
     high = tl.full((COUNT,), 0x3F8147AE, tl.int32)  # 1.01
     if first < size:
-        for _ in range(ITERATIONS):
+        for _ in range(STEPS):
             middle = (low + high) >> 1
             x = middle.to(tl.float32, bitcast=True)
             before = tl.full((COUNT,), 0.0, tl.float32)
@@ -268,7 +261,7 @@ def _bisect(
     for i in range(0, size):
         nan += 0.0 * (tl.load(diagonal + i) + tl.load(squares + i))
     eigenvalue = tl.where(low > FLOOR, ((low + high) >> 1).to(tl.float32, bitcast=True), 0.0)
-    tl.store(values + b * n + ranks, tl.where(ranks < size, eigenvalue * total + nan, 0.0 * total), mask=ranks < n)
+    tl.store(out + b * n + ranks, tl.where(ranks < size, eigenvalue * total + nan, 0.0 * total), mask=ranks < n)
 
 
 def eigenvalues_in_float32(matrices: Tensor, sizes: Tensor, *, register_rows: int | None = None) -> Tensor:
@@ -328,5 +321,5 @@ def _launch(matrices: Tensor, sizes: Tensor, values: Tensor, N: int, register_ro
         size = low
     count = 32 if batch * n < 2**17 else min(128, N)
     _bisect[(batch, triton.cdiv(n, count))](
-        diagonal, squares, sizes, totals, values, n, STRIDE=N, COUNT=count, ITERATIONS=27, UNROLL=8, num_warps=1
+        diagonal, squares, sizes, totals, values, n, STRIDE=N, COUNT=count, STEPS=27, UNROLL=8, num_warps=1
     )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -37,7 +36,6 @@ _INLINE_WORK = 2**20  # sum of cubed sizes below which threads take longer than 
 # A GPU batches matrices of up to 32 rows and solves larger ones one by one (0.3 ms for 64 rows and 0.7 for 128 on an
 # H200), slower than one CPU core.
 _FASTER_ON_CPU = range(33, 129)
-_pool_lock = threading.Lock()
 _kernels_enabled: ContextVar[bool] = ContextVar("kernels_enabled", default=True)
 
 
@@ -264,15 +262,8 @@ def _libraries() -> Any:
     return ThreadpoolController()
 
 
-def _forget_threads() -> None:
-    """Drop the thread pool of the parent process, which does not exist in a forked one."""
-    global _pool_lock
-    _pool_lock = threading.Lock()
-    _threads.cache_clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)
+if hasattr(os, "register_at_fork"):  # the threads of the parent process do not exist in a forked one
+    os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 def _exact(matrices: Tensor, counts: Tensor) -> Tensor:
@@ -302,10 +293,7 @@ def _exact(matrices: Tensor, counts: Tensor) -> Tensor:
 
     # LAPACK solves one small matrix at a time on one core; torch releases the GIL meanwhile.
     if workers > 1 and sum(size**3 for size in counts.tolist()) > _INLINE_WORK:
-        with _pool_lock:  # two callers must not start two sets of threads
-            pool = _threads(workers)
-            _libraries()
-        solved = list(pool.map(solve, *zip(*parts, strict=True)))
+        solved = list(_threads(workers).map(solve, *zip(*parts, strict=True)))
     else:
         solved = [solve(size, part) for size, part in parts]
     for (_, part), spectra in zip(parts, solved, strict=True):

@@ -15,7 +15,7 @@ from midlayer_encoders._types import EncoderSpec, Norm
 from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.frame import Baselines
-from midlayer_encoders.models.cut import plan_cut
+from midlayer_encoders.models.cut import plan_cuts
 from midlayer_encoders.models.hub import BUILT_IN, BUILT_IN_MINILM
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.report.versions import versions
@@ -179,7 +179,7 @@ def _parameters(encoder: LayerEncoder, layers: Sequence[int], norm: Norm) -> dic
     def num_blocks(layer: int) -> int:
         if isinstance(encoder[0], MemoryModule):
             return max(layer, 1)
-        keep = plan_cut(anatomy, layer, norm, config=getattr(model, "config", None)).keep
+        keep = plan_cuts(anatomy, layer, norm, config=getattr(model, "config", None))[0].keep
         return min(keep, anatomy.num_blocks) if anatomy.shared else keep
 
     # A cut without the final norm keeps one more block, a copy of the last one at the end.

@@ -21,7 +21,7 @@ from midlayer_encoders.comparing.compare import COMPARABLE, comparable, half_wid
 from midlayer_encoders.encoder.choosing import measure
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import TooFewTextsError, cka
-from midlayer_encoders.metrics.cka import cka_matrix
+from midlayer_encoders.metrics.sample_metrics import cka_matrix
 from midlayer_encoders.report.comparison_page import DIFFERENCES, SIMILARITY, plot_differences, plot_similarity
 from tests.families import DEPTH, VOCAB, tiny
 from tests.grouped import compare

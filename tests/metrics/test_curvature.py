@@ -90,5 +90,5 @@ def test_locks_that_wait_for_the_next_layers_give_the_same(monkeypatch: pytest.M
 
 
 def test_step_must_be_positive() -> None:
-    with pytest.raises(OptionError, match="`step` must be 1 or more, but got 0"):
+    with pytest.raises(OptionError, match="`step` must be a whole number, 1 or more, but got 0"):
         Curvature([0], step=0)

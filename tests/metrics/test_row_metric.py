@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from midlayer_encoders.metrics._row_metric import RowMetric, owned
+from midlayer_encoders.metrics._layer_metric import owned
+from midlayer_encoders.metrics.row_metrics import RowMetric
 from tests.metrics.feeding import make
 from tests.metrics.test_layer_metric import ROWS
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from midlayer_encoders.metrics._token_metric import WaitingTokenMetric
+from midlayer_encoders.metrics.token_metrics import WaitingTokenMetric
 from tests.metrics.feeding import corpus, feed, make
 
 NAMES = ["prompt_entropy", "curvature"]
@@ -16,7 +16,7 @@ BATCHES = torch.arange(13).split(4)
 
 
 def texts_that_wait(metric: WaitingTokenMetric) -> int:
-    return sum(len(one.rows) for one in (*metric._states, *metric._waiting))
+    return sum(len(rows) for rows, _ in (*metric._states, *metric._waiting))
 
 
 @pytest.fixture(params=["states", "ingredients"])

@@ -177,7 +177,7 @@ def by_another_epsilon(block: Any) -> None:
         (in_a_part, r"`self_attn\.scaling` is 0\.7"),
         (by_a_row_of_numbers, r"`self_attn\.window` is \(4, 4\) instead of \(8, 8\)"),
         (by_another_activation, "`mlp.act_fn` is Tanh instead of SiLUActivation"),
-        (by_one_module_more, "`extra` is Identity instead of none"),
+        (by_one_module_more, "`extra` is Identity instead of NoneType"),
         (by_another_epsilon, "`input_layernorm.variance_epsilon` is 0.1 instead of"),
     ],
 )
