@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders.encoder.sentence_transformers_internals import encoding_order
 from midlayer_encoders.reading.ahead import ahead
-from midlayer_encoders.reading.tokenization import TextInputs
+from midlayer_encoders.reading.batches import TextInputs
 
 Prepare: TypeAlias = Callable[[list[Any]], dict[str, Any]]
 Batches: TypeAlias = Generator[tuple[list[Any], Callable[[], dict[str, Any]]], None, None]

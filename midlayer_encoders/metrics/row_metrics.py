@@ -12,8 +12,7 @@ from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import _layer_metric as base
-from midlayer_encoders.metrics._gram import precise, prepared, products, result_dtype, smaller_gram, token_gram
-from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, all_real, check_at_least, check_positive
+from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, all_real, prepared, result_dtype, smaller_gram
 from midlayer_encoders.spectra import Method, eigenvalues, spectral_entropy
 from midlayer_encoders.validation import check_choice
 
@@ -83,7 +82,7 @@ class MomentMetric(LayerMetric):
 
     def _fold(self, layer: int, rows: Tensor, count: Tensor | int) -> None:
         """Add prepared rows, shape ``(n, D)``, of which ``count`` are not padding, to the moment matrix."""
-        for name, new in (("moment", products(rows.mT, rows.mT)), ("total", rows.sum(dim=0))):
+        for name, new in (("moment", base.products(rows.mT, rows.mT)), ("total", rows.sum(dim=0))):
             old = getattr(self, f"{name}_{layer}")
             new = new.double().to(self.count.device)[None]
             old[:] = [old[0] + new] if old else [new]
@@ -95,7 +94,7 @@ class MomentMetric(LayerMetric):
         counts = dict(zip(self.layers, self.count.tolist(), strict=True)) if folded else {}
         for layer in layers:
             count = counts.get(layer, 0) + len(rows[layer])
-            check_at_least(self.least, count, f"Rows given to {type(self).__name__} at layer {layer}")
+            base.check_at_least(self.least, count, f"Rows given to {type(self).__name__} at layer {layer}")
         numbers = {
             layer: _finite_number(self._moments(layer, rows[layer]), self._number_of_moments) for layer in folded
         }
@@ -192,7 +191,7 @@ def matrix_entropy(
     """
     check_entropy_options(alpha, normalization)
     mask = all_real(states) if mask is None else mask
-    gram, sizes = token_gram(states, mask, center=False, unit=False)
+    gram, sizes = base.token_gram(states, mask, center=False, unit=False)
     entropy = spectral_entropy(gram, sizes, alpha=alpha, method=method, check=False)
     return normalized_entropy(entropy, mask.sum(dim=-1), states.shape[-1], normalization).to(result_dtype(states))
 
@@ -217,7 +216,7 @@ def normalized_entropy(entropy: Tensor, count: Tensor, width: int, normalization
 
 def check_entropy_options(alpha: float, normalization: str) -> None:
     """Raise an :class:`OptionError` for an invalid order or normalization."""
-    check_positive("alpha", alpha)
+    base.check_positive("alpha", alpha)
     check_choice("normalization", normalization, get_args(Normalization))
 
 
@@ -242,7 +241,7 @@ class MatrixEntropy(MomentMetric, function=matrix_entropy, check=check_entropy_o
         base.check_tokens(states, mask)
         self._position(layer)
         for chunk, real in base.chunks(states, mask):
-            self._fold(layer, precise(torch.where(real.unsqueeze(-1), chunk, 0.0)).flatten(0, 1), real.sum())
+            self._fold(layer, base.precise(torch.where(real.unsqueeze(-1), chunk, 0.0)).flatten(0, 1), real.sum())
 
 
 def dataset_entropy(
@@ -416,7 +415,7 @@ def _rate(moments: Moments, *, epsilon: float, method: Method) -> Tensor:
 
 
 def _check_precision(epsilon: float) -> None:
-    check_positive("epsilon", epsilon)
+    base.check_positive("epsilon", epsilon)
 
 
 class LogdetEntropy(RowMetric, function=logdet_entropy, check=_check_precision, number=_rate):
@@ -481,7 +480,7 @@ def _slope_of_one(values: Tensor, first: int, last: int, weighted: bool) -> Tens
     # Rows are rounded to float32, so a direction without variance has the square of that rounding, not 0.
     rounding = values[0] * len(values) * torch.finfo(torch.float32).eps ** 2
     values = values[values > rounding][first - 1 : last]
-    check_at_least(2, len(values), f"Eigenvalues above rounding from rank {first} to {last}")
+    base.check_at_least(2, len(values), f"Eigenvalues above rounding from rank {first} to {last}")
     rank = torch.arange(first, first + len(values), dtype=values.dtype, device=values.device)
     weight = 1 / rank if weighted else torch.ones_like(rank)
     x, y = (axis - (weight * axis).sum() / weight.sum() for axis in (-rank.log(), values.log()))

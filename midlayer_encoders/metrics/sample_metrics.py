@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics import _gram
 from midlayer_encoders.metrics import _layer_metric as base
-from midlayer_encoders.metrics._gram import lengths, precise, products, result_dtype, unit_rows
-from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, TooFewTextsError, check_at_least, check_positive
+from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, precise, products, result_dtype, unit_rows
 from midlayer_encoders.spectra import Method, spectral_entropy
 from midlayer_encoders.validation import check_choice, check_count
 
@@ -153,11 +151,11 @@ class SampleMetric(LayerMetric):
         texts: Tensor = torch.unique(index)
         name = type(self).__name__
         if len(index) != len(texts) * self.views:
-            raise TooFewTextsError(
+            raise base.TooFewTextsError(
                 f"{name} must have all {self.views} views of every text, but layer {layer} has {len(index)} vectors of "
                 f"{len(texts)} texts: pass every view from 0 to {self.views - 1} of each index."
             )
-        check_at_least(self.least, len(texts), f"{self.counted} for {name} at layer {layer}")
+        base.check_at_least(self.least, len(texts), f"{self.counted} for {name} at layer {layer}")
         self.num_samples = len(texts)
         return texts
 
@@ -308,10 +306,10 @@ def intrinsic_dimension(embeddings: Tensor, *, form: TwoNNForm = "fit", discard:
     if not torch.isfinite(points.sum()):
         return torch.tensor(torch.nan, dtype=result_dtype(embeddings), device=points.device)
     points = torch.unique(points, dim=0)
-    check_at_least(3, len(points), "Different rows of `embeddings`")
+    base.check_at_least(3, len(points), "Different rows of `embeddings`")
     logs = _log_ratios(points).sort().values
     count = max(2, int(len(logs) * (1 - discard)))
-    check_at_least(1, int((logs[:count] > 0).sum()), "Rows whose two nearest neighbors differ in distance")
+    base.check_at_least(1, int((logs[:count] > 0).sum()), "Rows whose two nearest neighbors differ in distance")
     if form == "mle":
         dimension = (count - 1) / (logs[:count].sum() + (len(logs) - count) * logs[count - 1])
     else:
@@ -333,7 +331,7 @@ def _log_ratios(points: Tensor) -> Tensor:
     rough = torch.cdist(points, points)
     rough.fill_diagonal_(torch.inf)
     near = rough.topk(min(8, len(points) - 1), largest=False).indices
-    exact = lengths(points[near] - points.unsqueeze(1)).sort(dim=-1).values
+    exact = base.lengths(points[near] - points.unsqueeze(1)).sort(dim=-1).values
     return exact[:, 1].log() - exact[:, 0].log()
 
 
@@ -419,7 +417,7 @@ def half_means(states: Tensor, mask: Tensor) -> Tensor:
     halves = torch.stack([early, mask & ~early])  # (2, B, T)
     # Padding may hold NaN, and NaN times zero is NaN.
     clean = torch.where(mask.unsqueeze(-1), states, 0.0).to(result_dtype(states))
-    with _gram.full_precision(states.device):
+    with base.full_precision(states.device):
         total = torch.einsum("vbt,btd->vbd", halves.to(clean.dtype), clean)
     return total / halves.sum(dim=2).clamp(min=1).unsqueeze(-1)
 
@@ -507,7 +505,7 @@ def _infonce(first: Tensor, second: Tensor, *, temperature: float, form: InfoNCE
 
 
 def _check_infonce_options(temperature: float, form: str) -> None:
-    check_positive("temperature", temperature)
+    base.check_positive("temperature", temperature)
     check_choice("form", form, get_args(InfoNCEForm))
 
 
@@ -582,7 +580,7 @@ def _orders(count: int, permutations: int, seed: int) -> Tensor:
 
 
 def _check_dime_options(alpha: float, permutations: int) -> None:
-    check_positive("alpha", alpha)
+    base.check_positive("alpha", alpha)
     check_count("permutations", permutations)
 
 
@@ -640,19 +638,19 @@ def _lidar(*all_views: Tensor, delta: float, exponential: bool, method: Method) 
     within = (views - means).flatten(-3, -2) / (texts * (num_views - 1)) ** 0.5
     means = means.squeeze(-3)
     between = (means - means.mean(dim=-2, keepdim=True)) / (texts - 1) ** 0.5
-    with _gram.full_precision(views.device):
+    with base.full_precision(views.device):
         scatter = within.mT @ within
         scatter.diagonal(dim1=-2, dim2=-1).add_(delta)
         # With S_w = C C', the spectrum of C^-1 S_b C^-T is that of S_w^-1/2 S_b S_w^-1/2.
         # Not `cholesky`, which waits for the GPU to check that the factor exists.
         factor, failed = torch.linalg.cholesky_ex(scatter)
         whitened = torch.linalg.solve_triangular(factor, between.mT, upper=False).mT
-    entropy = spectral_entropy(_gram.smaller_gram(whitened), method=method, check=False)
+    entropy = spectral_entropy(base.smaller_gram(whitened), method=method, check=False)
     return torch.where(failed == 0, entropy.exp() if exponential else entropy, torch.nan)
 
 
 def _check_delta(delta: float) -> None:
-    check_positive("delta", delta)  # or the scatter has no inverse
+    base.check_positive("delta", delta)  # or the scatter has no inverse
 
 
 class LiDAR(ViewMetric, function=lidar, check=_check_delta, number=_lidar):
@@ -731,9 +729,9 @@ def cka_matrix(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tens
 
 
 def _centered_gram(rows: Tensor) -> Tensor:
-    rounding = 32 * torch.finfo(rows.dtype).eps * lengths(rows).amax()
+    rounding = 32 * torch.finfo(rows.dtype).eps * base.lengths(rows).amax()
     rows = rows - rows.mean(dim=0)
-    rows = torch.where((lengths(rows) <= rounding).unsqueeze(-1), 0.0, rows)
+    rows = torch.where((base.lengths(rows) <= rounding).unsqueeze(-1), 0.0, rows)
     gram = products(rows, rows)
     # Only ratios matter: this scale keeps the sums of squares from overflow and underflow.
     trace = gram.trace()

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics import _gram
-from midlayer_encoders.metrics._gram import kernels_can_read, lengths, result_dtype, single_or_better
-from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, all_real, check_at_least, check_tokens, chunks
+from midlayer_encoders.metrics import _layer_metric as base
+from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, all_real, lengths, result_dtype, single_or_better
 from midlayer_encoders.metrics.row_metrics import Normalization, check_entropy_options, normalized_entropy, rank_of_gram
 from midlayer_encoders.spectra import Method, spectral_entropy
 from midlayer_encoders.validation import check_count
@@ -57,7 +56,7 @@ class MeanOverTexts(LayerMetric):
         count = self.count[rows]
         for layer, texts in zip(layers, count.tolist(), strict=True):
             if self._has_value(layer):
-                check_at_least(1, texts, f"Texts long enough for {type(self).__name__} at layer {layer}")
+                base.check_at_least(1, texts, f"Texts long enough for {type(self).__name__} at layer {layer}")
         return self.total[rows] / count
 
 
@@ -80,9 +79,9 @@ class TokenMetric(MeanOverTexts):
             mask: which tokens are real, shape ``(B, T)``, bool; padding may be on either side.
             index: ignored; other metrics of token states need it.
         """
-        check_tokens(states, mask)
+        base.check_tokens(states, mask)
         row = self._position(layer)
-        for chunk, chunk_mask in chunks(states, mask, self._temporaries(states)):
+        for chunk, chunk_mask in base.chunks(states, mask, self._temporaries(states)):
             self._add_texts(row, chunk, chunk_mask)
 
     def _add_texts(self, row: int, states: Tensor, mask: Tensor) -> None:
@@ -235,7 +234,7 @@ def prompt_entropy(
 def _grams(states: Tensor, mask: Tensor, center: bool, unit: bool, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return each text's Gram or moment matrix, the size of its valid corner, and the number of tokens."""
     # At a low order, the rounding of small eigenvalues matters.
-    gram, sizes = _gram.token_gram(states.double() if alpha < 1 else states, mask, center=center, unit=unit)
+    gram, sizes = base.token_gram(states.double() if alpha < 1 else states, mask, center=center, unit=unit)
     if sizes is not None:
         return gram, sizes, sizes
     count = mask.sum(dim=-1)
@@ -252,7 +251,7 @@ class PromptEntropy(WaitingTokenMetric, function=prompt_entropy, check=check_ent
 
     def _temporaries(self, states: Tensor) -> int:
         tokens, width = states.shape[1:]
-        in_place = self.options["alpha"] >= 1 and tokens <= width and kernels_can_read(states)
+        in_place = self.options["alpha"] >= 1 and tokens <= width and base.kernels_can_read(states)
         return tokens * (tokens if in_place else width)
 
     def _ingredients(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
@@ -301,7 +300,7 @@ def prompt_effective_rank(
 
 def _ranks(states: Tensor, mask: Tensor, center: bool, unit: bool, method: Method) -> tuple[Tensor, Tensor]:
     # float64 on every device, as in `effective_rank`.
-    rank = rank_of_gram(*_gram.token_gram(states.double(), mask, center=center, unit=unit), method)
+    rank = rank_of_gram(*base.token_gram(states.double(), mask, center=center, unit=unit), method)
     return rank, mask.sum(dim=-1) >= 2
 
 
@@ -349,11 +348,11 @@ def _angles(apart: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
 
 def _turns(states: Tensor, mask: Tensor, step: int) -> tuple[Tensor, Tensor]:
     """Return, for unit differences u and w that follow each other, the squared lengths of w - u and w + u, or -1."""
-    if kernels_can_read(states):
+    if base.kernels_can_read(states):
         from midlayer_encoders.metrics._token_triton import turns
 
         return turns(states, mask, step)
-    path, mask = _gram.tokens_first(states, mask)
+    path, mask = base.tokens_first(states, mask)
     path = single_or_better(path)
     moves = path[..., step:, :] - path[..., :-step, :]
     length = lengths(moves)
@@ -379,7 +378,7 @@ class Curvature(WaitingTokenMetric, function=curvature, check=_check_step):
     _max_waiting_bytes: ClassVar[int] = 2**23  # more layers at once would save no time, and angles are in float64
 
     def _temporaries(self, states: Tensor) -> int:
-        return states.shape[1] * (1 if kernels_can_read(states) else states.shape[2])
+        return states.shape[1] * (1 if base.kernels_can_read(states) else states.shape[2])
 
     def _ingredients(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         return _turns(states, mask, self.options["step"])
@@ -475,7 +474,7 @@ class BlockInfluence(MeanOverTexts):
 
     def update(self, layer: int, states: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:  # noqa: ARG002
         """Add one layer's token states ``(B, T, D)`` of a batch, after those of the previous layer."""
-        check_tokens(states, mask)
+        base.check_tokens(states, mask)
         row = self._position(layer)
         previous = self._previous
         self._previous = (row, states.detach()) if row + 1 < len(self.layers) else None
@@ -487,7 +486,7 @@ class BlockInfluence(MeanOverTexts):
                 f"`layer` {layer} must follow layer {self.layers[row - 1]} of the same batch: "
                 f"update the layers in the order {list(self.layers)}, batch by batch."
             )
-        for (before, real), (after, _) in zip(chunks(previous[1], mask), chunks(states, mask), strict=True):
+        for (before, real), (after, _) in zip(base.chunks(previous[1], mask), base.chunks(states, mask), strict=True):
             total, count = _rotations(before, after, real)
             self._add(row, total / count, count > 0)
 

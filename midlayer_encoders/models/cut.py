@@ -16,8 +16,7 @@ from torch import nn
 from midlayer_encoders._types import Norm
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.models.anatomy import Anatomy
-from midlayer_encoders.models.sites import block_sites
+from midlayer_encoders.models.anatomy import Anatomy, block_sites
 
 # Config fields that list something for each block.
 _PER_LAYER = re.compile(r"layer|block|window|pattern")

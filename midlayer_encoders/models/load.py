@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,10 +78,10 @@ def load_cut(
         The model and a :class:`~midlayer_encoders.models.cut.Cut`, or a
         :class:`~midlayer_encoders.models.cut.JointCut` if a joint model keeps both towers.
     """
-    _check_gguf(model, gguf_file)
     local = local_only(model, revision, filename=gguf_file or "config.json")
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if gguf_file is not None:
+        _check_gguf_packages()
         options["gguf_file"] = gguf_file
     config = _without_caching(load_config(model, revision, local=local, **options))
     options |= {"revision": revision, "local_files_only": local, "device_map": device_map}
@@ -292,14 +291,7 @@ def has_automatic_class(config: Any) -> bool:
     return type(config) in MODEL_MAPPING or not type(config).__module__.startswith("transformers.")
 
 
-def _check_gguf(model: str, gguf_file: str | None) -> None:
-    if gguf_file is None:
-        return
-    if Path(model).is_dir() and not (Path(model) / gguf_file).is_file():
-        files = sorted(path.name for path in Path(model).glob("*.gguf"))
-        raise ModelNotFoundError(
-            f"`gguf_file` must be a file in {model!r}, but there is no {gguf_file!r}. It has: {files or 'none'}."
-        )
+def _check_gguf_packages() -> None:
     try:
         import accelerate  # noqa: F401
         import gguf  # noqa: F401

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import METRICS, LayerMetric, make_metrics
-from midlayer_encoders.models.sites import block_sites
+from midlayer_encoders.models.anatomy import block_sites
 from midlayer_encoders.paper.token_ids import check_experiment, experiment_frame, ids_reader, tokenized
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.capture import capture
@@ -42,7 +42,7 @@ def subblocks(
     Args:
         encoder: with the whole model.
         texts: two or more, of three tokens or more each.
-        sites: ``"all"`` that the blocks have, or some; see :func:`~midlayer_encoders.models.sites.block_sites`.
+        sites: ``"all"`` that the blocks have, or some; see :func:`~midlayer_encoders.models.anatomy.block_sites`.
         metrics: of token states, such as ``"prompt_effective_rank"`` (the paper's figure) or ``"prompt_entropy"``.
         max_length: tokens after which a text is truncated.
         dataset: what the frame calls the texts.

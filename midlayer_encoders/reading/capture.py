@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from midlayer_encoders._types import Norm
 from midlayer_encoders.errors import CutError, OptionError
-from midlayer_encoders.models.anatomy import Anatomy
-from midlayer_encoders.models.sites import Site, block_sites
+from midlayer_encoders.models.anatomy import Anatomy, Site, block_sites
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.validation import check_choice
 
@@ -49,7 +48,7 @@ def capture(
         anatomy: structure of ``model``.
         layers: layers to read, ``0`` to ``num_layers``.
         norm: ``"final"`` applies the final norm to the residual stream.
-        sites: points of each block to read; see :func:`~midlayer_encoders.models.sites.block_sites`.
+        sites: points of each block to read; see :func:`~midlayer_encoders.models.anatomy.block_sites`.
     """
     watched = layers_watched(model, receive, anatomy=anatomy, layers=layers, norm=norm, sites=sites, complete=False)
     with suppress(_LastLayerReadError), watched:

@@ -23,10 +23,9 @@ from midlayer_encoders.models.anatomy import Anatomy, resolve_layers
 from midlayer_encoders.models.transformers_internals import without_cache
 from midlayer_encoders.reading import causal
 from midlayer_encoders.reading.ahead import ahead
-from midlayer_encoders.reading.batches import LayerSource
+from midlayer_encoders.reading.batches import LayerSource, TextInputs
 from midlayer_encoders.reading.capture import STREAM, capture, final_norm
 from midlayer_encoders.reading.pooling import FusedPooling, real_tokens
-from midlayer_encoders.reading.tokenization import TextInputs
 from midlayer_encoders.recipes.counting import Counting
 from midlayer_encoders.validation import check_choice
 

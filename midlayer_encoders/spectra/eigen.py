@@ -174,7 +174,8 @@ def _eigenvalues(matrices: Tensor, counts: Tensor, method: Method) -> Tensor:
     check_choice("method", method, METHODS)
     if method == "auto" and not kernels_enabled():
         return _exact(matrices.cpu(), counts.cpu()).to(matrices.device)
-    if method == "exact" or not _kernels_can_run(matrices, explicit=method == "fast"):
+    auto_on_cpu = method == "auto" and not matrices.is_cuda
+    if method == "exact" or auto_on_cpu or not kernels_run_on(matrices, (7, 0)):
         return _exact(matrices, counts)
     from midlayer_encoders.spectra._triton import MAX_SIZE, eigenvalues_in_float32
 
@@ -223,13 +224,13 @@ def _refuse_nan(results: Tensor, counts: Tensor, n: int, batch_shape: torch.Size
     )
 
 
-def _kernels_can_run(matrices: Tensor, *, explicit: bool) -> bool:
-    """Return True if the Triton kernels can run; on a CPU only if explicitly requested, in Triton's interpreter."""
+def kernels_run_on(tensor: Tensor, capability: tuple[int, int]) -> bool:
+    """Return True if Triton kernels can run: on a GPU of this capability, or in Triton's interpreter on a CPU."""
     if not triton_is_installed():
         return False
-    if matrices.is_cuda:
-        return torch.version.hip is not None or torch.cuda.get_device_capability(matrices.device) >= (7, 0)
-    return explicit and os.environ.get("TRITON_INTERPRET") == "1"
+    if tensor.is_cuda:
+        return torch.version.hip is not None or torch.cuda.get_device_capability(tensor.device) >= capability
+    return os.environ.get("TRITON_INTERPRET") == "1" and tensor.device.type == "cpu"
 
 
 @cache

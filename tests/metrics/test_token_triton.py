@@ -11,7 +11,7 @@ from torch import Tensor
 
 from midlayer_encoders.metrics import _token_triton as kernels
 from midlayer_encoders.metrics import curvature, prompt_entropy
-from midlayer_encoders.metrics._gram import kernels_can_read, prepared
+from midlayer_encoders.metrics._layer_metric import kernels_can_read, prepared
 from midlayer_encoders.metrics.token_metrics import _turns
 from tests.metrics.oracles import random_rows
 

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders.errors import AnatomyError, LayerIndexError
-from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, resolve_layer
-from midlayer_encoders.models.sites import SITES, block_sites
+from midlayer_encoders.models.anatomy import SITES, Anatomy, block_sites, find_anatomy, resolve_layer
 from tests.families import DEPTH, FAMILIES, WIDTH, inputs, tiny
 
 

@@ -10,8 +10,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.metrics import prompt_effective_rank, prompt_entropy
-from midlayer_encoders.models.anatomy import find_anatomy
-from midlayer_encoders.models.sites import block_sites
+from midlayer_encoders.models.anatomy import block_sites, find_anatomy
 from midlayer_encoders.paper.subblocks import model_sites, subblocks
 from tests.families import DEPTH
 from tests.tiny_folders import TEXTS
