@@ -26,7 +26,7 @@ from midlayer_encoders.files import expand_home
 from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import agreed, num_passes
 from midlayer_encoders.metrics import METRICS, PAPER_METRICS, TooFewTextsError, current_name
-from midlayer_encoders.metrics.cka import cka_matrix
+from midlayer_encoders.metrics.sample_metrics import cka_matrix
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.report import comparison_page, plot_metrics

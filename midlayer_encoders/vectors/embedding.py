@@ -25,7 +25,7 @@ from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import expand_home, explain_full_disk, folder_lock, write_file
 from midlayer_encoders.media import check_taken, medium_of, read_image
 from midlayer_encoders.reading.batches import TokenBudget, batches_of, check_budget, count_tokens, tokens_that_fit
-from midlayer_encoders.reading.norm import final_norm
+from midlayer_encoders.reading.capture import final_norm
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, StoreError, TextNotStoredError, list_stores
