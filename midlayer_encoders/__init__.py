@@ -9,9 +9,8 @@ if TYPE_CHECKING:
     from midlayer_encoders._types import EncoderSpec
     from midlayer_encoders.boards import Board, board
     from midlayer_encoders.comparing import compare, progression
-    from midlayer_encoders.encoder.choosing import measure, select_layer
     from midlayer_encoders.encoder.options import EncoderOptions
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, measure, select_layer
     from midlayer_encoders.errors import MidlayerError
     from midlayer_encoders.media.text_lists import read_texts
     from midlayer_encoders.probing import probe
@@ -62,12 +61,12 @@ if not TYPE_CHECKING:
         "board": "boards",
         "compare": "comparing",
         "embed": "vectors",
-        "measure": "encoder.choosing",
+        "measure": "encoder.sentence_transformers_encoder",
         "paper_tasks": "tasks",
         "probe": "probing",
         "progression": "comparing",
         "read_texts": "media.text_lists",
-        "select_layer": "encoder.choosing",
+        "select_layer": "encoder.sentence_transformers_encoder",
         "sweep": "sweeping",
         "tune": "tuning",
     }

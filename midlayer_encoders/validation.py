@@ -13,14 +13,15 @@ from typing import Any
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 
 
-def check_choice(argument: str, value: object, choices: Iterable[str]) -> None:
-    """Raise an :class:`OptionError` unless ``value`` is one of ``choices``."""
+def check_choice(argument: str, value: object, choices: Iterable[str]) -> str:
+    """Return a string that is one of ``choices``."""
     names = list(choices)
     if not isinstance(value, str) or value not in names:
         raise OptionError(
             f"`{argument}` must be one of {', '.join(map(repr, names))}, but got {short_repr(value)}."
             + (did_you_mean(value, names) if isinstance(value, str) else "")
         )
+    return str(value)
 
 
 def check_count(argument: str, value: object, unit: str = "", *, minimum: int = 1) -> int:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
-from midlayer_encoders.encoder.choosing import measure
+from midlayer_encoders.encoder.sentence_transformers_encoder import measure
 from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.media import InputError

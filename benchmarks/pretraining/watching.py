@@ -23,7 +23,7 @@ from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.capture import final_norm
 from midlayer_encoders.reading.pooling import pool
 from midlayer_encoders.reading.reader import LayerReader
-from midlayer_encoders.recipes.recipe import PLAIN
+from midlayer_encoders.recipes import PLAIN
 
 BATCH_TOKENS = 65_536  # of a measurement
 # It takes five times as long as all others together, and says what the prompt entropy says.

@@ -18,8 +18,7 @@ import torch
 
 from benchmarks.recipes.run import arguments, questions
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.recipes import recipe_of
-from midlayer_encoders.recipes.vectors import middle_directions
+from midlayer_encoders.recipes import middle_directions, recipe_of
 from midlayer_encoders.scoring import layer_scores
 from midlayer_encoders.selection.rules import DEPTH
 from midlayer_encoders.sweeping.embedder import Vectors

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from midlayer_encoders.cli import _progress
-from midlayer_encoders.encoder.options import EncoderOptions, flag_name, option_fields
+from midlayer_encoders.encoder.options import EncoderOptions, flag_name, option_fields, option_help
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -124,7 +124,7 @@ def _option_parameter(option: Field[Any], defaults: Mapping[str, Any]) -> inspec
         flag += flag.replace("--", "/--no-", 1)
     elif "int" in str(option.type).split(" | "):
         kind = int | None
-    return _parameter(option.name, kind, default, flag, option.metadata["help"], "Encoder")
+    return _parameter(option.name, kind, default, flag, option_help()[option.name], "Encoder")
 
 
 def _option_value(option: Field[Any], words: Any) -> Any:

@@ -16,9 +16,8 @@ import polars as pl
 
 from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.comparing.checkpoints import Checkpoint, find_checkpoints
-from midlayer_encoders.encoder.choosing import measure
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
-from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, measure
 from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import check_links, folder_lock

@@ -37,32 +37,24 @@ class _Ahead:
 
     def take(self, batch: list[Any], arguments: Any, prompt: str | None, prepare: Prepare) -> dict[str, Any]:
         """Return the features of a batch, prepared ahead unless the batch or the arguments are unexpected."""
-        if self.prepare is None:  # the first batch, which has the batch size
+        if self.prepare is None or self.batches is None:  # the first batch, which has the batch size
             self.prepare = TextInputs(self.encoder.tokenizer, prepare, prompt or "")
+            self.batches = self._start(self.prepare, len(batch))
             self.arguments = arguments
-            self.batches = self._start(len(batch)) if self.beside else None
         if self.arguments != arguments:
             return prepare(batch)
-        if self.batches is None:
-            return self.prepare(batch)
-        expected, result = next(self.batches, ([], dict))
+        expected, result = next(self.batches, ([object()], dict))
         if len(expected) == len(batch) and all(map(operator.is_, expected, batch)):
             return result()
-        self.close()
+        self.batches.close()
         return self.prepare(batch)
 
-    def _start(self, size: int) -> Batches | None:
-        order = encoding_order(self.encoder, self.inputs) if len(self.inputs) > 2 * size else None
-        if order is None or self.prepare is None:
-            return None
+    def _start(self, prepare: Prepare, size: int) -> Batches:
+        """Prepare batches in another thread, or none if their order is unknown."""
+        is_worthwhile = self.beside and len(self.inputs) > 2 * size
+        order = (encoding_order(self.encoder, self.inputs) if is_worthwhile else None) or []
         starts = range(0, len(order), size)
-        return ahead(self.prepare, [[self.inputs[n] for n in order[start : start + size]] for start in starts])
-
-    def close(self) -> None:
-        """End the preparing thread."""
-        if self.batches is not None:
-            self.batches.close()
-        self.batches = None
+        return ahead(prepare, [[self.inputs[n] for n in order[start : start + size]] for start in starts])
 
 
 @contextmanager
@@ -80,7 +72,8 @@ def preparing(encoder: SentenceTransformer, inputs: Sequence[Any], *, beside: bo
         yield
     finally:
         _running.reset(token)
-        running.close()
+        if running.batches is not None:
+            running.batches.close()
 
 
 def prepared(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -16,15 +16,15 @@ from tqdm import tqdm
 from midlayer_encoders._types import Layer, ReadSite
 from midlayer_encoders.encoder import inputs as prepare
 from midlayer_encoders.encoder.batches_ahead import prepared, preparing
-from midlayer_encoders.encoder.memory_module import MemoryModule
+from midlayer_encoders.encoder.first_module import MemoryModule, check_length
 from midlayer_encoders.encoder.options import check_device, device_name
 from midlayer_encoders.encoder.saving import SavableEncoder
-from midlayer_encoders.encoder.transformer_module import check_length
 from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
 from midlayer_encoders.media import InputError, medium_of
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.reading.batches import TokenBudget, batches_of, check_budget, tokens_that_fit
 from midlayer_encoders.reading.locks import turn
+from midlayer_encoders.reading.pooling import real_tokens
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.validation import check_choice, check_count, check_text
 
@@ -45,10 +45,7 @@ class EmbeddingEncoder(SavableEncoder):
     @max_seq_length.setter
     def max_seq_length(self, value: int) -> None:
         if isinstance(self[0], MemoryModule) or self.tokenizer is None:  # it would change the spec but no vector
-            raise OptionError(
-                f"`max_seq_length` must be left alone for {self.name}, whose inputs this encoder does not tokenize, "
-                f"but got {short_repr(value)}."
-            )
+            raise OptionError(f"`max_seq_length` must be left alone for {self.name}, which is not tokenized here.")
         cast(Any, self[0]).max_seq_length = check_length("max_seq_length", value, self.transformer, self.name)
 
     def encode(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -64,15 +61,21 @@ class EmbeddingEncoder(SavableEncoder):
         if not single and not isinstance(inputs, list):  # iterables, like the base class
             inputs = inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
         items = [inputs] if single else inputs
-        if self.tower_layers and any(map(prepare.is_text_with_image, items[:1])):
+        if self.tower_layers and items and isinstance(items[0], Mapping) and {"text", "image"} <= set(items[0]):
             return self._encode_text_with_image(inputs, single, *args, **kwargs)
-        args, kwargs = _checked_call(self, inputs, args, kwargs)
+        call = inspect.signature(SentenceTransformer.encode).bind(self, inputs, *args, **kwargs)
+        for name, unit in (("batch_size", "inputs"), ("truncate_dim", "dimensions")):
+            if name in call.arguments and (call.arguments[name] is not None or name == "batch_size"):
+                call.arguments[name] = check_count(name, call.arguments[name], unit)
+        devices = call.arguments.get("device")
+        for device in devices if isinstance(devices, list | tuple) else [devices]:
+            check_device(None if device is None else device_name("device", device))
         try:
             media = self.media
             for item in items if not self._is_for_tokenizer(items) else ():
                 prepare.split_medium(item, media, model=self.name)
             with preparing(self, items, beside=self.device.type == "cuda"):
-                embeddings = super().encode(inputs, *args, **kwargs)
+                embeddings = super().encode(*call.args[1:], **call.kwargs)
         except InputError as reason:  # `encode` reorders inputs: find the caller's position
             position = next((n for n, item in enumerate(inputs) if item is reason.item), None) if not single else None
             raise InputError(f"Input {position}: {reason}" if position is not None else str(reason)) from reason
@@ -183,7 +186,7 @@ class EmbeddingEncoder(SavableEncoder):
             kwargs["processing_kwargs"] = {"audio": {"return_attention_mask": True}}
         with turn(self.preparer):
             features = super().preprocess(read, **kwargs)
-        return prepare.without_needless_mask(model, prepare.with_fixed_order(model, features))
+        return prepare.model_features(model, features)
 
     def _preprocess_texts(self, inputs: Sequence[Any], prompt: str | None, **kwargs: Any) -> dict[str, Any]:
         empty = bool(inputs) and not prompt and all(isinstance(text, str) and not text.strip() for text in inputs)
@@ -207,9 +210,8 @@ class EmbeddingEncoder(SavableEncoder):
         size = getattr(self.transformer.get_submodule(path), "num_embeddings", None) if path else None
         if size is not None and len(self.tokenizer) > size and (last := int(ids.max())) >= size:
             raise OptionError(
-                f"The tokenizer of {self.name} makes the token {self.tokenizer.convert_ids_to_tokens(last)!r}, number "
-                f"{last}, but the model has embeddings for {size} tokens only. Call "
-                "`model.resize_token_embeddings(len(tokenizer))` and save both again."
+                f"The tokenizer of {self.name} makes the token {self.tokenizer.convert_ids_to_tokens(last)!r}, but the "
+                "model has no embedding for it. Call `model.resize_token_embeddings(len(tokenizer))`; save both again."
             )
 
     def _is_for_tokenizer(self, inputs: Sequence[Any]) -> bool:
@@ -219,10 +221,8 @@ class EmbeddingEncoder(SavableEncoder):
 
     def host_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
         """Return the model's inputs for a batch, on the host."""
-        features = self.preprocess(inputs, prompt=prompt)
-        return {
-            key: value for key, value in features.items() if isinstance(value, Tensor) and key not in _NOT_MODEL_INPUTS
-        }
+        features = self.preprocess(inputs, prompt=prompt).items()
+        return {key: value for key, value in features if isinstance(value, Tensor) and key not in _NOT_MODEL_INPUTS}
 
     def model_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
         """Return the model's inputs for a batch, on its device."""
@@ -242,47 +242,30 @@ class EmbeddingEncoder(SavableEncoder):
 
     def forward(self, input: dict[str, Any], **kwargs: Any) -> dict[str, Any]:  # noqa: A002  (the base class's name)
         """Run the modules; the vector of a text without tokens is zero."""
-        by_length = not self.training and suffers_from_padding(self.transformer)
-        if not self.tower_layers and (by_length or input.get("modality") in ("image", "audio")):
-            return self._forward_media(input)
-        if not self.counting.all:
-            return self._forward_counted(input)
-        features: dict[str, Any] = super().forward(input, **kwargs)
-        mask, embedding = features.get("attention_mask"), features.get("sentence_embedding")
-        if (
-            not self.training
-            and mask is not None
-            and embedding is not None
-            and mask.ndim == 2
-            and mask.shape[0] == embedding.shape[0]  # not `len`, which a tracer makes a constant
-        ):
-            features["sentence_embedding"] = embedding.masked_fill(~mask.bool().any(dim=1, keepdim=True), 0.0)
-        return features
+        first, *later = cast(Any, list(self))
+        unpadded = not self.training and suffers_from_padding(first.model)
+        is_media = not self.tower_layers and (unpadded or input.get("modality") in ("image", "audio"))
+        if not is_media and self.counting.all:
+            features: dict[str, Any] = super().forward(input, **kwargs)
+            return features if self.training else _without_empty(features, features.get("attention_mask"))
+        features = self._media_states(input) if is_media else first(input)
+        mask = features["attention_mask"]
+        features["attention_mask"] = counted = self.counting(mask).to(mask.dtype)
+        for module in later:
+            features = module(features)
+        features["attention_mask"] = mask
+        return _without_empty(features, counted)
 
-    def _forward_media(self, features: dict[str, Any]) -> dict[str, Any]:
-        """Run the modules on images or audio; the pooling gets the mask of the states."""
+    def _media_states(self, features: dict[str, Any]) -> dict[str, Any]:
+        """Return the states of images, audio or texts that must not be padded, with their mask."""
         first: Any = self[0]
 
         def read(batch: dict[str, Any]) -> dict[str, Any]:
-            return prepare.with_token_mask(first.model, first(dict(batch)))
+            output = first(dict(batch))
+            mask = real_tokens(output.get("attention_mask"), output["token_embeddings"], model=first.model)
+            return {**output, "attention_mask": mask.long()}
 
-        features = prepare.forward_by_length(read, features) if suffers_from_padding(first.model) else read(features)
-        for module in list(self)[1:]:
-            features = module(features)
-        return features
-
-    def _forward_counted(self, features: dict[str, Any]) -> dict[str, Any]:
-        """Run the modules; the pooling gets only the tokens that count."""
-        first, *others = cast(Any, list(self))
-        features = first(features)
-        mask = features["attention_mask"]
-        features["attention_mask"] = counted = self.counting(mask).to(mask.dtype)
-        for module in others:
-            features = module(features)
-        features["attention_mask"] = mask
-        embedding = features["sentence_embedding"]
-        features["sentence_embedding"] = embedding.masked_fill(~counted.bool().any(dim=1, keepdim=True), 0.0)
-        return features
+        return prepare.forward_by_length(read, features) if suffers_from_padding(first.model) else read(features)
 
     def _warn_truncation(self, inputs: Sequence[Any], features: dict[str, Any], prompt: str | None) -> None:
         limit = self.max_seq_length
@@ -290,15 +273,15 @@ class EmbeddingEncoder(SavableEncoder):
         if limit is None or mask is None or mask.ndim != 2 or int(mask.sum(dim=1).max()) < limit:
             return
         row = int(mask.sum(dim=1).argmax())
-        if isinstance(inputs[row], str) and self.tokenizer is not None:
-            length = len(self.tokenizer((prompt or "") + inputs[row], truncation=False, verbose=False)["input_ids"])
-            if length > limit:
-                self._truncation_warned = True
-                message = (
-                    f"A text of {length} tokens is truncated to {limit} ({inputs[row][:40]!r}…); reported once. "
-                    "Pass `max_length` to choose the limit, or split long texts."
-                )
-                logger.warning(message)
+        if not isinstance(inputs[row], str) or self.tokenizer is None:
+            return
+        length = len(self.tokenizer((prompt or "") + inputs[row], truncation=False, verbose=False)["input_ids"])
+        if length > limit:
+            self._truncation_warned = True
+            logger.warning(
+                f"A text of {length} tokens is truncated to {limit} ({inputs[row][:40]!r}…); reported once. "
+                "Pass `max_length` to choose the limit, or split long texts."
+            )
 
     def _check_finite(self, inputs: Sequence[Any], embeddings: Any, single: bool) -> None:
         rows = [embeddings] if single else embeddings
@@ -312,20 +295,10 @@ class EmbeddingEncoder(SavableEncoder):
                 )
 
 
-_ENCODE = inspect.signature(SentenceTransformer.encode)
-
-
-def _checked_call(
-    encoder: EmbeddingEncoder, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the checked arguments of ``encode`` after its inputs."""
-    call = _ENCODE.bind(encoder, inputs, *args, **kwargs)
-    arguments = call.arguments
-    if "batch_size" in arguments:
-        arguments["batch_size"] = check_count("batch_size", arguments["batch_size"], "inputs")
-    if arguments.get("truncate_dim") is not None:
-        arguments["truncate_dim"] = check_count("truncate_dim", arguments["truncate_dim"], "dimensions")
-    devices = arguments.get("device")
-    for device in devices if isinstance(devices, list | tuple) else [devices]:
-        check_device(None if device is None else device_name("device", device))
-    return call.args[2:], call.kwargs
+def _without_empty(features: dict[str, Any], mask: Tensor | None) -> dict[str, Any]:
+    """Return the features with zeros as the vectors of inputs without tokens."""
+    vectors = features.get("sentence_embedding")
+    # Not `len`, which a tracer makes a constant.
+    if mask is None or vectors is None or mask.ndim != 2 or mask.shape[0] != vectors.shape[0]:
+        return features
+    return {**features, "sentence_embedding": vectors.masked_fill(~mask.bool().any(dim=1, keepdim=True), 0.0)}

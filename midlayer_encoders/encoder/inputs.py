@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from midlayer_encoders._types import Medium
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.media import InputError, check_taken, medium_of, read_audio, read_image
 from midlayer_encoders.models.padding import suffers_from_padding
-from midlayer_encoders.reading.pooling import real_tokens
 from midlayer_encoders.validation import check_text, lone_surrogate
 
 _MEDIA: tuple[Medium, ...] = ("text", "image", "audio")
@@ -55,18 +56,16 @@ def read_inputs(
     Raises:
         InputError: if an input cannot be read; its ``item`` is that input.
     """
+    readers: dict[str, Callable[[Any], Any]]
+    readers = {"image": partial(read_image, max_pixels=max_pixels), "audio": partial(read_audio, rate=rate)}
     inputs: list[Any] = []
     for item in items:
         medium, content = split_medium(item, media, model=model)
         try:
-            if medium == "image":
-                content = read_image(content, max_pixels=max_pixels)
-            elif medium == "audio":
-                content = read_audio(content, rate=rate)
+            inputs.append(readers[medium](content) if medium in readers else content)
         except InputError as reason:
             reason.item = item
             raise
-        inputs.append(content)
     return inputs
 
 
@@ -84,11 +83,6 @@ def split_medium(item: Any, media: Sequence[str], *, model: str) -> tuple[Medium
     except (InputError, OptionError) as reason:
         raise InputError(str(reason), item=item) from None
     return medium, content
-
-
-def is_text_with_image(item: Any) -> bool:
-    """Return whether an input is a text and an image at once, as in mteb."""
-    return isinstance(item, Mapping) and {"text", "image"} <= set(item)
 
 
 def is_conversation(item: Any) -> bool:
@@ -126,14 +120,10 @@ def check_lengths(waveforms: Sequence[Any], items: Sequence[Any], model: nn.Modu
     """Raise if a waveform is too short for one state; return whether one is truncated."""
     least = least_samples(model.config)
     lengths = [len(waveform["array"]) for waveform in waveforms]
-    for waveform, item, length in zip(waveforms, items, lengths, strict=True):
+    for item, length in zip(items, lengths, strict=True):
         if length < least:
-            milliseconds = 1000 * least / waveform["sampling_rate"]
-            raise InputError(
-                f"A waveform must have at least {least} samples ({milliseconds:.0f} ms), from which "
-                f"{type(model).__name__} makes one state, but has {length}.",
-                item=item,
-            )
+            message = f"A waveform must have at least {least} samples for {type(model).__name__}, but has {length}."
+            raise InputError(message, item=item)
     longest = getattr(_feature_extractor(processor), "n_samples", None)
     return longest is not None and max(lengths) > longest
 
@@ -141,35 +131,24 @@ def check_lengths(waveforms: Sequence[Any], items: Sequence[Any], model: nn.Modu
 # --- in the forward pass --------------------------------------------------------------------------------------------
 
 
-def with_fixed_order(model: nn.Module, features: dict[str, Any]) -> dict[str, Any]:
-    """Return features that keep a masked autoencoder from shuffling its patches.
+def model_features(model: nn.Module, features: dict[str, Any]) -> dict[str, Any]:
+    """Return features as a model needs them.
 
-    Even without a mask it shuffles them by noise from the global generator.
+    Even without a mask, a masked autoencoder shuffles its patches by noise from the global generator: it gets ascending
+    noise. A model that was trained without a mask gets none if it hides nothing.
     """
     config: Any = getattr(model, "config", None)
-    if not hasattr(config, "mask_ratio") or "pixel_values" not in features:
-        return features
-    pixels = features["pixel_values"]
-    patches = (pixels.shape[-2] // config.patch_size) * (pixels.shape[-1] // config.patch_size)
-    return {**features, "noise": torch.arange(float(patches), device=pixels.device).expand(len(pixels), patches)}
-
-
-def without_needless_mask(model: nn.Module, features: dict[str, Any]) -> dict[str, Any]:
-    """Return features without a mask that hides nothing, for models that were trained without one."""
     mask = features.get("attention_mask")
-    if mask is None or not suffers_from_padding(model) or not bool(mask.all()):
-        return features
-    return _without_mask(features)
+    if hasattr(config, "mask_ratio") and "pixel_values" in features:
+        pixels = features["pixel_values"]
+        patches = (pixels.shape[-2] // config.patch_size) * (pixels.shape[-1] // config.patch_size)
+        noise = torch.arange(float(patches), device=pixels.device).expand(len(pixels), patches)
+        features = {**features, "noise": noise}
+    return _without_mask(features) if mask is not None and suffers_from_padding(model) and mask.all() else features
 
 
 def _without_mask(features: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in features.items() if key != "attention_mask"}
-
-
-def with_token_mask(model: nn.Module, features: dict[str, Any]) -> dict[str, Any]:
-    """Return features with the mask of the states, for the pooling, instead of that of the samples."""
-    states = features["token_embeddings"]
-    return {**features, "attention_mask": real_tokens(features.get("attention_mask"), states, model=model).long()}
 
 
 def with_padded_column(features: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,13 +187,9 @@ def _cropped(value: Any, rows: Tensor, length: int, size: int) -> Any:
 
 def _joined(groups: Sequence[tuple[Tensor, dict[str, Any]]], name: str) -> Tensor:
     """Return the rows of all groups in their original order, padded with zeros."""
-    count = sum(len(rows) for rows, _ in groups)
-    longest = max(result[name].shape[1] for _, result in groups)
-    first = groups[0][1][name]
-    joined: Tensor = first.new_zeros((count, longest, *first.shape[2:]))
-    for rows, result in groups:
-        joined[rows, : result[name].shape[1]] = result[name]
-    return joined
+    order = torch.cat([rows for rows, _ in groups]).argsort().tolist()
+    results = [result for _, group in groups for result in group[name]]
+    return pad_sequence([results[row] for row in order], batch_first=True)
 
 
 def probe_inputs(media: Sequence[str], rate: int | None, tokenizer: Any = None) -> tuple[Any, Any]:
@@ -238,3 +213,22 @@ def _probe_texts(tokenizer: Any) -> tuple[str, str]:
     # A special alphabet, such as those of genes and molecules.
     words = [word for word in sorted(vocabulary(), key=len) if tokenizer(word, add_special_tokens=False)["input_ids"]]
     return (words[0] * 3, "".join(words[:3]) * 2) if words else texts
+
+
+def probe_features(first: Any) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return the features of a short input alone, and in a padded batch with a longer one, on the module's device.
+
+    The second is ``None`` for images, which are never padded.
+    """
+    model = first.model
+    media = supported_media(first.modalities)
+    if not media:
+        raise CutError(
+            f"{type(model).__name__} takes neither text nor images nor audio by itself: it cannot be an encoder."
+        )
+    short, longer = probe_inputs(media, sampling_rate(first.processor), getattr(first, "tokenizer", None))
+
+    def features(inputs: list[Any]) -> dict[str, Any]:
+        return to_device(model_features(model, first.preprocess(inputs)), next(model.parameters()).device)
+
+    return features([short]), features([short, longer]) if longer is not None else None

@@ -31,7 +31,6 @@ _POOLING_KEYS = {
     "lasttoken": "pooling_mode_lasttoken",
 }
 """The key that older releases set to true for each pooling."""
-_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 _DENSE_KEYS = ("in_features", "out_features", "bias", "activation_function")
 # Names in transformers 4 of the entries of `rope_parameters`, unless they are `rope_theta`.
 _ROPE_NAMES = {
@@ -57,9 +56,8 @@ def make_readable_by_older(folder: Path, max_length: int | None, *, always: bool
     modules = read_json(folder / "modules.json")
     names = [entry["type"].rpartition(".")[2] for entry in modules]
     first = folder / "sentence_bert_config.json"
-    if not first.is_file() or read_json(first) != _TEXT_MODULE or names[:2] != ["Transformer", "Pooling"]:
-        return False
-    if not set(names) <= set(_MODULES) or names.count("Pooling") > 1:
+    is_text_model = first.is_file() and read_json(first) == _TEXT_MODULE and names[:2] == ["Transformer", "Pooling"]
+    if not is_text_model or not set(names[2:]) <= {"Transformer", "Dense", "Normalize"}:
         return False
     if not always and _is_loaded_differently(folder, max_length):
         return False
@@ -91,16 +89,11 @@ def _is_loaded_differently(folder: Path, max_length: int | None) -> bool:
 def _rewrite_pooling(path: Path) -> None:
     """Add a boolean key for each pooling to ``pooling_mode``."""
     config = read_json(path)
-    mode = config["pooling_mode"]
-    write_json(
-        path,
-        {
-            "word_embedding_dimension": config["embedding_dimension"],
-            "pooling_mode": mode,
-            **{key: name == mode for name, key in _POOLING_KEYS.items()},
-            "include_prompt": config["include_prompt"],
-        },
-    )
+    names = {"embedding_dimension": "word_embedding_dimension"}
+    current = {
+        names.get(name, name): config[name] for name in ("embedding_dimension", "pooling_mode", "include_prompt")
+    }
+    write_json(path, current | {key: name == config["pooling_mode"] for name, key in _POOLING_KEYS.items()})
 
 
 def _rewrite_dense(folder: Path) -> None:

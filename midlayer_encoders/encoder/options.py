@@ -13,22 +13,12 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import MAX_PIXELS, NORMS, POOLINGS, Combine, LayerArgument, Norm, Pooling
-from midlayer_encoders.encoder.keywords import EncoderKeywords as EncoderKeywords
 from midlayer_encoders.errors import DeviceError, LayerIndexError, OptionError, did_you_mean, short_repr
-from midlayer_encoders.recipes import (
-    RECIPES,
-    SMALLEST_SAMPLE,
-    TEXT_KINDS,
-    Recipe,
-    Template,
-    check_template,
-    has_name,
-    recipe_of,
-)
+from midlayer_encoders.recipes import SMALLEST_SAMPLE, TEXT_KINDS, Recipe, Template, check_template, has_name, recipe_of
 from midlayer_encoders.validation import (
     check_choice,
     check_count,
@@ -39,33 +29,54 @@ from midlayer_encoders.validation import (
     check_texts,
 )
 
-NO_SITE = (
-    "`site` must be left out for an encoder and for its export: a cut model ends after a block, and the outputs of "
-    "attention and MLP lie inside one. sweep, probe and measure read them."
-)
+if TYPE_CHECKING:
+    import torch
+
+NO_SITE = "`site` must be left out for an encoder: a cut model ends after a block. sweep, probe and measure read sites."
 
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's strategies
 _DEPRECATED = {"centre": "center", "weights": "layer_weights"}
 
-Check: TypeAlias = Callable[[str, Any], Any]
+
+class EncoderKeywords(TypedDict, total=False):
+    """The keywords of :class:`~midlayer_encoders.EncoderOptions`, for editors and type checkers."""
+
+    norm: Norm
+    pooling: Pooling | None
+    tower: Literal["text", "image"] | None
+    revision: str | None
+    dtype: torch.dtype | str | None
+    device: str | None
+    device_map: str | None
+    max_length: int | None
+    prompts: Mapping[str, str] | None
+    default_prompt_name: str | None
+    bidirectional: bool
+    adapters: Sequence[str]
+    chat_template: bool
+    gguf_file: str | None
+    truncate_dim: int | None
+    trust_remote_code: bool
+    max_pixels: int
+    center: Sequence[str] | None
+    recipe: str | Recipe | None
+    template: Template | None
+    skip_first: int
+    template_tokens: bool | None
+    whiten: bool
+    embed_filter: bool
+    normalize: bool
+    combine: Combine
+    layer_weights: Sequence[float] | None
 
 
 # --- validation: each function returns the value in its canonical type, or raises an OptionError ----------------------
 
 
-def _choice(*choices: str) -> Check:
-    def check(argument: str, value: Any) -> str:
-        check_choice(argument, value, choices)
-        return str(value)
-
-    return check
-
-
 def _check_dtype(argument: str, dtype: Any) -> str:
     name = (dtype if isinstance(dtype, str) else short_repr(dtype)).removeprefix("torch.")
-    check_choice(argument, name, _DTYPES)
-    return name
+    return check_choice(argument, name, _DTYPES)
 
 
 def device_name(argument: str, device: Any) -> str:
@@ -78,10 +89,7 @@ def device_name(argument: str, device: Any) -> str:
 
 def _check_device_map(argument: str, value: Any) -> str:
     name = check_text(argument, value)
-    if name not in _DEVICE_MAPS and not re.fullmatch(r"[a-z]{2,4}(:\d+)?", name):
-        choices = ", ".join(map(repr, _DEVICE_MAPS))
-        raise OptionError(f"`{argument}` must be {choices} or a device, but got {short_repr(value)}.")
-    return name
+    return name if re.fullmatch(r"[a-z]{2,4}(:\d+)?", name) else check_choice(argument, name, _DEVICE_MAPS)
 
 
 def _check_prompts(argument: str, prompts: Any) -> dict[str, str]:
@@ -91,25 +99,19 @@ def _check_prompts(argument: str, prompts: Any) -> dict[str, str]:
     return {name: check_text(f"{argument}[{name!r}]", text) for name, text in pairs}
 
 
-def _check_adapters(argument: str, adapters: Any) -> tuple[str, ...]:
-    if isinstance(adapters, str):
-        raise OptionError(f"`{argument}` must be a list of adapters, but got a string. Write [{adapters!r}].")
-    if adapters is not None and not isinstance(adapters, list | tuple):
-        raise OptionError(f"`{argument}` must be a list of adapters, but got {short_repr(adapters)}.")
-    paths = [os.fspath(path) if isinstance(path, os.PathLike) else path for path in adapters or ()]
-    return tuple(check_text(f"{argument}[{index}]", path) for index, path in enumerate(paths))
+def _check_adapters(argument: str, adapters: Any) -> list[str]:
+    paths = check_list(argument, () if adapters is None else adapters, "adapters", minimum=0)
+    return check_texts(
+        argument, [os.fspath(path) if isinstance(path, os.PathLike) else path for path in paths], minimum=0
+    )
 
 
-def _check_center(argument: str, texts: Any) -> tuple[str, ...]:
-    return tuple(check_texts(argument, texts, minimum=SMALLEST_SAMPLE))
-
-
-def _check_layer_weights(argument: str, weights: Any) -> tuple[float, ...]:
+def _check_layer_weights(argument: str, weights: Any) -> list[float]:
     values = check_list(argument, weights, "weights")
     scalars = [value.item() if getattr(value, "ndim", 1) == 0 else value for value in values]  # of NumPy or torch
-    numbers = tuple(check_number(f"{argument}[{index}]", value) for index, value in enumerate(scalars))
+    numbers = [check_number(f"{argument}[{index}]", value) for index, value in enumerate(scalars)]
     if sum(numbers) <= 0:
-        raise OptionError(f"`{argument}` must include a positive weight, but got {list(numbers)}.")
+        raise OptionError(f"`{argument}` must include a positive weight, but got {numbers}.")
     return numbers
 
 
@@ -151,172 +153,91 @@ def _parse_layer_weights(word: str | None) -> tuple[float, ...] | None:
 # --- the options -----------------------------------------------------------------------------------------------------
 
 
-def _option(default: Any, help: str, check: Check, **metadata: Any) -> Any:  # noqa: A002  (typer's name)
+def _option(default: Any, check: Callable[[str, Any], Any], **metadata: Any) -> Any:
     """Return the field of an option.
 
     Args:
         default: its default.
-        help: one sentence for the documentation and for the help of its flag.
         check: validates a value and returns it in its canonical type; ``None`` is checked only if not the default.
-        metadata: ``details``, more sentences for the documentation; ``flag``, its flag if named differently, ``None``
-            for an option without a flag; ``parse``, which turns the flag's words into the value, and ``repeatable``;
-            ``accepts``, the keyword's type if wider than the field's; ``recreates=False`` for one that does not change
+        metadata: ``flag``, its flag if named differently, ``None`` for an option without a flag; ``parse``, which turns
+            the flag's words into the value, and ``repeatable``; ``recreates=False`` for one that does not change
             vectors; ``in_memory=True`` for one that applies to a module in memory; ``medium``, if it applies to one
             medium only; ``several=True`` if it applies to several layers only.
     """
-    return field(default=default, metadata={"help": help, "check": check, **metadata})
+    return field(default=default, metadata={"check": check, **metadata})
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderOptions:
-    """The validated options of an encoder."""
+    """The validated options of an encoder.
 
-    norm: Norm = _option(
-        "final",
-        "final applies the model's final norm to the layer's states; none takes the raw residual stream.",
-        _choice(*NORMS),
-        details="With ``final`` the encoder equals the model without its last blocks.",
-        in_memory=True,
-    )
-    pooling: Pooling | None = _option(
-        None,
-        "mean (the default), last, cls, max or weightedmean.",
-        _choice(*POOLINGS),
-        details="A joint model pools with its heads and accepts no other pooling.",
-        in_memory=True,
-    )
-    tower: Literal["text", "image"] | None = _option(
-        None, "text or image: use only this tower of a joint model such as CLIP.", _choice("text", "image")
-    )
-    revision: str | None = _option(None, "Branch, tag or commit on the hub, such as step1000.", check_text)
-    dtype: str | None = _option(
-        None,
-        "float32, bfloat16, float16 or float64; by default the dtype of the files.",
-        _check_dtype,
-        accepts="torch.dtype | str | None",
-    )
-    device: str | None = _option(
-        None,
-        "cpu, cuda, cuda:1 or mps; by default the fastest available.",
-        device_name,
-        recreates=False,
-        in_memory=True,
-    )
-    device_map: str | None = _option(
-        None,
-        "auto spreads a model over several devices.",
-        _check_device_map,
-        details="``device`` must then be ``None``.",
-        recreates=False,
-    )
-    max_length: int | None = _option(
-        None,
-        "Tokens after which a text is truncated; by default the model's maximum.",
-        partial(check_count, unit="tokens"),
-        medium="text",
-    )
+    Attributes:
+        norm: final applies the model's final norm to the layer's states; none takes the raw residual stream. With
+            ``final`` the encoder equals the model without its last blocks.
+        pooling: mean (the default), last, cls, max or weightedmean. A joint model pools with its heads and accepts no
+            other pooling.
+        tower: text or image: use only this tower of a joint model such as CLIP.
+        revision: Branch, tag or commit on the hub, such as step1000.
+        dtype: float32, bfloat16, float16 or float64; by default the dtype of the files.
+        device: cpu, cuda, cuda:1 or mps; by default the fastest available.
+        device_map: auto spreads a model over several devices. ``device`` must then be ``None``.
+        max_length: Tokens after which a text is truncated; by default the model's maximum.
+        prompts: NAME=TEXT, a prompt put before texts instead of the model's prompts; repeatable. ``None`` takes those
+            of ``config_sentence_transformers.json`` unless there is a template; ``{}`` uses no prompts.
+        default_prompt_name: Prompt used unless another is named.
+        bidirectional: Turn off a causal model's attention mask, as LLM2Vec does.
+        adapters: PEFT adapter to merge before the cut; repeatable, in order.
+        chat_template: Wrap texts in the tokenizer's chat template.
+        gguf_file: Name of a GGUF file in MODEL to read the weights from.
+        truncate_dim: Number of leading dimensions to keep.
+        trust_remote_code: Allow code from the model's repository to run.
+        max_pixels: Largest image to read, in pixels.
+        center: A few hundred sample texts, whose mean vector is subtracted from every vector. A ``Dense`` module with a
+            bias does so in an exported folder.
+        recipe: Prompt template and pooling by name: plain, one-word, summarize, echo, instruction; see docs/recipes.md.
+            Or a :class:`~midlayer_encoders.Recipe`, whose fields replace the options left at their defaults.
+        template: Template around every text: 'The essence of "{text}" is:"'; or query=…, document=… and text=….
+        skip_first: Number of tokens at the start that are not pooled.
+        template_tokens: Pool the tokens of the template, too (the default).
+        whiten: Scale directions by their spread over the texts of --center.
+        embed_filter: Keep only the middle singular directions of the output embeddings.
+        normalize: Scale every vector to length 1.
+        combine: mean or concat, for several layers.
+        layer_weights: Weight of each layer in the mean, separated by commas: 1,2,1.
+    """
+
+    norm: Norm = _option("final", partial(check_choice, choices=NORMS), in_memory=True)
+    pooling: Pooling | None = _option(None, partial(check_choice, choices=POOLINGS), in_memory=True)
+    tower: Literal["text", "image"] | None = _option(None, partial(check_choice, choices=("text", "image")))
+    revision: str | None = _option(None, check_text)
+    dtype: str | None = _option(None, _check_dtype)
+    device: str | None = _option(None, device_name, recreates=False, in_memory=True)
+    device_map: str | None = _option(None, _check_device_map, recreates=False)
+    max_length: int | None = _option(None, partial(check_count, unit="tokens"), medium="text")
     prompts: Mapping[str, str] | None = _option(
-        None,
-        "NAME=TEXT, a prompt put before texts instead of the model's prompts; repeatable.",
-        _check_prompts,
-        details="``None`` takes those of ``config_sentence_transformers.json`` unless there is a template; ``{}`` uses "
-        "no prompts.",
-        flag="prompt",
-        parse=_parse_prompts,
-        repeatable=True,
-        in_memory=True,
-        medium="text",
+        None, _check_prompts, flag="prompt", parse=_parse_prompts, repeatable=True, in_memory=True, medium="text"
     )
-    default_prompt_name: str | None = _option(
-        None,
-        "Prompt used unless another is named.",
-        check_text,
-        flag="default-prompt",
-        in_memory=True,
-        medium="text",
-    )
-    bidirectional: bool = _option(
-        False, "Turn off a causal model's attention mask, as LLM2Vec does.", check_flag, in_memory=True
-    )
-    adapters: tuple[str, ...] = _option(
-        (),
-        "PEFT adapter to merge before the cut; repeatable, in order.",
-        _check_adapters,
-        accepts="Sequence[str]",
-        flag="adapter",
-        parse=tuple,
-        repeatable=True,
-    )
-    chat_template: bool = _option(False, "Wrap texts in the tokenizer's chat template.", check_flag, medium="text")
-    gguf_file: str | None = _option(None, "Name of a GGUF file in MODEL to read the weights from.", check_text)
-    truncate_dim: int | None = _option(
-        None, "Number of leading dimensions to keep.", partial(check_count, unit="dimensions"), in_memory=True
-    )
-    trust_remote_code: bool = _option(False, "Allow code from the model's repository to run.", check_flag)
-    max_pixels: int = _option(
-        MAX_PIXELS,
-        "Largest image to read, in pixels.",
-        partial(check_count, unit="pixels"),
-        in_memory=True,
-        medium="image",
-    )
+    default_prompt_name: str | None = _option(None, check_text, flag="default-prompt", in_memory=True, medium="text")
+    bidirectional: bool = _option(False, check_flag, in_memory=True)
+    adapters: tuple[str, ...] = _option((), _check_adapters, flag="adapter", parse=tuple, repeatable=True)
+    chat_template: bool = _option(False, check_flag, medium="text")
+    gguf_file: str | None = _option(None, check_text)
+    truncate_dim: int | None = _option(None, partial(check_count, unit="dimensions"), in_memory=True)
+    trust_remote_code: bool = _option(False, check_flag)
+    max_pixels: int = _option(MAX_PIXELS, partial(check_count, unit="pixels"), in_memory=True, medium="image")
     center: tuple[str, ...] | None = _option(
-        None,
-        "A few hundred sample texts, whose mean vector is subtracted from every vector.",
-        _check_center,
-        details="A ``Dense`` module with a bias does so in an exported folder.",
-        accepts="Sequence[str] | None",
-        flag=None,
-        in_memory=True,
+        None, partial(check_texts, minimum=SMALLEST_SAMPLE), flag=None, in_memory=True
     )
-    recipe: str | None = _option(
-        None,
-        f"Prompt template and pooling by name: {', '.join(RECIPES)}; see docs/recipes.md.",
-        check_text,
-        details="Or a :class:`~midlayer_encoders.Recipe`, whose fields replace the options left at their defaults.",
-        accepts="str | Recipe | None",
-        medium="text",
-    )
-    template: Template | None = _option(
-        None,
-        'Template around every text: \'The essence of "{text}" is:"\'; or query=…, document=… and text=….',
-        check_template,
-        parse=_parse_template,
-        repeatable=True,
-        medium="text",
-    )
-    skip_first: int = _option(
-        0,
-        "Number of tokens at the start that are not pooled.",
-        partial(check_count, minimum=0),
-        in_memory=True,
-        medium="text",
-    )
-    template_tokens: bool | None = _option(
-        None, "Pool the tokens of the template, too (the default).", check_flag, medium="text"
-    )
-    whiten: bool = _option(
-        False, "Scale directions by their spread over the texts of --center.", check_flag, in_memory=True
-    )
-    embed_filter: bool = _option(
-        False,
-        "Keep only the middle singular directions of the output embeddings.",
-        check_flag,
-        medium="text",
-    )
-    normalize: bool = _option(False, "Scale every vector to length 1.", check_flag, in_memory=True)
-    combine: Combine = _option(
-        "mean", "mean or concat, for several layers.", _choice(*get_args(Combine)), in_memory=True, several=True
-    )
+    recipe: str | None = _option(None, check_text, medium="text")
+    template: Template | None = _option(None, check_template, parse=_parse_template, repeatable=True, medium="text")
+    skip_first: int = _option(0, partial(check_count, minimum=0), in_memory=True, medium="text")
+    template_tokens: bool | None = _option(None, check_flag, medium="text")
+    whiten: bool = _option(False, check_flag, in_memory=True)
+    embed_filter: bool = _option(False, check_flag, medium="text")
+    normalize: bool = _option(False, check_flag, in_memory=True)
+    combine: Combine = _option("mean", partial(check_choice, choices=get_args(Combine)), in_memory=True, several=True)
     layer_weights: tuple[float, ...] | None = _option(
-        None,
-        "Weight of each layer in the mean, separated by commas: 1,2,1.",
-        _check_layer_weights,
-        accepts="Sequence[float] | None",
-        flag="weights",
-        parse=_parse_layer_weights,
-        in_memory=True,
-        several=True,
+        None, _check_layer_weights, flag="weights", parse=_parse_layer_weights, in_memory=True, several=True
     )
 
     def __post_init__(self) -> None:
@@ -325,7 +246,8 @@ class EncoderOptions:
         for name, option in option_fields().items():
             value = getattr(self, name)
             if value is not None or option.default is not None:
-                object.__setattr__(self, name, option.metadata["check"](name, value))
+                checked = option.metadata["check"](name, value)
+                object.__setattr__(self, name, tuple(checked) if isinstance(checked, list) else checked)
         if self.device_map is not None and self.device is not None:
             raise OptionError(f"`device` must be None when `device_map` places the model, but got {self.device!r}.")
         if self.template is not None and self.chat_template:
@@ -368,9 +290,19 @@ class EncoderOptions:
         """Raise an :class:`OptionError` if an option is set that does not apply to a module in memory."""
         for name, value in self.changed().items():
             if not option_fields()[name].metadata.get("in_memory"):
-                raise OptionError(
-                    f"`{name}` must be left out for a module in memory: it applies to files. Got {value!r}."
-                )
+                raise OptionError(f"`{name}` must be left out for a module in memory, but got {value!r}.")
+
+    def check_for_layer(self, layer: Any) -> None:
+        """Raise an :class:`OptionError` if an option does not match the number of layers."""
+        layers = layer if isinstance(layer, list) else []
+        if not layers and (self.combine != "mean" or self.layer_weights is not None):
+            raise OptionError(
+                f"`combine` and `layer_weights` must be left out unless `layer` is a list, but it is {layer!r}."
+            )
+        if self.layer_weights is not None and len(self.layer_weights) != len(layers):
+            raise OptionError(
+                f"`layer_weights` must be one for each of the {len(layers)} layers, but got {len(self.layer_weights)}."
+            )
 
     def check_for_media(self, media: Sequence[str], model: str) -> None:
         """Raise an :class:`OptionError` if an option is set for a medium that the model does not take."""
@@ -378,8 +310,7 @@ class EncoderOptions:
             medium = option_fields()[name].metadata.get("medium")
             if medium is not None and medium not in media:
                 raise OptionError(
-                    f"`{name}` must be left out for {model}, which takes {' and '.join(media)} and no {medium}, "
-                    f"but got {short_repr(value)}."
+                    f"`{name}` must be left out for {model}, which takes no {medium}, but got {short_repr(value)}."
                 )
 
 
@@ -388,15 +319,10 @@ def option_fields() -> dict[str, Field[Any]]:
     return {option.name: option for option in fields(EncoderOptions)}
 
 
-def _documentation() -> str:
-    lines = []
-    for name, option in option_fields().items():
-        text = f"{option.metadata['help']} {option.metadata.get('details', '')}".strip()
-        lines.append(f"        {name}: {text}")
-    return "\n".join(["The validated options of an encoder.", "", "    Attributes:", *lines, "    "])
-
-
-EncoderOptions.__doc__ = _documentation()
+def option_help() -> dict[str, str]:
+    """Return the first sentence about each option in the docstring of :class:`EncoderOptions`."""
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", inspect.getdoc(EncoderOptions) or "", re.MULTILINE)
+    return {name: re.split(r"(?<=\.) ", " ".join(text.split()))[0] for name, text in entries}
 
 
 def make_options(keywords: Mapping[str, Any], **defaults: Any) -> EncoderOptions:
@@ -417,9 +343,8 @@ def make_options(keywords: Mapping[str, Any], **defaults: Any) -> EncoderOptions
     recipe = None if values.get("recipe") is None else recipe_of("recipe", values["recipe"])
     if recipe is not None and recipe.center and options.center is None:
         raise OptionError(
-            f"`center` must hold sample texts with the recipe {recipe.name!r}, which subtracts their mean vector, "
-            f"but got None. Pass center=texts (--center FILE), or sweep with recipes=[{recipe.name!r}], which uses the "
-            "texts of the tasks."
+            f"`center` must hold sample texts with the recipe {recipe.name!r}, which centers on them, but got None. "
+            f"Pass them (--center FILE), or sweep with recipes=[{recipe.name!r}], which uses the texts of the tasks."
         )
     check_device(options.device)
     return options
@@ -446,14 +371,6 @@ def normalize_layer(layer: Any) -> Any:
     return layers if len(layers) > 1 else layers[0]
 
 
-def with_options(signature: inspect.Signature) -> inspect.Signature:
-    """Return a signature whose ``**options`` is replaced by the options themselves, for ``help`` and editors."""
-    parameters = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
-    for name, option in option_fields().items():
-        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option.default))
-    return signature.replace(parameters=parameters)
-
-
 def check_device(device: str | None) -> None:
     """Raise a :class:`DeviceError` if this machine does not have the device, before anything large is read."""
     if device is None:
@@ -461,8 +378,7 @@ def check_device(device: str | None) -> None:
     import torch
 
     try:
-        torch.empty(0, device=device)
-        usable = torch.device(device).type != "meta"  # a meta tensor holds no data
+        usable = torch.empty(0, device=device).device.type != "meta"  # a meta tensor holds no data
     except (RuntimeError, AssertionError):
         usable = False
     if not usable:
@@ -482,15 +398,8 @@ def python_line(model: str, layer: LayerArgument, options: EncoderOptions) -> st
         "LayerEncoder('EleutherAI/pythia-410m', layer=17, pooling='last')"
     """
     arguments = {"layer": layer, **options.recreating()}
-    literals = [f"{name}={_literal(value)!r}" for name, value in arguments.items()]
-    return f"LayerEncoder({', '.join([repr(model), *literals])})"
-
-
-def _literal(value: Any) -> Any:
-    """Return a value as a reader would write it."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    return list(value) if isinstance(value, tuple) else value
+    literals = {name: list(value) if isinstance(value, tuple) else value for name, value in arguments.items()}
+    return f"LayerEncoder({', '.join([repr(model), *(f'{name}={value!r}' for name, value in literals.items())])})"
 
 
 def shell_line(model: str, layer: LayerArgument, options: EncoderOptions, *, out: str) -> str:
@@ -520,11 +429,10 @@ def flag_name(option: Field[Any]) -> str:
 def _flag_words(flag: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [flag if value else flag.replace("--", "--no-", 1)]
-    if isinstance(value, Mapping):
-        prompts = value or {"query": ""}  # a flag needs a value: an empty prompt stands for no prompts
-        return [word for name, text in prompts.items() for word in (flag, f"{name}={text}")]
-    if isinstance(value, tuple) and isinstance(value[0], float):
-        return [flag, ",".join(map(repr, value))]
-    if isinstance(value, tuple):
-        return [word for part in value for word in (flag, part)]
-    return [flag, str(value)]
+    if isinstance(value, Mapping):  # a flag needs a value: an empty prompt stands for no prompts
+        words = [f"{name}={text}" for name, text in (value or {"query": ""}).items()]
+    elif isinstance(value, tuple):
+        words = [",".join(map(repr, value))] if isinstance(value[0], float) else list(value)
+    else:
+        words = [str(value)]
+    return [part for word in words for part in (flag, word)]

@@ -1,4 +1,4 @@
-"""``LayerEncoder``: a SentenceTransformer over a model that ends at the layer you name.
+"""``LayerEncoder``: a SentenceTransformer over a model that ends at the layer you name; ``measure``, ``select_layer``.
 
 The name of this file contains ``sentence_transformers`` because BERTopic and KeyBERT recognize a SentenceTransformer by
 that string in ``str(type(model))``, and otherwise silently embed with another model.
@@ -9,40 +9,29 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Unpack, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
 
-from torch import Tensor, nn
+import polars as pl
+from torch import nn
 
-from midlayer_encoders._types import Layer, Medium, Pooling
-from midlayer_encoders.encoder.build import EncoderParts, build_from_files, build_from_module, probe_features
-from midlayer_encoders.encoder.causal_mask import turn_mask_off
+from midlayer_encoders._types import Layer, LayerArgument, Progress, ReadSite
 from midlayer_encoders.encoder.encoding import EmbeddingEncoder
-from midlayer_encoders.encoder.memory_module import MemoryModule
-from midlayer_encoders.encoder.options import (
-    EncoderKeywords,
-    EncoderOptions,
-    make_options,
-    normalize_layer,
-    with_options,
-)
-from midlayer_encoders.encoder.prompting import copy_with_options, modules_after_pooling, resolve_prompts
-from midlayer_encoders.encoder.spec import CardData
-from midlayer_encoders.encoder.verification import check_padding
-from midlayer_encoders.errors import OptionError
-from midlayer_encoders.measuring import agreed
+from midlayer_encoders.encoder.first_module import MemoryModule
+from midlayer_encoders.encoder.options import EncoderKeywords, make_options, normalize_layer, option_fields
+from midlayer_encoders.encoder.prompting import apply_template, pooling_module, resolve_prompts
+from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.measuring import agreed, measure_layers
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.models.cut import Cut, JointCut
-from midlayer_encoders.models.hub import model_location, output_embeddings
-from midlayer_encoders.models.padding import wants_padding
+from midlayer_encoders.reading.batches import TokenBudget
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes import Recipe, recipe_of
-from midlayer_encoders.recipes.counting import Counting
 from midlayer_encoders.selection import Selection, select
 from midlayer_encoders.selection.rules import check_rule
 from midlayer_encoders.validation import check_text
 
 _AUTO = "auto"
+_WITHOUT_VECTOR_MAPS = {"recipe": None, "center": None, "whiten": False, "embed_filter": False, "normalize": False}
 
 
 class LayerEncoder(EmbeddingEncoder):
@@ -66,10 +55,12 @@ class LayerEncoder(EmbeddingEncoder):
     not allow that, the error names the reason. ``docs/media.md`` covers images and audio.
     """
 
+    selection: Selection | None = None
+
     def __init__(
         self,
         model: str,
-        layer: Layer | Sequence[Layer] | Mapping[str, Layer] | str | None = None,
+        layer: LayerArgument | str | None = None,
         *,
         texts: Sequence[str] | None = None,
         labels: Sequence[int | str | None] | None = None,
@@ -77,99 +68,32 @@ class LayerEncoder(EmbeddingEncoder):
     ) -> None:
         if isinstance(model, nn.Module):
             raise OptionError(
-                f"`model` must be a folder or a name on the hub, but got a {type(model).__name__}. For a module in "
-                "memory write LayerEncoder.from_module(module, layer, processor=…)."
+                "`model` must be a folder or hub name. A module: LayerEncoder.from_module(module, layer, processor=…)."
             )
         model = check_text("model", os.fspath(model) if isinstance(model, os.PathLike) else model)
         recipe = options.get("recipe")
-        if select_recipe := isinstance(recipe, str) and recipe == _AUTO:
-            options = {**options, "recipe": None}
-        encoder_options = make_options(options)
+        select_recipe = isinstance(recipe, str) and recipe == _AUTO
+        encoder_options = make_options({**options, "recipe": None} if select_recipe else options)
         if layer is None and isinstance(recipe, Recipe):
             layer = recipe.layer
         if layer is None:
             raise OptionError("`layer` must be a number, or several, unless a Recipe names one, but got None.")
-        recipes = "all" if select_recipe else None
-        layer = normalize_layer(layer)
-        layer, selection = _selected_layer(model, layer, texts, labels, encoder_options, recipes=recipes)
-        if select_recipe and selection is not None:
-            keywords = {name: value for name, value in selection.keywords.items() if name != "layer"}
+        requested = normalize_layer(layer)
+        if select_recipe and requested != _AUTO:
+            raise OptionError(f"`layer` must be 'auto' with recipe='auto', which selects both, but got {requested!r}.")
+        if not isinstance(requested, str) and (texts is not None or labels is not None):
+            raise OptionError(f"`texts` and `labels` must be None unless `layer` names a rule, but it is {requested}.")
+        selection = None
+        if isinstance(requested, str):
+            check_rule(requested, argument="layer")
+            # The recipe's fields are among the options; modules after the pooling depend on the layer.
+            complete = LayerEncoder(model, -1, **{**encoder_options.changed(), **_WITHOUT_VECTOR_MAPS})
+            selection = select(complete, texts, labels, rule=requested, recipes="all" if select_recipe else None)
+            keywords = dict(selection.keywords)
+            requested = keywords.pop("layer")
             encoder_options = make_options({**encoder_options.changed(), **keywords})
-        self._assemble(build_from_files(model, layer, encoder_options), encoder_options, selection)
-
-    @classmethod
-    def from_module(
-        cls,
-        module: nn.Module,
-        layer: Layer | Sequence[Layer],
-        *,
-        processor: Callable[..., Any],
-        medium: Medium = "image",
-        blocks: str | None = None,
-        final: Sequence[str] | None = None,
-        **options: Unpack[EncoderKeywords],
-    ) -> LayerEncoder:
-        """Return the encoder of a copy of a module in memory, which may be any ``torch.nn.Module``.
-
-        Args:
-            module: a model.
-            layer: a layer, or a list of layers, as in :class:`LayerEncoder`.
-            processor: a transformers processor, or a function from a list of inputs to the module's arguments.
-            medium: medium of its inputs.
-            blocks: path of its list of blocks, if the rules do not find it.
-            final: paths of the modules after its last block, likewise.
-            options: those of :class:`~midlayer_encoders.EncoderOptions` that apply without files: ``norm``,
-                ``pooling``, ``device``, ``prompts``, ``truncate_dim``, ….
-        """
-        encoder_options = make_options(options)
-        module = getattr(module, "_orig_mod", module)  # the module inside `torch.compile`
-        layer = normalize_layer(layer)
-        parts = build_from_module(
-            module, layer, encoder_options, processor=processor, medium=medium, blocks=blocks, final=final
-        )
-        encoder = cls.__new__(cls)
-        encoder._assemble(parts, encoder_options, None)
-        return encoder
-
-    def _assemble(self, parts: EncoderParts, options: EncoderOptions, selection: Selection | None) -> None:
-        """Initialize the encoder from its parts, and check it."""
-        prompts, default_prompt_name = resolve_prompts(options, parts.saved_prompts)
-        super().__init__(
-            modules=parts.modules(options.pooling),
-            device=options.device,
-            prompts=prompts,
-            default_prompt_name=default_prompt_name,
-            truncate_dim=options.truncate_dim,
-            trust_remote_code=options.trust_remote_code,
-            model_card_data=CardData(local_files_only=True),
-        )
-        cut = parts.cut
-        towers = cut.towers if isinstance(cut, JointCut) else {}
-        main = cut.towers["image"] if isinstance(cut, JointCut) else cut
-        self.source = parts.source
-        self.name = parts.name
-        self.options = options
+        self._build_from_files(model, requested, encoder_options)
         self.selection = selection
-        self.layer = main.layer
-        self.num_layers = main.anatomy.num_layers
-        self.tower_layers = {name: tower.layer for name, tower in towers.items()}
-        self.mixture = () if parts.mix is None else tuple(zip(parts.mix.layers, parts.mix.shares, strict=True))
-        self.norm = options.norm
-        self.pooling: Pooling = cast(Any, "head") if towers else options.pooling or "mean"
-        self.saved_prompts = parts.saved_prompts
-        self.max_pixels = options.max_pixels
-        self.counting = Counting(parts.placed, options.skip_first, options.template_tokens is not False)
-        options.check_for_media(self.media, self.name)
-        self._check_width(options.truncate_dim)
-        self._gguf_file = parts.gguf_file
-        self._truncation_warned = False
-        self._anatomy = parts.anatomy
-        if isinstance(cut, Cut) and options.bidirectional:
-            turn_mask_off(self[0], cut, self.name)
-            if not isinstance(self[0], MemoryModule) and not wants_padding(self.transformer):
-                check_padding(self[0], *probe_features(self[0]))
-        self.eval()
-        self._add_modules_after_pooling(options)
 
     def with_recipe(self, recipe: Recipe | str) -> LayerEncoder:
         """Return an encoder that shares this one's model and uses a recipe.
@@ -182,24 +106,25 @@ class LayerEncoder(EmbeddingEncoder):
         """
         if self.options.template is not None or self.after_pooling or isinstance(self[0], MemoryModule):
             raise OptionError(
-                f"`recipe` must be given to an encoder of files without a template and without modules after its "
-                f"pooling, but {self.name} has one. Create it with layer=-1 only."
+                f"`recipe` must be for an encoder of files with layer=-1 and no other options, but got {self.name}."
             )
         before_vectors = recipe_of("recipe", recipe).before_vectors()
         options = make_options({**self.options.changed(), "recipe": before_vectors})
-        encoder = copy_with_options(self, options)
+        options.check_for_media(self.media, self.name)
+        encoder = copy.copy(self)
+        first: Any = copy.copy(self[0])
+        first._modules = dict(first._modules)
+        if first.processor is not first.tokenizer:
+            first.processor = copy.copy(first.processor)
         encoder.options = options
         encoder.pooling = options.pooling or "mean"
-        options.check_for_media(encoder.media, encoder.name)
+        encoder.counting = apply_template(first, options, self.name)
+        encoder._modules = {"0": first, "1": pooling_module(first, options.pooling)}
+        prompts, encoder.default_prompt_name = resolve_prompts(options, self.saved_prompts)
+        encoder.prompts = {"query": "", "document": "", **(prompts or {})}
+        encoder.model_card_data = copy.copy(self.model_card_data)
+        encoder.model_card_data.register_model(encoder)
         return encoder
-
-    def _check_width(self, truncate_dim: int | None) -> None:
-        with self.truncate_embeddings(None):
-            width = self.get_embedding_dimension()
-        if truncate_dim is not None and width is not None and truncate_dim > width:
-            raise OptionError(
-                f"`truncate_dim` must be at most {width}, the dimensions of {self.name}, but got {truncate_dim}."
-            )
 
     def check_own(self, options: Mapping[str, Any]) -> None:
         """Raise if options that accompany this encoder differ from the encoder's."""
@@ -208,25 +133,6 @@ class LayerEncoder(EmbeddingEncoder):
         current = {"pooling": self.pooling, "device": str(self.device) if has_index else self.device.type}
         for name in options:
             agreed(name, getattr(requested, name), current.get(name, getattr(self.options, name)))
-
-    def _add_modules_after_pooling(self, options: EncoderOptions) -> None:
-        if not (options.center or options.whiten or options.embed_filter or options.normalize):
-            return
-        truncate_dim = self.truncate_dim
-        self.truncate_dim = None
-        width = cast(int, self.get_embedding_dimension())
-
-        def embed(texts: Sequence[str]) -> Tensor:
-            return cast(Tensor, self.encode(list(texts), convert_to_tensor=True, show_progress_bar=False))
-
-        for module in modules_after_pooling(options, width, embed=embed, output_embeddings=self.output_embeddings):
-            self.append(module.to(device=self.device, dtype=self.dtype))
-        self.truncate_dim = truncate_dim
-
-    def output_embeddings(self) -> Tensor:
-        """Return the output embeddings of the language model, shape ``(V, D)``."""
-        folder, _ = model_location(self.source)
-        return output_embeddings(self.transformer, folder, self.options.revision, gguf_file=self._gguf_file)
 
     # --- process pools and copies -----------------------------------------------------------------------------------
 
@@ -254,28 +160,130 @@ class LayerEncoder(EmbeddingEncoder):
         return copied
 
 
-LayerEncoder.__init__.__signature__ = with_options(inspect.signature(LayerEncoder.__init__))  # type: ignore[attr-defined]
+# For `help` and editors, the signature names the options.
+_parameters = list(inspect.signature(LayerEncoder.__init__).parameters.values())[:-1]
+for _name, _option in option_fields().items():
+    _parameters.append(_parameters[-1].replace(name=_name, default=_option.default, annotation=_option.type))
+LayerEncoder.__init__.__signature__ = inspect.Signature(_parameters)  # type: ignore[attr-defined]
 
 
-def _selected_layer(
-    model: str,
-    layer: Layer | Sequence[Layer] | Mapping[str, Layer] | str,
-    texts: Sequence[str] | None,
-    labels: Sequence[int | str | None] | None,
-    options: EncoderOptions,
+def measure(
+    model: str | LayerEncoder,
+    texts: Sequence[Any],
     *,
-    recipes: str | None,
-) -> tuple[Layer | Sequence[Layer] | Mapping[str, Layer], Selection | None]:
-    """Return the layer, or the layer of the complete model that a rule selects."""
-    if recipes is not None and layer != _AUTO:
-        raise OptionError(f"`layer` must be {_AUTO!r} with recipe={_AUTO!r}, which selects both, but got {layer!r}.")
-    if not isinstance(layer, str):
-        if texts is not None or labels is not None:
-            raise OptionError(f"`texts` and `labels` must be None unless `layer` is a rule's name, but it is {layer}.")
-        return layer, None
-    check_rule(layer, argument="layer")
-    # The recipe's fields are among the options; modules after the pooling depend on the layer.
-    without_vector_maps = {"recipe": None, "center": None, "whiten": False, "embed_filter": False, "normalize": False}
-    complete = LayerEncoder(model, -1, **{**options.changed(), **without_vector_maps})
-    selection = select(complete, texts, labels, rule=layer, recipes=recipes)
-    return selection.layer, selection
+    metrics: str | Sequence[str] = "paper",
+    layers: Sequence[Layer] | str = "all",
+    site: ReadSite = "block",
+    views: int | Sequence[Sequence[Any]] = 16,
+    seed: int = 0,
+    dataset: str = "texts",
+    token_budget: TokenBudget = "auto",
+    progress: Progress | None = None,
+    **options: Unpack[EncoderKeywords],
+) -> pl.DataFrame:
+    """Return the tidy frame of the metrics of every layer.
+
+    Token metrics read the raw states; the others read one vector per text, with the encoder's norm, pooling and default
+    prompt. Invariance metrics share their views: the sixteen passes of LiDAR serve InfoNCE and DiME.
+
+    Args:
+        model: folder or hub name, read with ``norm="none"`` like the paper; or an encoder of the whole model, or of one
+            cut after the last layer of interest.
+        texts: inputs: texts, or for a model of images or audio what it takes (``docs/media.md``).
+        metrics: ``"paper"``, ``"all"``, one name or several.
+        layers: ``"all"`` or a list of layers.
+        site: ``"block"``, or ``"attention"`` or ``"mlp"`` for their outputs in each block, from layer 1 up. The frame's
+            revision names it, as in ``"default:mlp"``.
+        views: number of views of each text for LiDAR (InfoNCE and DiME take the first two), or the views themselves,
+            V lists of N texts.
+        seed: seed of the views.
+        dataset: name of the texts in the frame.
+        token_budget: tokens in a batch; ``"auto"`` finds the fastest size for the device.
+        progress: called after each batch, with the stage ``"measuring"``.
+        options: keywords of :class:`~midlayer_encoders.EncoderOptions`; with an encoder they must equal its options.
+    """
+    if isinstance(model, str | os.PathLike):
+        options.setdefault("norm", "none")
+        encoder = LayerEncoder(os.fspath(model), -1, **options)
+    elif isinstance(model, LayerEncoder):
+        encoder = model
+        encoder.check_own(options)
+    else:
+        raise OptionError(f"`model` must be a folder, a hub name or a LayerEncoder, but got {short_repr(model)}.")
+    return measure_layers(
+        encoder,
+        texts,
+        metrics=metrics,
+        layers=layers,
+        norm=encoder.norm,
+        site=site,
+        views=views,
+        seed=seed,
+        dataset=dataset,
+        token_budget=token_budget,
+        progress=progress,
+    )
+
+
+def select_layer(
+    model: str | LayerEncoder | pl.DataFrame,
+    texts: Sequence[str] | None = None,
+    labels: Sequence[int | str | None] | None = None,
+    *,
+    rule: str = "auto",
+    recipes: str | Recipe | Sequence[str | Recipe] | None = None,
+    all_rules: bool = False,
+    mixture: bool = False,
+    max_texts: int = 500,
+    seed: int = 0,
+    **options: Unpack[EncoderKeywords],
+) -> Selection:
+    """Return the layer of a model to use, the reason, and the choice of every other rule.
+
+    Args:
+        model: folder or hub name, an encoder of the whole model, or a tidy frame of one model from a sweep or from
+            :func:`~midlayer_encoders.measure`.
+        texts: a few hundred of your texts.
+        labels: the class of each text, ``None`` for unlabeled texts.
+        rule: ``"auto"``, ``"last"``, ``"fixed-depth"``, ``"half-match"``, ``"few-labels"``, ``"valley-midpoint"``,
+            ``"min-dime"``, ``"min-infonce"``, ``"min-dataset-entropy"``, ``"min-prompt-entropy"``, or several of the
+            last four ranked together, as in ``"min-dime+dataset-entropy"``.
+        recipes: as in :func:`~midlayer_encoders.sweep`, names, :class:`~midlayer_encoders.Recipe` objects or ``"all"``:
+            also choose the recipe. The result is then a ``RecipeSelection``, whose ``recipe`` and ``layer`` follow the
+            labels if these make one clearly better, and otherwise the model's kind (``docs/selection.md``).
+        all_rules: measure what every rule needs, in three passes over the texts instead of one.
+        mixture: also learn a weighted mean of several layers from the labels; ``LayerEncoder(model,
+            **selection.keywords)`` uses it if it is clearly better than the best single layer.
+        max_texts: maximum number of texts to read.
+        seed: seed of augmented views, folds and resamples.
+        options: keywords of :class:`~midlayer_encoders.EncoderOptions`, if ``model`` is a name.
+
+    Example:
+        >>> import polars as pl
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
+        >>> sts = [0.1, 0.3, 0.6, 0.5, 0.2]
+        >>> rows = [("m", "main", k, k / 4, "score", "STS", "spearman", v) for k, v in enumerate(sts)]
+        >>> selection = select_layer(pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row"))
+        >>> selection.layer, selection.reason
+        (2, 'few-labels: the score on STS is highest there, 60.0')
+    """
+    source: Any = model
+    if isinstance(model, str | os.PathLike):
+        source = LayerEncoder(os.fspath(model), -1, **options)
+    elif not isinstance(model, LayerEncoder | pl.DataFrame):
+        raise OptionError(
+            f"`model` must be a folder, a hub name, a LayerEncoder or a frame of results, but got {short_repr(model)}."
+        )
+    elif options:
+        raise OptionError(f"`{next(iter(options))}` must be left out with an encoder or a frame.")
+    return select(
+        source,
+        texts,
+        labels,
+        rule=rule,
+        recipes=recipes,
+        all_rules=all_rules,
+        mixture=mixture,
+        max_texts=max_texts,
+        seed=seed,
+    )

@@ -1,22 +1,25 @@
-"""Verify that a new encoder pools the states of the requested layer."""
+"""Verify that a new encoder pools the states of the requested layer, and turn off a causal mask."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from midlayer_encoders.errors import CutError
+from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, at_depth, change_depth, cut_model
-from midlayer_encoders.models.padding import mark_padding, suffers_from_padding
+from midlayer_encoders.models.padding import mark_padding, mark_wants_padding, suffers_from_padding
 from midlayer_encoders.reading.capture import final_norm, first_tensor, seen_by_hooks
+
+Features: TypeAlias = Mapping[str, Any]
 
 _VERIFIED_BLOCKS = 2  # of a stack of identical blocks: one and the next
 _POSITION_NAMES = ("layer_idx", "layer_id", "layer_number", "layer_index", "idx", "block_idx")  # of a block's position
@@ -33,7 +36,7 @@ _LAST_STATES = "Its last states are those of a plain SentenceTransformer."
 
 
 @torch.no_grad()
-def check_states(module: nn.Module, cut: Cut, alone: Mapping[str, Any], padded: Mapping[str, Any] | None) -> Anatomy:
+def check_states(module: nn.Module, cut: Cut, alone: Features, padded: Features | None) -> Anatomy:
     """Complete the cut, and return the anatomy of the cut model; raise unless the pooled states are the layer's.
 
     Args:
@@ -54,51 +57,63 @@ def check_states(module: nn.Module, cut: Cut, alone: Mapping[str, Any], padded: 
 
 
 @contextlib.contextmanager
+def temporarily(target: Any, **attributes: Any) -> Iterator[None]:
+    """Set attributes of an object inside a ``with`` block."""
+    before = {name: getattr(target, name) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            setattr(target, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(target, name, value)
+
+
+@contextlib.contextmanager
 def _truncated_stack(module: Any, cut: Cut) -> Iterator[Cut]:
     """Truncate a stack of identical blocks while it is verified, and yield the cut of the truncated model.
 
     A pass through all of them would take longer than loading the model. Mixed stacks are verified whole.
     """
-    model: Any = module.model
-    blocks = model.get_submodule(cut.anatomy.blocks)
+    config = module.model.config
+    blocks = module.model.get_submodule(cut.anatomy.blocks)
     dropped = len(blocks) - _VERIFIED_BLOCKS
     if cut.anatomy.shared or dropped <= 0 or len({_block_signature(block) for block in blocks}) > 1:
         yield cut
         return
-    all_blocks = dict(blocks._modules)
-    config = dict(vars(model.config))
+    output = cut.output
     entries = module.modality_config
-    output = cut.output if isinstance(cut.output, str) else (cut.output[0], cut.output[1] - dropped)
-    try:
-        change_depth(model.config, len(blocks), _VERIFIED_BLOCKS)
+    if not isinstance(output, str):
+        output = (output[0], output[1] - dropped)
+        entries = {key: {**entry, "method_output_name": list(output)} for key, entry in entries.items()}
+    with (
+        temporarily(blocks, _modules=dict(blocks._modules)),
+        temporarily(config, __dict__=dict(vars(config))),
+        temporarily(module, modality_config=entries),
+    ):
+        change_depth(config, len(blocks), _VERIFIED_BLOCKS)
         del blocks[_VERIFIED_BLOCKS:]
-        if not isinstance(output, str):
-            truncated = {"method_output_name": list(output)}
-            module.modality_config = {key: {**entry, **truncated} for key, entry in entries.items()}
         yield replace(cut, layer=cut.layer - dropped, keep=cut.keep - dropped, output=output)
-    finally:
-        blocks._modules.clear()
-        blocks._modules.update(all_blocks)
-        vars(model.config).clear()
-        vars(model.config).update(config)
-        module.modality_config = entries
+
+
+def _settings(model: nn.Module) -> dict[str, Any]:
+    """Return the bools, numbers and strings among the attributes of each module, by path."""
+    return {
+        f"{path}.{name}".lstrip("."): value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, bool | int | float | str) and not name.startswith("_")
+    }
 
 
 def _block_signature(block: nn.Module) -> tuple[Any, ...]:
     """Return the modules, shapes and settings of a block, without its position."""
-    signature: list[Any] = []
-    for path, module in block.named_modules():
-        signature.append((path, type(module)))
-        for name, value in vars(module).items():
-            if isinstance(value, bool | int | float | str) and not name.startswith("_") and name not in _POSITION_NAMES:
-                signature.append((name, value))
-        signature += [(name, value.shape) for name, value in module._parameters.items() if value is not None]
-    return tuple(signature)
+    settings = [item for item in _settings(block).items() if item[0].rpartition(".")[2] not in _POSITION_NAMES]
+    modules = [(path, type(module)) for path, module in block.named_modules()]
+    return (*modules, *settings, *((name, value.shape) for name, value in block.named_parameters()))
 
 
-def _verify_layer(
-    module: Any, cut: Cut, alone: Mapping[str, Any], padded: Mapping[str, Any] | None, *, layer: int
-) -> tuple[str, ...]:
+def _verify_layer(module: Any, cut: Cut, alone: Features, padded: Features | None, *, layer: int) -> tuple[str, ...]:
     """Return the modules after the last block; raise unless the module returns the states of the layer."""
     model: Any = module.model
     name = type(model).__name__
@@ -120,24 +135,18 @@ def _verify_layer(
     if complete and expected is not None and close(expected, states[:, : expected.shape[1]]):
         return anatomy.final
     unpadded = module(dict(alone))["token_embeddings"]
-    if complete and expected is None and close(unpadded, states[:, : unpadded.shape[1]]):
-        return anatomy.final
-    if expected is not None and expected.shape != unpadded.shape and sorted(expected.shape) == sorted(unpadded.shape):
-        raise CutError(
-            f"The blocks of {name} return states of shape {tuple(expected.shape)} while its output has "
-            f"{tuple(unpadded.shape)} (batch, tokens, width): layers with another order of axes are not supported."
-        )
     if not complete or (expected is not None and not close(expected, unpadded)):
         raise CutError(
             f"{name} gives other states for layer {layer} with norm={cut.norm!r} than its block does, so an unknown "
             f"module changes them. Try norm={'none' if cut.norm == 'final' else 'final'!r}. {_LAST_STATES}"
         )
-    mark_padding(model)
+    if expected is not None or not close(unpadded, states[:, : unpadded.shape[1]]):
+        mark_padding(model)
     return anatomy.final
 
 
 @torch.no_grad()
-def check_padding(module: nn.Module, alone: Mapping[str, Any], padded: Mapping[str, Any] | None) -> None:
+def check_padding(module: nn.Module, alone: Features, padded: Features | None) -> None:
     """Record whether an input has other states in a padded batch than alone."""
     states = module(dict(alone))["token_embeddings"]
     if padded is not None and not close(states, module(dict(padded))["token_embeddings"][:1, : states.shape[1]]):
@@ -167,38 +176,32 @@ class _Record:
     model_output: Tensor | None = None
 
 
-def _record_reference(module: nn.Module, features: Mapping[str, Any], cut: Cut) -> _Record:
+def _record_reference(module: nn.Module, features: Features, cut: Cut) -> _Record:
     """Record a pass through the blocks as loaded, before one is added, silenced or dropped.
 
     The config counts the blocks of the complete model, so that a block that reads its depth there shows.
     """
-    model: Any = module.model
-    try:
-        with at_depth(model, cut):
-            return _record_pass(module, features, cut.anatomy)
-    except CutError:
-        raise
-    except _RUN_ERRORS:
+    error: Exception | None = None
+    for depth in (at_depth(module.model, cut), contextlib.nullcontext()):  # type: ignore[arg-type]
         try:
-            return _record_pass(module, features, cut.anatomy)
+            with depth:
+                return _record_pass(module, features, cut.anatomy)
+        except CutError:
+            raise
         except _RUN_ERRORS as reason:
-            raise CutError(
-                f"{type(model).__name__} does not run on what its processor makes of a short input: {reason}"
-            ) from reason
+            error = reason
+    name = type(module.model).__name__
+    raise CutError(f"{name} does not run on what its processor makes of a short input: {error}") from error
 
 
-def _record_pass(module: nn.Module, features: Mapping[str, Any], anatomy: Anatomy) -> _Record:
+def _record_pass(module: nn.Module, features: Features, anatomy: Anatomy) -> _Record:
     model: Any = module.model
     record = _Record()
 
-    def before_block(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        states = first_tensor(args)
-        record.inputs.append(states if states is not None else kwargs["hidden_states"])
-
-    def after_block(_: nn.Module, __: Any, output: Any) -> None:
-        states = first_tensor(output)
-        if states is not None:
-            record.outputs.append(states)
+    def after_block(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        before, after = first_tensor(args), first_tensor(output)
+        record.inputs.append(before if before is not None else kwargs["hidden_states"])
+        record.outputs += [] if after is None else [after]
 
     def after_part(path: str, _: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         before, after = first_tensor(args), first_tensor(output)
@@ -218,8 +221,7 @@ def _record_pass(module: nn.Module, features: Mapping[str, Any], anatomy: Anatom
         for block in model.get_submodule(anatomy.blocks):
             if anatomy.past_hooks:
                 stack.enter_context(seen_by_hooks(block))
-            stack.callback(block.register_forward_pre_hook(before_block, with_kwargs=True).remove)
-            stack.callback(block.register_forward_hook(after_block).remove)
+            stack.callback(block.register_forward_hook(after_block, with_kwargs=True).remove)
         for path, part in model.named_modules():
             if path and not path.startswith(f"{anatomy.blocks}.") and path != anatomy.blocks:
                 stack.callback(part.register_forward_hook(functools.partial(after_part, path)).remove)
@@ -232,8 +234,7 @@ def _record_pass(module: nn.Module, features: Mapping[str, Any], anatomy: Anatom
                 raise
     if not record.outputs:
         raise CutError(
-            f"{type(model).__name__} does not call its blocks ({anatomy.blocks!r}), or bypasses their hooks, so its "
-            "layers cannot be read."
+            f"{type(model).__name__} does not call its blocks ({anatomy.blocks!r}), or bypasses their hooks."
         )
     record.inputs = list(map(anatomy.tokens, record.inputs))
     record.outputs = list(map(anatomy.tokens, record.outputs))
@@ -253,8 +254,8 @@ def _check_between_blocks(record: _Record, model: Any, cut: Cut) -> None:
     for layer, (before, after) in enumerate(zip(record.outputs, record.inputs[1:], strict=False), 1):
         if not close(before, after):
             raise CutError(
-                f"{name} changes its states between blocks {layer} and {layer + 1}, so its layers are ambiguous, and a "
-                f"cut model would not have them. {_LAST_STATES}"
+                f"{name} changes its states between blocks {layer} and {layer + 1}, so its layers are ambiguous. "
+                f"{_LAST_STATES}"
             )
 
 
@@ -290,10 +291,7 @@ def _expected_states(record: _Record, cut: Cut, model: Any, anatomy: Anatomy) ->
         if cut.layer == 1 and config.model_type in _CONVOLVED and getattr(config, "conv_kernel_size", None):
             return None
     else:
-        raise CutError(
-            f"{type(model).__name__} does not call all of its blocks ({cut.anatomy.blocks!r}) in order, so its layers "
-            "cannot be read."
-        )
+        raise CutError(f"{type(model).__name__} does not call all of its blocks ({cut.anatomy.blocks!r}) in order.")
     normed: Tensor = final_norm(model, anatomy, cut.norm)(states)
     return normed
 
@@ -303,8 +301,7 @@ def _unchanged(model: Any) -> Iterator[None]:
     """Raise if a pass changes the model itself."""
     before = _fingerprint(model)
     yield
-    after = _fingerprint(model)
-    if changed := [name for name, value in after.items() if before.get(name, value) != value]:
+    if changed := [name for name, value in _fingerprint(model).items() if before.get(name, value) != value]:
         raise CutError(
             f"A forward pass changes {type(model).__name__} itself (`{changed[0]}`), so its vectors would depend on "
             f"earlier inputs. {_CURES.get(model.config.model_type, 'It cannot be an encoder.')}"
@@ -313,10 +310,89 @@ def _unchanged(model: Any) -> Iterator[None]:
 
 def _fingerprint(model: nn.Module) -> dict[str, Any]:
     """Return the numbers and strings among the settings of each module, and the version of each weight."""
-    fingerprint: dict[str, Any] = {}
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            # Flags may record that a first pass ran.
-            if isinstance(value, int | float | str) and not isinstance(value, bool) and not name.startswith("_"):
-                fingerprint[f"{path}.{name}".lstrip(".")] = value
-    return fingerprint | {name: value._version for name, value in model.named_parameters()}
+    # Flags may record that a first pass ran.
+    settings = {name: value for name, value in _settings(model).items() if not isinstance(value, bool)}
+    return settings | {name: value._version for name, value in model.named_parameters()}
+
+
+# --- bidirectional attention ------------------------------------------------------------------------------------------
+
+
+def turn_mask_off(module: nn.Module, cut: Cut, name: str) -> None:
+    """Turn off the causal mask, and raise if a block remains causal."""
+    model: Any = module.model
+    if not isinstance(getattr(model.get_input_embeddings(), "weight", None), Tensor):  # patches or waveforms
+        raise OptionError(f"`bidirectional` must be False for {name}, which reads no tokens: it has no causal mask.")
+    if cut.layer > 0 and not _causal_blocks(module, cut):
+        raise OptionError(f"`bidirectional` must be False for {name}: it has no causal mask to turn off.")
+    model.config.is_causal = False
+    for part in model.modules():
+        if getattr(part, "is_causal", None) is True:
+            part.is_causal = False
+    ids = _token_ids(module, [[5, 6, 7]])
+    try:
+        with torch.no_grad():
+            module({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    except AttributeError:  # MPT requires a mask then, which only padded batches have
+        mark_wants_padding(model)
+    if cut.layer > 0 and (causal := _causal_blocks(module, cut)):
+        which = f"those of blocks {', '.join(map(str, causal))}" if len(causal) < cut.layer else "its tokens"
+        raise OptionError(
+            f"`bidirectional` must be False for {name}: {which} see only those before them, whatever its config says "
+            "(a state-space model, or attention with another mask)."
+        )
+
+
+def _token_ids(module: Any, ids: list[list[int]]) -> Tensor:
+    """Return token ids on the module's device, within its vocabulary."""
+    table = module.model.get_input_embeddings()
+    size = getattr(table, "num_embeddings", None) or len(table.weight)
+    return torch.tensor(ids, device=next(module.parameters()).device).remainder(size)
+
+
+def _causal_blocks(module: nn.Module, cut: Cut) -> list[int]:
+    """Return the blocks, from 1, in which a token of a padded batch sees less ahead than back."""
+    model: Any = module.model
+    ids = _token_ids(module, [[5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0], [5, 6, 7, 9, 5, 6, 7, 8, 5, 6, 7, 8]])
+    mask = torch.ones_like(ids)
+    mask[0, 4:] = 0
+    passes: list[tuple[Tensor, Tensor]] = []
+    inputs: list[Tensor] = []
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        states = first_tensor(args)
+        states = states if states is not None else kwargs["hidden_states"]
+        leaf = states.detach().requires_grad_(True)
+        inputs.append(leaf)
+        new_args = tuple(leaf if value is states else value for value in args)
+        return new_args, {name: leaf if value is states else value for name, value in kwargs.items()}
+
+    def after(_: nn.Module, __: Any, output: Any) -> None:
+        states = first_tensor(output)
+        if states is not None:
+            passes.append((inputs[-1], states))
+
+    with contextlib.ExitStack() as stack:
+        for block in itertools.islice(model.get_submodule(cut.anatomy.blocks), cut.layer):
+            if cut.anatomy.past_hooks:
+                stack.enter_context(seen_by_hooks(block))
+            stack.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
+            stack.callback(block.register_forward_hook(after).remove)
+        with torch.enable_grad():
+            module({"input_ids": ids, "attention_mask": mask})
+    last = ids.shape[1] - 1
+    return [
+        number
+        for number, states in enumerate(passes, 1)
+        # In the padded row, and as far ahead as back in the other: layers with a window keep it on both sides.
+        if not _depends(cut.anatomy, *states, 0, 0, 1)
+        or (_depends(cut.anatomy, *states, 1, last, 0) and not _depends(cut.anatomy, *states, 1, 0, last))
+    ]
+
+
+def _depends(anatomy: Anatomy, inputs: Tensor, outputs: Tensor, row: int, target: int, source: int) -> bool:
+    """Return whether a block's output at token ``target`` depends on its input at token ``source``."""
+    states = anatomy.tokens(outputs)[row, target]
+    weights = torch.linspace(-1, 1, len(states), device=outputs.device, dtype=outputs.dtype).cos()
+    (slope,) = torch.autograd.grad((states * weights).sum(), inputs, allow_unused=True, retain_graph=True)
+    return slope is not None and bool(anatomy.tokens(slope)[row, source].abs().max() > 0)

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from midlayer_encoders.encoder.first_module import MemoryModule
 from midlayer_encoders.encoder.inputs import to_device
-from midlayer_encoders.encoder.memory_module import MemoryModule
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.export import _comparison

@@ -18,7 +18,7 @@ from midlayer_encoders.media import audio_lengths, check_taken, medium_of
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.reading.locks import turn
-from midlayer_encoders.recipes.counting import Counting
+from midlayer_encoders.recipes import Counting
 from midlayer_encoders.validation import check_count, check_texts
 
 TokenBudget: TypeAlias = int | Literal["auto"]

@@ -26,7 +26,7 @@ from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.reading.batches import LayerSource, TextInputs
 from midlayer_encoders.reading.capture import STREAM, capture, final_norm
 from midlayer_encoders.reading.pooling import FusedPooling, real_tokens
-from midlayer_encoders.recipes.counting import Counting
+from midlayer_encoders.recipes import Counting
 from midlayer_encoders.validation import check_choice
 
 TokenReceive: TypeAlias = Callable[[int, Tensor, Tensor, list[int]], None]

@@ -14,8 +14,7 @@ from midlayer_encoders._types import Stage
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import curves, tidy_frame
 from midlayer_encoders.reading.batches import LayerSource
-from midlayer_encoders.recipes import PLAIN, RECIPES, SMALLEST_SAMPLE, Recipe
-from midlayer_encoders.recipes.vectors import middle_directions, vector_map
+from midlayer_encoders.recipes import PLAIN, RECIPES, SMALLEST_SAMPLE, Recipe, middle_directions, vector_map
 from midlayer_encoders.selection.default_recipes import KIND_NAMES, default_depth, default_recipe, model_kind
 from midlayer_encoders.selection.layer_scores import (
     SelectionInputs,

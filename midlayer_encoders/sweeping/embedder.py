@@ -25,7 +25,7 @@ from midlayer_encoders.reading.batches import TokenBudget, batches_of, tokens_th
 from midlayer_encoders.reading.capture import compiled_blocks
 from midlayer_encoders.reading.reader import Passed, layer_reader
 from midlayer_encoders.recipes import Recipe
-from midlayer_encoders.recipes.vectors import LEFT_OUT, middle_directions, vector_map
+from midlayer_encoders.recipes import LEFT_OUT, middle_directions, vector_map
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
 from midlayer_encoders.sweeping.processes import Group
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from midlayer_encoders._types import EncoderSpec, Norm
-from midlayer_encoders.encoder.memory_module import MemoryModule
+from midlayer_encoders.encoder.first_module import MemoryModule
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.frame import Baselines
 from midlayer_encoders.models.cut import plan_cuts

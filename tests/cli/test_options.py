@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
-from midlayer_encoders.encoder.choosing import measure
+from midlayer_encoders.encoder.sentence_transformers_encoder import measure
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.selection import select
 from tests.cli.calls import check_every_option, run, tables, words_of

@@ -19,7 +19,7 @@ from scipy.stats import kendalltau, spearmanr
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.comparing.compare import random_halves
 from midlayer_encoders.comparing.correlation import correlate
-from midlayer_encoders.encoder.choosing import measure
+from midlayer_encoders.encoder.sentence_transformers_encoder import measure
 from midlayer_encoders.metrics import cka
 from midlayer_encoders.views.text_views import augment
 from tests.families import DEPTH, VOCAB

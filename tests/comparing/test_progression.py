@@ -16,7 +16,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.comparing import ProgressionResult, progression
 from midlayer_encoders.comparing.checkpoints import find_checkpoints
-from midlayer_encoders.encoder.choosing import measure
+from midlayer_encoders.encoder.sentence_transformers_encoder import measure
 from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError
 from tests.families import DEPTH
 from tests.tiny_folders import TEXTS, save_tiny

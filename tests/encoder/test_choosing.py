@@ -13,7 +13,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.encoder.choosing import measure, select_layer
+from midlayer_encoders.encoder.sentence_transformers_encoder import measure, select_layer
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import dataset_entropy
 from midlayer_encoders.selection import RecipeSelection
@@ -68,7 +68,7 @@ def test_the_mean_of_texts_is_taken_out_and_saved(tiny_folder: Folder, tmp_path:
     centered.save_pretrained(str(tmp_path))
     loaded = SentenceTransformer(str(tmp_path), device="cpu", truncate_dim=8)
     np.testing.assert_array_equal(loaded.encode(TEXTS), centered.encode(TEXTS))
-    with pytest.raises(OptionError, match="Make it without `center`"):
+    with pytest.raises(OptionError, match="Create it without `center`"):
         measure(centered, TEXTS, metrics="curvature")
 
 
@@ -76,7 +76,7 @@ def test_wrong_input_is_refused(tiny_folder: Folder) -> None:
     folder = tiny_folder("Llama")
     with pytest.raises(OptionError, match=r"`layer` must be one of .* Did you mean 'auto'"):
         LayerEncoder(folder, "atuo", device="cpu")
-    with pytest.raises(OptionError, match="must be None unless `layer` is a rule's name, but it is 2"):
+    with pytest.raises(OptionError, match="must be None unless `layer` names a rule, but it is 2"):
         LayerEncoder(folder, 2, texts=TEXTS, device="cpu")
     with pytest.raises(OptionError, match="`center` must hold 16 texts or more, but got 3"):
         LayerEncoder(folder, 2, center=TEXTS[:3], device="cpu")

@@ -126,7 +126,7 @@ def test_a_folder_is_looked_at_again_though_nothing_was_embedded_before(
 
 
 def test_a_way_to_spread_a_model_that_there_is_not(tiny_folder: Folder) -> None:
-    with pytest.raises(OptionError, match="`device_map` must be 'auto'"):
+    with pytest.raises(OptionError, match="`device_map` must be one of 'auto'"):
         LayerEncoder(tiny_folder("Llama"), 2, device_map="banana")
 
 

@@ -8,21 +8,29 @@ import pytest
 import torch
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.encoder.options import EncoderOptions, make_options, normalize_layer, python_line, shell_line
+from midlayer_encoders.encoder.options import (
+    EncoderKeywords,
+    EncoderOptions,
+    make_options,
+    normalize_layer,
+    option_help,
+    python_line,
+    shell_line,
+)
 from midlayer_encoders.errors import DeviceError, LayerIndexError, OptionError
-from tests.encoder.generate_keywords import PATH, source
+from midlayer_encoders.recipes import RECIPES
 
-NAMES = [one.name for one in dataclasses.fields(EncoderOptions)]
+NAMES = [option.name for option in dataclasses.fields(EncoderOptions)]
 
 
 def test_the_keywords_of_the_constructor_are_the_options() -> None:
-    assert PATH.read_text() == source(), "run python -m tests.encoder.generate_keywords"
-    shown = inspect.signature(LayerEncoder).parameters
-    assert [name for name in shown if name in NAMES] == NAMES
-    for one in dataclasses.fields(EncoderOptions):
-        assert shown[one.name].default == one.default
-        assert f"        {one.name}: " in (EncoderOptions.__doc__ or ""), f"{one.name} is not described"
-        assert one.metadata["help"]
+    assert list(EncoderKeywords.__annotations__) == NAMES == list(option_help())
+    parameters = inspect.signature(LayerEncoder).parameters
+    assert [name for name in parameters if name in NAMES] == NAMES
+    for option in dataclasses.fields(EncoderOptions):
+        assert parameters[option.name].default == option.default
+        assert option_help()[option.name].endswith(".")
+    assert ", ".join(RECIPES) in option_help()["recipe"]
 
 
 def test_the_constructor_is_short_and_is_found_by_the_name_of_its_module() -> None:
@@ -146,10 +154,10 @@ def test_numbers_of_numpy_and_devices_of_torch_are_taken() -> None:
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [
-        ("ViT", {"max_length": 8}, "`max_length` must be left out for .*, which takes image and no text, but got 8"),
-        ("ViT", {"prompts": {"q": "q: "}}, "`prompts` must be left out for .*, which takes image and no text"),
-        ("Wav2Vec2", {"max_length": 8}, "which takes audio and no text"),
-        ("Llama", {"max_pixels": 9}, "`max_pixels` must be left out for .*, which takes text and no image, but got 9"),
+        ("ViT", {"max_length": 8}, "`max_length` must be left out for .*, which takes no text, but got 8"),
+        ("ViT", {"prompts": {"q": "q: "}}, "`prompts` must be left out for .*, which takes no text"),
+        ("Wav2Vec2", {"max_length": 8}, "which takes no text"),
+        ("Llama", {"max_pixels": 9}, "`max_pixels` must be left out for .*, which takes no image, but got 9"),
         ("Llama", {"truncate_dim": 33}, "`truncate_dim` must be at most 32, the dimensions of .*, but got 33"),
     ],
 )

@@ -15,8 +15,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.recipes import Recipe
-from midlayer_encoders.recipes.vectors import middle_directions
+from midlayer_encoders.recipes import Recipe, middle_directions
 from tests.families import DEPTH, tiny
 from tests.tiny_folders import TEXTS, tokenizer
 
@@ -103,7 +102,7 @@ def test_vectors_are_those_computed_by_hand_alone_in_batches_and_after_export(
         plain = SentenceTransformer(str(tmp_path / "plain"), device="cpu")
         np.testing.assert_allclose(plain.encode(TEXTS, batch_size=3), wanted, **EXACT)
     else:
-        with pytest.raises(CutError, match="A plain folder pools every token of a text"):
+        with pytest.raises(CutError, match="A plain folder pools every token"):
             encoder.save_pretrained(str(tmp_path / "plain"))
 
 
@@ -156,7 +155,7 @@ def test_lines_that_recreate_an_encoder_name_the_recipe_or_its_fields(tied: str)
         ),
         ({"recipe": 3}, "`recipe` must be a Recipe or one of"),
         ({"template": "no"}, r"`template` must hold \{text\}"),
-        ({"template": ASK, "max_length": 9}, r"with it 20 tokens are not the text's, and .* is to take 9"),
+        ({"template": ASK, "max_length": 9}, r"adds 20 tokens, and .* takes 9"),
         ({"skip_first": -1}, "`skip_first` must be a whole number, 0 or more, but got -1"),
         ({"whiten": True}, "`whiten` must be False without `center`"),
         ({"center": TEXTS}, "`center` must hold 16 texts or more, but got 6"),
@@ -176,7 +175,7 @@ def test_what_cannot_be_asked_is_refused(options: dict[str, Any], message: str, 
 
 
 def test_a_recipe_for_another_medium_is_refused(tiny_folder: Folder) -> None:
-    with pytest.raises(OptionError, match=r"`recipe` must be left out for .*, which takes image and no text"):
+    with pytest.raises(OptionError, match=r"`recipe` must be left out for .*, which takes no text"):
         LayerEncoder(tiny_folder("ViT"), 2, device="cpu", recipe="one-word")
 
 
@@ -209,7 +208,7 @@ def test_encoders_that_share_a_model_each_ask_in_their_own_way(tied: str) -> Non
         assert encoder.spec == alone.spec
         assert encoder.model_card_data.base_model_revision == alone.model_card_data.base_model_revision
     np.testing.assert_array_equal(whole.encode(TEXTS), LayerEncoder(tied, -1, device="cpu").encode(TEXTS))
-    with pytest.raises(OptionError, match="must be given to an encoder of files without a template"):
+    with pytest.raises(OptionError, match="`recipe` must be for an encoder of files"):
         made["echo"].with_recipe("one-word")
 
 
@@ -224,7 +223,7 @@ def test_several_layers_are_asked_and_mapped_as_one(tied: str) -> None:
     np.testing.assert_allclose(wide.encode(TEXTS), beside / np.linalg.norm(beside, axis=1, keepdims=True), **EXACT)
     with pytest.raises(OptionError, match="`embed_filter` must be False with combine='concat'"):
         LayerEncoder(tied, [1, 3], device="cpu", combine="concat", embed_filter=True)
-    with pytest.raises(OptionError, match="must be given to an encoder of files without a template"):
+    with pytest.raises(OptionError, match="`recipe` must be for an encoder of files"):
         both.with_recipe("one-word")
 
 

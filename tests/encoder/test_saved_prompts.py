@@ -157,7 +157,7 @@ def test_prompts_that_are_not_pooled_are_not_used_and_it_is_warned(
     (tmp_path / "model" / "1_Pooling" / "config.json").write_text(json.dumps({"include_prompt": False}))
     with caplog.at_level(logging.WARNING, logger="midlayer_encoders.encoder.prompting"):
         assert last(home).prompts == {"query": "", "document": ""}
-        assert "its pooling excludes their tokens" in caplog.text
+        assert "its pooling excludes them" in caplog.text
         caplog.clear()
         assert last(home, prompts=PROMPTS).prompts == PROMPTS
         assert not caplog.records
@@ -166,7 +166,7 @@ def test_prompts_that_are_not_pooled_are_not_used_and_it_is_warned(
 @pytest.mark.parametrize(
     ("config", "match"),
     [
-        ({"prompts": ["a"]}, "whose `prompts` are names and texts"),
+        ({"prompts": ["a"]}, "must hold valid prompts"),
         ({"prompts": {"a": 1}}, "a prompt is no string"),
         (
             {"prompts": {"a": "b: "}, "default_prompt_name": "c"},

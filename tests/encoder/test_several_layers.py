@@ -202,7 +202,7 @@ def test_printed_lines_recreate_it(options: dict[str, Any], tiny_folder: Folder,
         ),
         ([1, 2], {"combine": "sum"}, OptionError, "`combine` must be one of 'mean', 'concat'"),
         (2, {"layer_weights": [1]}, OptionError, "`layer_weights` must be left out unless `layer` is a list"),
-        ([2], {"combine": "concat"}, OptionError, "`combine` must be left out unless"),
+        ([2], {"combine": "concat"}, OptionError, "`combine` and `layer_weights` must be left out unless"),
     ],
 )
 def test_bad_layers_and_weights_are_refused(
@@ -237,8 +237,8 @@ def test_its_layers_are_not_read_again(tiny_folder: Folder, tmp_path: Path) -> N
     ("family", "options", "match"),
     [
         ("Llama", {}, "cannot apply the final norm to each layer .norm='none' may be exported"),
-        ("Llama", {"norm": "none", "pooling": "max"}, "averages the states before it pools them"),
-        ("BERT", {"combine": "concat", "pooling": "cls"}, "concatenates by that pooling"),
+        ("Llama", {"norm": "none", "pooling": "max"}, "averages layers before pooling='max'"),
+        ("BERT", {"combine": "concat", "pooling": "cls"}, "cannot concatenate layers with pooling='cls'"),
         ("OPT-350m", {"norm": "none"}, "have several widths"),
     ],
 )

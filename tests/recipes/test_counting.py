@@ -7,8 +7,7 @@ import itertools
 import pytest
 import torch
 
-from midlayer_encoders.recipes import TokenLayout
-from midlayer_encoders.recipes.counting import Counting
+from midlayer_encoders.recipes import Counting, TokenLayout
 
 
 def read_aloud(length: int, counting: Counting) -> list[int]:

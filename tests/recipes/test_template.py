@@ -125,12 +125,12 @@ def test_text_that_stands_twice_is_truncated_so_that_both_copies_fit() -> None:
         ("no place", r"`template` must hold \{text\} once, or twice to repeat the text, but got 'no place'"),
         ("{text}{text}{text}", r"must hold \{text\} once, or twice"),
         (7, r"`template` must be a string, but got 7"),
-        ({"query": "{text}", "passage": "{text}"}, r"must be for 'text', 'query', 'document', but has 'passage'"),
+        ({"query": "{text}", "passage": "{text}"}, r"must be one of 'text', 'query', 'document', but got 'passage'"),
         ({"query": "q {text}", "document": "d"}, r"`template\['document'\]` must hold \{text\}"),
         ({"query": "q {text}?", "document": "d {text}"}, r"must end alike for queries, documents and other texts"),
         ({"query": "q {text}:", "document": "d {text}:"}, r"Give a template for 'text' too"),
         ("half \ud83d {text}", r"contains the unpaired surrogate"),
-        ({}, r"must be for one of 'text', 'query', 'document', but is empty"),
+        ({}, r"must be one of 'text', 'query', 'document', but got None"),
     ],
 )
 def test_a_template_that_is_none_is_refused(template: Any, message: str) -> None:
@@ -153,7 +153,7 @@ def test_a_recipe_keeps_its_templates_whatever_becomes_of_the_mapping_and_has_a_
 def test_what_the_tokenizer_cannot_hold_is_refused() -> None:
     with pytest.raises(OptionError, match=r"adds 70 tokens, and m takes 64. Write a shorter"):
         add_template(characters(), TemplateParts("x" * 70), model="m")
-    with pytest.raises(OptionError, match=r"adds 63 tokens .* pass a larger `max_length`"):
+    with pytest.raises(OptionError, match=r"adds 63 tokens, .* pass a larger `max_length`"):
         add_template(characters(), TemplateParts("x" * 60, "y", "zz"), model="m")
     with pytest.raises(OptionError, match="'雪' gives unknown tokens only"):
         add_template(characters(), TemplateParts("", None, "雪"), model="m")

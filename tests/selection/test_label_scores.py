@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.encoder.choosing import select_layer
+from midlayer_encoders.encoder.sentence_transformers_encoder import select_layer
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.selection import LabelEvidence, Selection, select
 from midlayer_encoders.selection.ridge import ridge_correct

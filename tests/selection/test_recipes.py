@@ -98,7 +98,7 @@ def test_without_labels_the_kind_of_the_model_decides(tiny_folder: Folder) -> No
     assert model_kind(image, tuned=False) == "media"
     found = select(image, recipes="plain")
     assert found.keywords == {"layer": 3}
-    with pytest.raises(OptionError, match=r"must be left out for .*, which takes image"):
+    with pytest.raises(OptionError, match=r"must be left out for .*, which takes no text"):
         select(image, recipes="all")
 
 

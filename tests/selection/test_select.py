@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.encoder.choosing import select_layer
+from midlayer_encoders.encoder.sentence_transformers_encoder import select_layer
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.selection import RULES, CannotChooseError, Selection, select, selection_passes
 from midlayer_encoders.selection.layer_scores import LABELS, is_significantly_better
