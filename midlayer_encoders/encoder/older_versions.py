@@ -89,11 +89,10 @@ def _is_loaded_differently(folder: Path, max_length: int | None) -> bool:
 def _rewrite_pooling(path: Path) -> None:
     """Add a boolean key for each pooling to ``pooling_mode``."""
     config = read_json(path)
-    names = {"embedding_dimension": "word_embedding_dimension"}
-    current = {
-        names.get(name, name): config[name] for name in ("embedding_dimension", "pooling_mode", "include_prompt")
-    }
-    write_json(path, current | {key: name == config["pooling_mode"] for name, key in _POOLING_KEYS.items()})
+    mode = config["pooling_mode"]
+    legacy = {key: name == mode for name, key in _POOLING_KEYS.items()}
+    current = {"word_embedding_dimension": config["embedding_dimension"], "pooling_mode": mode}
+    write_json(path, {**current, **legacy, "include_prompt": config["include_prompt"]})
 
 
 def _rewrite_dense(folder: Path) -> None:

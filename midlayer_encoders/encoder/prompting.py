@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
@@ -46,7 +45,7 @@ class SavedPrompts(NamedTuple):
         default: name of the default prompt.
     """
 
-    texts: Mapping[str, str] = MappingProxyType({})
+    texts: Mapping[str, str] = {}
     default: str | None = None
 
 

@@ -212,7 +212,7 @@ def _plain_modules(
 ) -> list[nn.Module]:
     """Return the plain modules after the transformer for the layers at these indices of ``count`` hidden states."""
     mode = pooling.pooling_mode
-    width = first.get_embedding_dimension() // len(indices)
+    width = combined.embedding_dimension
     if combined.combine == "mean":
         if mode == "max":
             raise CutError(
@@ -222,6 +222,7 @@ def _plain_modules(
         return [_weighted_mean(width, count, shares), PoolingModule(width, pooling_mode=mode)]
     if mode == "cls":
         raise CutError("A plain folder cannot concatenate layers with pooling='cls'. Use the mean of the layers.")
+    width //= len(indices)
     modules: list[nn.Module] = []
     for number, index in enumerate(indices, 1):
         # `Pooling` reads "cls_token_embeddings" as the first token and puts it before its own vector.
