@@ -22,17 +22,9 @@ from midlayer_encoders.files import read_artifact, write_file_once
 from midlayer_encoders.media import is_pil, read_audio, read_image
 from midlayer_encoders.reading.ahead import Behind
 from midlayer_encoders.reading.batches import TokenBudget, batches_of, tokens_that_fit
-<<<<<<< HEAD
 from midlayer_encoders.reading.capture import compiled_blocks
 from midlayer_encoders.reading.reader import Passed, layer_reader
-from midlayer_encoders.recipes import Recipe
-from midlayer_encoders.recipes import LEFT_OUT, middle_directions, vector_map
-=======
-from midlayer_encoders.reading.compiled import compiled_blocks
-from midlayer_encoders.reading.flow import Passed
-from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.recipes import LEFT_OUT, Recipe, middle_directions, vector_map
->>>>>>> 565bfeb (Sweeps import recipes from one module)
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
 from midlayer_encoders.sweeping.processes import Group
 
