@@ -23,7 +23,7 @@ from benchmarks.vision.model import PatchTransformer
 from benchmarks.vision.run import reader_of
 from midlayer_encoders.probing import AttentiveProbes, LiveTokens, ProbeSettings, Split
 from midlayer_encoders.probing.classifiers import num_heads
-from midlayer_encoders.probing.fitting import train_probes
+from midlayer_encoders.probing.probe import train_probes
 from midlayer_encoders.probing.tokens import TokenSource, read_tokens
 
 CLASSES = 10

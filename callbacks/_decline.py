@@ -12,7 +12,7 @@ from midlayer_encoders.errors import NotFiniteError, OptionError
 from midlayer_encoders.validation import check_choice
 
 from ._measurement import LABEL_ACCURACY, MetricValues
-from ._recorder import Recorder
+from ._recorder import MeasurementHistory, Recorder
 from ._settings import EveryNSteps
 
 _log = logging.getLogger("midlayer_encoders")
@@ -163,12 +163,11 @@ class DeclineRecorder(Recorder):
             return
         super()._failed(error, step)
 
-    def _resume(self, state: dict[str, Any]) -> bool:
-        has_dropped = super()._resume(state)
+    def _resume(self, history: MeasurementHistory, state: dict[str, Any]) -> bool:
+        has_dropped = super()._resume(history, state)
         # The previous run has already reported its events.
-        steps = {} if self._history is None else self._history.steps
-        for step in sorted(steps):
-            self._new_events({earlier: values for earlier, values in steps.items() if earlier <= step})
+        for step in sorted(history.steps):
+            self._new_events({earlier: values for earlier, values in history.steps.items() if earlier <= step})
         return has_dropped
 
     def _warn_of_events(self, step: int) -> bool:

@@ -12,16 +12,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from midlayer_encoders.errors import MidlayerError, OptionError
 
-from ._inputs import InputBatch
-from ._measurement import LABEL_ACCURACY, Measurement, MetricValues, make_measurement
-from ._settings import CallbackSettings, accepts_settings, make_cadence
+from ._measurement import LABEL_ACCURACY, InputBatch, Measurement, MetricValues, make_measurement
+from ._settings import CallbackSettings, accepts_settings, is_due
 
 if TYPE_CHECKING:
     import polars as pl
@@ -31,6 +30,9 @@ _log = logging.getLogger("midlayer_encoders")
 
 _DATASET = "probe"  # name of the callback's inputs in the frame
 _METADATA_KEY = "midlayer_encoders"
+
+LogFunctions: TypeAlias = "Mapping[str, Callable[[Any, str, Figure, int], None]]"
+"""Functions that log a figure, by the class of the logger."""
 
 MetricIdentities = dict[str, dict[str, Any]]
 """By metric, the settings that determine its values: strings, numbers and lists of them."""
@@ -76,30 +78,18 @@ def _row_contents(batches: Sequence[InputBatch]) -> list[bytes]:
     rows: dict[int, bytes] = {}
     for batch in batches:
         for row, position in enumerate(batch.positions):
-            rows[position] = _row_bytes({name: value[row] for name, value in sorted(batch.inputs.items())})
+            inputs = {name: tensor[row] for name, tensor in sorted(batch.inputs.items())}
+            mask = inputs.get("attention_mask")
+            rows[position] = b""
+            for name, value in inputs.items():
+                if mask is not None and value.shape[:1] == mask.shape:
+                    value = value[mask.bool()]
+                raw = value.reshape(-1).contiguous().view(torch.uint8)  # NumPy has no bfloat16
+                rows[position] += f"{name} {value.dtype} {tuple(value.shape)} ".encode() + raw.numpy().tobytes()
     return [rows[position] for position in sorted(rows)]
 
 
-def _row_bytes(inputs: dict[str, Tensor]) -> bytes:
-    mask = inputs.get("attention_mask")
-    content = b""
-    for name, value in inputs.items():
-        if mask is not None and value.shape[:1] == mask.shape:
-            value = value[mask.bool()]
-        raw = value.reshape(-1).contiguous().view(torch.uint8)  # NumPy has no bfloat16
-        content += f"{name} {value.dtype} {tuple(value.shape)} ".encode() + raw.numpy().tobytes()
-    return content
-
-
 # --- history ----------------------------------------------------------------------------------------------------------
-
-
-class _Revision(NamedTuple):
-    """The model at a step, named like Pythia's revisions: ``step512``."""
-
-    model: str
-    revision: str
-    num_layers: int
 
 
 @dataclass
@@ -124,45 +114,39 @@ class MeasurementHistory:
         self.identities = metric_identities(self.measurement)
 
     def frame(self) -> pl.DataFrame:
-        """Return the tidy frame, ordered by step."""
-        from midlayer_encoders.frame import tidy_frame, tidy_rows
+        """Return the tidy frame, ordered by step; revisions are named like Pythia's, ``step512``."""
+        from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
 
-        model = self.measurement.model
-        num_layers = self.measurement.anatomy.num_layers
-        return tidy_frame(
-            row
-            for step in sorted(self.steps)
-            for name, values in self.steps[step].items()
-            for row in tidy_rows(
-                values, _Revision(model, f"step{step}", num_layers), kind="metric", dataset=_DATASET, name=name
-            )
-        )
+        rows = []
+        for step in sorted(self.steps):
+            model = NamedSubject(self.measurement.model, f"step{step}", self.measurement.anatomy.num_layers)
+            for name, values in self.steps[step].items():
+                rows += tidy_rows(values, model, kind="metric", dataset=_DATASET, name=name)
+        return tidy_frame(rows)
 
-    def has(self, step: int) -> bool:
-        """Return True if ``step`` has every metric and layer of this run."""
-        return step in self.steps and step not in self.partial
+    def is_due(self, step: int) -> bool:
+        """Return True if a measurement is due after ``step`` steps."""
+        return is_due(self.measurement.settings.every_n_steps, step)
 
-    def add(self, step: int, values: MetricValues, *, due: bool) -> None:
+    def add(self, step: int, values: MetricValues) -> None:
         """Add the values of ``step`` to those that the previous run measured there."""
         self.steps[step] = {**self.steps.get(step, {}), **values}
         self.partial.discard(step)
-        if not due:
+        if not self.is_due(step):
             self.at_end.add(step)
 
     def state(self) -> dict[str, Any]:
         """Return the history as plain numbers and strings, for a checkpoint."""
-        return {"steps": dict(self.steps), **self._metadata()}
+        metadata = {"layers": list(self.measurement.layers), "identities": self.identities}
+        return {"steps": dict(self.steps), **metadata, "at_end": sorted(self.at_end)}
 
-    def _metadata(self) -> dict[str, Any]:
-        return {"layers": list(self.measurement.layers), "identities": self.identities, "at_end": sorted(self.at_end)}
-
-    def resume(self, state: dict[str, Any], *, due: Callable[[int], bool]) -> list[str]:
+    def resume(self, state: dict[str, Any]) -> list[str]:
         """Load the history of the previous run and describe the values that were dropped because settings changed.
+
+        A measurement at the end of the previous run is dropped if none is due there.
 
         Args:
             state: from :meth:`state` or :func:`read_state`.
-            due: returns True if a measurement is due at a step. A measurement at the end of the previous run is
-                dropped if none is due there.
         """
         previous_steps: dict[int, MetricValues] = state["steps"]
         previous_layers = set(state.get("layers", []))
@@ -180,22 +164,22 @@ class MeasurementHistory:
                 for name, by_layer in values.items()
                 if name in unchanged
             }
-            if not resumed or (step in state.get("at_end", ()) and not due(step)):
+            if not resumed or (step in state.get("at_end", ()) and not self.is_due(step)):
                 continue
             self.steps[step] = resumed
             if not current_metrics <= set(resumed) or not current_layers <= previous_layers:
                 self.partial.add(step)
         dropped = [f"{name} (other {difference})" for name, difference in differences.items() if difference is not None]
-        dropped_layers = sorted(previous_layers - current_layers) if unchanged else []
-        if dropped_layers:
-            dropped.append(f"layers {', '.join(map(str, dropped_layers))} (no longer measured)")
+        if unchanged and (layers := sorted(previous_layers - current_layers)):
+            dropped.append(f"layers {', '.join(map(str, layers))} (no longer measured)")
         return dropped
 
     def write(self, path: Path) -> None:
         """Write the frame atomically: if the run is killed, the previous file remains."""
         from midlayer_encoders.report.results import write_frame
 
-        write_frame(self.frame(), path, metadata={_METADATA_KEY: json.dumps(self._metadata())})
+        metadata = {key: value for key, value in self.state().items() if key != "steps"}
+        write_frame(self.frame(), path, metadata={_METADATA_KEY: json.dumps(metadata)})
 
 
 def _difference(previous: dict[str, Any] | None, current: dict[str, Any] | None) -> str | None:
@@ -204,9 +188,8 @@ def _difference(previous: dict[str, Any] | None, current: dict[str, Any] | None)
         return "settings, which were not saved"
     if current is None or previous == current:
         return None
-    return " and ".join(
-        sorted(key for key in previous.keys() | current.keys() if previous.get(key) != current.get(key))
-    )
+    keys = sorted(previous.keys() | current.keys())
+    return " and ".join(key for key in keys if previous.get(key) != current.get(key))
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -240,7 +223,6 @@ class Recorder:
     def __init__(self, settings: CallbackSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.cadence = make_cadence(settings.every_n_steps)
         self._dirpath = None if settings.dirpath is None else Path(settings.dirpath)
         self._begin()
 
@@ -282,27 +264,22 @@ class Recorder:
             return
         self._history = MeasurementHistory(make_measurement(self.settings, root, tokenizer))
         if self._restored is not None:
-            self._resume(self._restored)
+            self._resume(self._history, self._restored)
 
-    def _resume(self, state: dict[str, Any]) -> bool:
+    def _resume(self, history: MeasurementHistory, state: dict[str, Any]) -> bool:
         """Load the history of the previous run; return True if some values were dropped because settings changed."""
-        if self._history is None:
-            return False
-        dropped = self._history.resume(state, due=self.cadence.due)
-        if dropped:
-            _log.warning(
-                "%s: the resumed history omits values that were measured with other settings: %s.",
-                self.name,
-                "; ".join(dropped),
-            )
+        if dropped := "; ".join(history.resume(state)):
+            omits = "the resumed history omits values that were measured with other settings"
+            _log.warning("%s: %s: %s.", self.name, omits, dropped)
         return bool(dropped)
 
     def _is_due(self, step: int) -> bool:
         """Return True if a measurement is due after ``step`` steps and has not been made."""
-        return self.cadence.due(step) and not self._has(step)
+        return is_due(self.settings.every_n_steps, step) and not self._has(step)
 
     def _has(self, step: int) -> bool:
-        return self._history is not None and self._history.has(step)
+        """Return True if ``step`` has every metric and layer of this run."""
+        return self._history is not None and step in self._history.steps and step not in self._history.partial
 
     def _measure(self, root: nn.Module, step: int, autocast: AbstractContextManager[object]) -> MetricValues | None:
         """Measure the model and store the values; return ``None`` if that failed."""
@@ -313,7 +290,7 @@ class Recorder:
         except Exception as error:
             self._failed(error, step)
             return None
-        self._history.add(step, values, due=self.cadence.due(step))
+        self._history.add(step, values)
         return values
 
     def _after_measurement(self, run: Any, step: int) -> None:
@@ -323,12 +300,8 @@ class Recorder:
         if self.settings.strict:
             raise error
         if not self._warned:
-            _log.exception(
-                "%s failed at step %d; training continues, and later failures are not logged. "
-                "Pass strict=True to stop instead.",
-                type(self).__name__,
-                step,
-            )
+            advice = "training continues, and later failures are not logged. Pass strict=True to stop instead."
+            _log.exception("%s failed at step %d; %s", type(self).__name__, step, advice)
         self._warned = True
 
     def _log_values(self, values: MetricValues) -> dict[str, float]:
@@ -347,13 +320,7 @@ class Recorder:
             except Exception as error:
                 self._failed(error, max(self._history.steps))
 
-    def _draw(
-        self,
-        folder: Path,
-        loggers: Sequence[Any],
-        log_functions: Mapping[str, Callable[[Any, str, Figure, int], None]],
-        step: int,
-    ) -> None:
+    def _draw(self, folder: Path, loggers: Sequence[Any], log_functions: LogFunctions, step: int) -> None:
         """Draw the history in a thread, or immediately if a logger accepts figures or an error must stop the run.
 
         Args:

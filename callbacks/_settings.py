@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.measuring import make_for_views
 from midlayer_encoders.metrics import LayerMetric
 from midlayer_encoders.validation import check_choice, check_count, check_flag, check_path, check_seed, check_text
@@ -22,47 +21,31 @@ _P = ParamSpec("_P")
 _Self = TypeVar("_Self")
 
 
-@dataclass(frozen=True)
-class Cadence:
-    """The optimizer steps after which to measure. Unless the steps are listed, step ``0`` is one of them."""
+def is_due(every_n_steps: EveryNSteps, step: int) -> bool:
+    """Return True if a measurement is due after ``step`` optimizer steps; step ``0`` is due unless steps are listed.
 
-    interval: int = 0
-    steps: frozenset[int] = frozenset()
-
-    def due(self, step: int) -> bool:
-        """Return True if a measurement is due after ``step`` optimizer steps.
-
-        Example:
-            >>> [step for step in range(20) if make_cadence("log2").due(step)]
-            [0, 1, 2, 4, 8, 16]
-            >>> [step for step in range(20) if make_cadence(8).due(step)]
-            [0, 8, 16]
-        """
-        if self.steps:
-            return step in self.steps
-        if self.interval:
-            return step % self.interval == 0
-        return step & (step - 1) == 0  # 0 or a power of two
-
-
-def make_cadence(every_n_steps: EveryNSteps) -> Cadence:
-    """Return the cadence for an ``every_n_steps`` option."""
+    Example:
+        >>> [step for step in range(20) if is_due("log2", step)]
+        [0, 1, 2, 4, 8, 16]
+        >>> [step for step in range(20) if is_due(8, step)]
+        [0, 8, 16]
+    """
     if every_n_steps == "log2":
-        return Cadence()
-    if isinstance(every_n_steps, bool | str | float) or every_n_steps is None:
-        raise OptionError(
-            f"`every_n_steps` must be a number of steps, a list of steps or 'log2', but got {every_n_steps!r}."
-        )
+        return step & (step - 1) == 0  # 0 or a power of two
     if isinstance(every_n_steps, int):
-        if every_n_steps < 1:
-            raise OptionError(
-                f"`every_n_steps` must be 1 or more, but got {every_n_steps}. Pass 'log2' to measure rarely."
-            )
-        return Cadence(interval=every_n_steps)
-    steps = list(every_n_steps)
-    if not steps or any(not isinstance(step, int) or isinstance(step, bool) or step < 0 for step in steps):
-        raise OptionError(f"`every_n_steps` as a list must hold steps of 0 or more, but got {steps}.")
-    return Cadence(steps=frozenset(steps))
+        return step % every_n_steps == 0
+    return step in every_n_steps
+
+
+def _check_cadence(every_n_steps: Any) -> None:
+    is_list = isinstance(every_n_steps, Sequence) and not isinstance(every_n_steps, str)
+    steps = every_n_steps if is_list else [every_n_steps]
+    are_steps = all(isinstance(step, int) and not isinstance(step, bool) and step >= 1 - is_list for step in steps)
+    if every_n_steps != "log2" and not (steps and are_steps):
+        raise OptionError(
+            "`every_n_steps` must be a number of steps of 1 or more, a list of steps of 0 or more, or 'log2', but got "
+            f"{short_repr(every_n_steps)}."
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,13 +107,13 @@ class CallbackSettings:
             check_count(option, getattr(self, option))
         if not isinstance(self.views, Sequence) or isinstance(self.views, str):
             check_count("views", self.views, minimum=0)
+        for option in ("figures", "strict"):
+            check_flag(option, getattr(self, option))
+        for option in ("module", "name"):
+            check_text(option, getattr(self, option))
         check_seed(self.seed)
-        check_flag("figures", self.figures)
-        check_flag("strict", self.strict)
         check_path("dirpath", self.dirpath)
-        check_text("module", self.module)
-        check_text("name", self.name)
-        make_cadence(self.every_n_steps)
+        _check_cadence(self.every_n_steps)
         self.make_metrics([0])  # raises for an unknown metric
 
     def make_metrics(self, layers: Sequence[int]) -> dict[str, LayerMetric]:
@@ -145,14 +128,10 @@ def accepts_settings(
     """Return a decorator for ``__init__`` methods that makes the fields of the settings the constructor's arguments."""
 
     def decorate(init: Callable[[_Self, CallbackSettings], None]) -> Callable[Concatenate[_Self, _P], None]:
-        @functools.wraps(init)
         def wrapper(self: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
             init(self, make_settings(*args, **kwargs))
 
-        self_parameter = next(iter(inspect.signature(init).parameters.values()))
-        signature = inspect.signature(make_settings)
-        parameters = [self_parameter, *signature.parameters.values()]
-        wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        wrapper.__signature__ = inspect.signature(CallbackSettings.__init__)  # type: ignore[attr-defined]
         return wrapper
 
     return decorate

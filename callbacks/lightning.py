@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from torch import nn
 from midlayer_encoders.errors import OptionError
 
 from ._decline import DeclineRecorder
-from ._inputs import has_backbone
+from ._measurement import hugging_face_models
 from ._recorder import Recorder
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class LayerMetricsCallback(Recorder, Callback):
                 f"{type(self).__name__} has no logger to log to. Give the Trainer one (`logger=CSVLogger(...)`), or "
                 "pass `dirpath` to keep the history in a file alone."
             )
-        if has_backbone(pl_module) or self.settings.module != "auto" or not _may_create_layers_later(pl_module):
+        if hugging_face_models(pl_module) or self.settings.module != "auto" or not _may_create_layers_later(pl_module):
             self._prepare(pl_module)
 
     def on_fit_start(self, _: Any, pl_module: nn.Module) -> None:
@@ -112,13 +111,14 @@ class LayerMetricsCallback(Recorder, Callback):
             return  # the history of this run is longer: trainer.test(ckpt_path="best")
         if state_dict and self._history is None:
             self._restored = state_dict  # there is no model yet
-        elif state_dict:
-            self._resume(state_dict)
+        elif state_dict and self._history is not None:
+            self._resume(self._history, state_dict)
 
     def _visit(self, trainer: Any, pl_module: nn.Module, step: int | None = None) -> None:
         """Measure the model, log the values and write the history."""
         step = trainer.global_step if step is None else step
-        values = self._measure(pl_module, step, _autocast(trainer))
+        autocast = trainer.precision_plugin.forward_context()  # Lightning turns it off around hooks
+        values = self._measure(pl_module, step, autocast)
         folder = self._folder(trainer)  # in every process, because Lightning broadcasts it
         if values is not None and trainer.is_global_zero:
             for logger in trainer.loggers:
@@ -147,12 +147,6 @@ class LastLayerDecline(DeclineRecorder, LayerMetricsCallback):
             trainer.should_stop = True
         elif self.on_decline == "checkpoint" and not trainer.fast_dev_run:
             trainer.save_checkpoint(self._folder(trainer) / f"decline-step{step}.ckpt")
-
-
-def _autocast(trainer: Any) -> AbstractContextManager[object]:
-    # Lightning turns autocast off around hooks.
-    context: AbstractContextManager[object] = trainer.precision_plugin.forward_context()
-    return context
 
 
 def _may_create_layers_later(pl_module: nn.Module) -> bool:

@@ -85,10 +85,10 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
     def _resume_from(self, path: Path, step: int) -> None:
         """Load the steps up to the checkpoint from the previous run's file; a new run starts a new file."""
         state = read_artifact(path, read_state) if step else None
-        if state is None:
+        if state is None or self._history is None:
             return
         state["steps"] = {earlier: values for earlier, values in state["steps"].items() if earlier <= step}
-        if self._resume(state):
+        if self._resume(self._history, state):
             # The next measurement overwrites the file.
             write_file(path.with_name(f"history-before-step{step}.parquet"), path.read_bytes())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -69,31 +69,27 @@ def measure_layers(
     for metric in layer_metrics.values():  # this process has all texts and gathers nothing from others
         metric.distributed_available_fn = _not_distributed
     view_count = num_views(layer_metrics)
-    passes: Iterable[Sequence[Any]]
-    passes = _passes(source, texts, view_count, seed) if isinstance(views, int) else (texts, *views[:view_count])
+    view_passes = _augment(source, texts, view_count, seed) if isinstance(views, int) else views[:view_count]
     stage = Stage(progress, "measuring", len(texts) * (1 + view_count))
     if isinstance(texts[0], str) and view_count:
         # Batches over all views need less padding than batches per view. The batches of the texts stay the same.
-        first_pass, *view_passes = passes
-        passes = (first_pass, [text for view in view_passes for text in view])
+        view_passes = [[text for view in view_passes for text in view]]
     tokens_per_batch = tokens_that_fit(source) if budget == "auto" else budget
     offset = 0
-    for inputs in passes:
+    for inputs in (texts, *view_passes):
         batches = batches_of(source, inputs, token_budget=tokens_per_batch, prompt=prompt)
         sorted_batches = [sorted(batch) for batch in batches]  # texts first, then each view
-        tokens = token_receiver(layer_metrics, texts=len(texts)) if not offset else None
+        tokens = token_receiver(layer_metrics, len(texts)) if not offset else None
         for positions, vectors in reader.embed(inputs, sorted_batches, tokens=tokens):
             places = [offset + position for position in positions]
             update_views(layer_metrics, reader.layers, vectors, places, len(texts))
             stage.step(len(positions))
         offset += len(inputs)
     values = compute_metrics(layer_metrics, named=metrics not in ("all", "paper"))
-    site_spec = at_site(source.spec, site)
-    return tidy_frame(
-        row
-        for name, by_layer in values.items()
-        for row in tidy_rows(by_layer, site_spec, kind="metric", dataset=dataset, name=name)
-    )
+    rows = []
+    for name, by_layer in values.items():
+        rows += tidy_rows(by_layer, at_site(source.spec, site), kind="metric", dataset=dataset, name=name)
+    return tidy_frame(rows)
 
 
 def _not_distributed() -> bool:
@@ -137,63 +133,31 @@ def num_views(metrics: Mapping[str, LayerMetric]) -> int:
     return max((int(getattr(metric, "views", 0)) for metric in metrics.values() if metric.kind == "views"), default=0)
 
 
-def _passes(source: LayerSource, texts: Sequence[Any], views: int, seed: int) -> Iterator[Sequence[Any]]:
-    """Yield the texts, images or waveforms, then each view of them."""
-    yield texts
-    if not views:
-        return
+def _augment(source: LayerSource, texts: Sequence[Any], views: int, seed: int) -> Sequence[Sequence[Any]]:
+    """Return views of the texts, images or waveforms."""
     medium = medium_of(texts[0], source.media)
+    if not views:
+        return []
     if medium == "text":
-        yield from augment(texts, views=views, seed=seed)
-    else:
-        yield from augment_media(texts, medium, views=views, seed=seed, max_pixels=source.max_pixels)
+        return augment(texts, views=views, seed=seed)
+    return augment_media(texts, medium, views=views, seed=seed, max_pixels=source.max_pixels)
 
 
-def token_receiver(
-    metrics: Mapping[str, LayerMetric], view: int = -1, *, texts: int | None = None
-) -> TokenReceive | None:
+def token_receiver(metrics: Mapping[str, LayerMetric], num_texts: int) -> TokenReceive | None:
     """Return a function that updates the token metrics with the raw states of a pass; ``None`` without such metrics.
 
     Args:
         metrics: metrics by name; updated in place.
-        view: number of the view; token metrics read no views.
-        texts: number of texts, if a batch holds views too, whose positions come after those of the texts.
+        num_texts: number of texts; a batch may hold views too, whose positions come after those of the texts.
     """
-    token_metrics = [metric for metric in metrics.values() if metric.kind == "tokens"] if view < 0 else []
+    token_metrics = [metric for metric in metrics.values() if metric.kind == "tokens"]
 
     def update(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
-        index = torch.tensor([position for position in positions if texts is None or position < texts])
+        index = torch.tensor([position for position in positions if position < num_texts])
         for metric in token_metrics if len(index) else ():
             metric.update(layer, states[: len(index)], mask[: len(index)], index=index)
 
     return update if token_metrics else None
-
-
-def update_metrics(
-    metrics: Mapping[str, LayerMetric],
-    layers: Sequence[int],
-    vectors: Tensor | Sequence[Tensor],
-    positions: Sequence[int] | Tensor,
-    *,
-    view: int | Tensor = -1,
-) -> None:
-    """Update the metrics that read one vector for each text.
-
-    Args:
-        metrics: metrics by name; updated in place.
-        layers: layers of the vectors.
-        vectors: ``(B, D)`` for each layer.
-        positions: positions of the B texts in the whole list.
-        view: number of the view from ``0``, for all or for each; ``-1`` for the texts themselves.
-    """
-    index = torch.as_tensor(positions)
-    is_view = isinstance(view, Tensor) or view >= 0
-    extra = {"index": index, "view": view} if is_view else {"index": index}
-    kind = "views" if is_view else "pooled"
-    for layer, rows in zip(layers, vectors, strict=True):
-        for metric in metrics.values():
-            if metric.kind == kind:
-                metric.update(layer, rows, **extra)
 
 
 def update_views(
@@ -201,27 +165,30 @@ def update_views(
     layers: Sequence[int],
     vectors: Tensor | Sequence[Tensor],
     positions: Sequence[int],
-    texts: int,
+    num_texts: int,
 ) -> None:
-    """Update the metrics with a batch that may hold texts and views of them.
+    """Update the metrics that read one vector for each text with a batch that may hold texts and views of them.
 
     Args:
         metrics: metrics by name; updated in place.
         layers: layers of the vectors.
         vectors: ``(B, D)`` for each layer.
         positions: ascending positions in the list of all texts, followed by the first view of each, and so on.
-        texts: number of texts.
+        num_texts: number of texts.
     """
-    split = bisect_left(positions, texts)
-    if split == len(positions):
-        update_metrics(metrics, layers, vectors, positions)
-        return
-    if split:
-        # Metrics keep the vectors: clones free the rest of the batch.
-        update_metrics(metrics, layers, [rows[:split].clone() for rows in vectors], positions[:split])
-        vectors = [rows[split:].clone() for rows in vectors]
-    places = torch.tensor(positions[split:])
-    update_metrics(metrics, layers, vectors, places % texts, view=places // texts - 1)
+    split = bisect_left(positions, num_texts)
+    texts = torch.tensor(positions[:split])
+    views = torch.tensor(positions[split:])
+    is_mixed = 0 < split < len(positions)
+    for layer, rows in zip(layers, vectors, strict=True):
+        for kind, part, options in (
+            ("pooled", rows[:split], {"index": texts}),
+            ("views", rows[split:], {"index": views % num_texts, "view": views // num_texts - 1}),
+        ):
+            part = part.clone() if is_mixed else part  # metrics keep the vectors: clones free the rest of the batch
+            for metric in metrics.values() if len(part) else ():
+                if metric.kind == kind:
+                    metric.update(layer, part, **options)
 
 
 def compute_metrics(metrics: Mapping[str, LayerMetric], *, named: bool = True) -> dict[str, dict[int, float]]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks.pretraining.pairs import labeled_groups
 from benchmarks.pretraining.vocabulary import BOS, SPECIAL, VOCAB
-from midlayer_encoders.paper.reference import data_folder
+from midlayer_encoders.paper.setting import data_folder
 
 DATA = data_folder() or Path(__file__).parents[3] / "shared" / "data"
 STRETCH = 25_600  # tokens; every hundredth stretch is held out, so that no author is only trained on or only held out

@@ -166,7 +166,7 @@ class Aside(_AtSteps):
             for kind, (norm, skip) in KINDS.items():
                 some, real = both[norm][:, skip:], mask[:, skip:]
                 vectors.setdefault(kind, []).append(pool(some, real))
-                if (receive := token_receiver(self._made[kind], texts=self.count)) is not None:
+                if (receive := token_receiver(self._made[kind], self.count)) is not None:
                     receive(layer, some, real, positions)
 
         reader = LayerReader(backbone, dict, anatomy, layers)

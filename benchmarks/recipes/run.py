@@ -28,11 +28,9 @@ from midlayer_encoders._types import Stage
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
 from midlayer_encoders.scoring.classification import Classifiers
-from midlayer_encoders.scoring.clustering import Clusterings, v_measure
-from midlayer_encoders.scoring.k_means import mini_batch_k_means
-from midlayer_encoders.scoring.pairs import MEASURES, LabeledPairs, StsPairs
+from midlayer_encoders.scoring.clustering import Clusterings
 from midlayer_encoders.scoring.recording import Recorded, record
-from midlayer_encoders.scoring.retrieval import Ranking
+from midlayer_encoders.scoring.retrieval import MEASURES, LabeledPairs, Ranking, StsPairs, pair_similarities
 from midlayer_encoders.selection.rules import DEPTH
 from midlayer_encoders.sweeping import RecipesResult
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, mapped_store, open_store
@@ -55,13 +53,17 @@ def resampler(question: Any, vectors: torch.Tensor) -> Resampled:
     """Return a function that scores one layer, vectors ``(N, D)``, on examples drawn anew, of any type of task."""
     one = vectors[None]
     if isinstance(question, StsPairs):
-        near, wanted = question.similarities(one, "cosine")[0].cpu().numpy(), question.targets.cpu().numpy()
+        near, wanted = (
+            pair_similarities(one, question.first, question.second, measure="cosine")[0].cpu().numpy(),
+            question.targets.cpu().numpy(),
+        )
         return lambda draw: float(
             spearmanr(near[rows := draw.integers(0, len(near), len(near))], wanted[rows]).statistic
         )
     if isinstance(question, LabeledPairs):
         labels = question.targets.cpu().numpy()
-        every = [question.similarities(one, measure)[0].cpu().numpy() for measure in MEASURES]
+        ends = question.first, question.second
+        every = [pair_similarities(one, *ends, measure=measure)[0].cpu().numpy() for measure in MEASURES]
         near = max(every, key=lambda values: average_precision_score(labels, values))  # as max_ap on all pairs
         return lambda draw: float(
             average_precision_score(labels[rows := draw.integers(0, len(near), len(near))], near[rows])
@@ -73,13 +75,7 @@ def resampler(question: Any, vectors: torch.Tensor) -> Resampled:
         each = [float(_one_query(question, place).scores(one)[0]) for place in range(len(question.queries))]
         return _mean_of(torch.tensor(each, dtype=torch.float64))
     if isinstance(question, Clusterings):
-        found = []
-        for draws in question.draws:
-            labels = mini_batch_k_means(
-                one, draws.rows, clusters=draws.clusters, batch_size=question.batch_size, seed=question.seed
-            )
-            found.append(v_measure(draws.labels.to(labels.device).expand_as(labels), labels).flatten().cpu())
-        return _mean_of(torch.cat(found))  # over draws: a cluster is no property of one example
+        return _mean_of(question.draw_scores(one)[0].cpu())  # over draws: a cluster is no property of one example
     raise TypeError(type(question))
 
 

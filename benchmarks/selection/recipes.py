@@ -2,7 +2,7 @@
 
     python -m benchmarks.selection.recipes causal=runs/recipes/smollm2.csv tuned=runs/recipes/minilm.csv
 
-Each argument is a kind of model (as in ``midlayer_encoders/selection/default_recipes.py``) and the frame of ``sweep(model, tasks,
+Each argument is a kind of model (as in ``midlayer_encoders/selection/select.py``) and the frame of ``sweep(model, tasks,
 recipes=…)`` on one model of that kind. A default is a recipe and a depth; its regret is the best score of any recipe and layer, averaged
 over the tasks, minus its own. What is fitted is fitted on the other models, or on the other tasks of the same model.
 """
@@ -20,7 +20,7 @@ import polars as pl
 from benchmarks.selection.run import write_part
 from midlayer_encoders.frame import ByLayer, curves_by_dataset, mean_curve, number_of_layers
 from midlayer_encoders.recipes import recipe_of
-from midlayer_encoders.selection.default_recipes import ModelKind, default_depth, default_recipe
+from midlayer_encoders.selection.select import ModelKind, default_depth, default_recipe
 
 DEPTHS = [place / 20 for place in range(10, 21)]
 

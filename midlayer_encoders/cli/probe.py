@@ -46,7 +46,7 @@ def probe(
     """
     from midlayer_encoders import probing
     from midlayer_encoders.probing.examples import Examples, check_examples_path, read_examples
-    from midlayer_encoders.probing.fitting import UNUSED_SETTINGS
+    from midlayer_encoders.probing.probe import UNUSED_SETTINGS
 
     out = out or _arguments.results_folder("probe", model)
     reason, names = UNUSED_SETTINGS[kind]

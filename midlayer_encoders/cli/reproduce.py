@@ -114,7 +114,7 @@ def _read_sweep(path: Path) -> pl.DataFrame:
 
 def _default_path(name: str) -> Path | None:
     """Return a path under MIDLAYER_DATA if it exists."""
-    from midlayer_encoders.paper.reference import data_folder
+    from midlayer_encoders.paper.setting import data_folder
 
     folder = data_folder()
     return folder / name if folder is not None and (folder / name).exists() else None

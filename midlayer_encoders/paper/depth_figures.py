@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import polars as pl
 
 from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.frame import curves, tidy_frame, tidy_rows
-from midlayer_encoders.paper.reference import reference_metrics
-from midlayer_encoders.paper.setting import REFERENCE, MissingInputError, Setting
+from midlayer_encoders.paper.setting import REFERENCE, MissingInputError, Setting, reference_scores
 from midlayer_encoders.report.labels import number, signed
 from midlayer_encoders.report.paper_page import score_curves
 from midlayer_encoders.report.results import kept_frame
+from midlayer_encoders.report.training_page import steps_words
 from midlayer_encoders.selection import CannotChooseError, choose
 
 Rows: TypeAlias = tuple[tuple[str, ...], ...]
@@ -25,8 +26,8 @@ Rows: TypeAlias = tuple[tuple[str, ...], ...]
 
 def scores_by_depth(setting: Setting) -> pl.DataFrame:
     """Return scores on the tasks by depth, and the paper's own of three models."""
-    paper = setting.reference_scores(["Pythia-410m", "mamba-370m", "LLM2Vec-mntp-unsup-simcse-8B"])
-    measured = [frame.filter(pl.col("kind") == "score") for frame in setting.sweeps()]
+    paper = setting.of_reference(reference_scores, ["Pythia-410m", "mamba-370m", "LLM2Vec-mntp-unsup-simcse-8B"])
+    measured = [frame.filter(kind="score") for frame in setting.sweeps()]
     if not measured and paper.is_empty():
         raise MissingInputError("It needs a model: pass --model, or --swept FILE.")
     return pl.concat([*measured, paper])
@@ -47,14 +48,10 @@ def score_words(frame: pl.DataFrame) -> list[str]:
 # --- Figures 2, 10, 12: metrics by depth ----------------------------------------------------------------------------
 
 
-def metrics_beside(reference: Sequence[str]) -> Callable[[Setting], pl.DataFrame]:
-    """Return what measures the models, and puts the paper's own numbers of some beside them."""
-
-    def run(setting: Setting) -> pl.DataFrame:
-        measured = [setting.metrics(model) for model in setting.required_models()]
-        return pl.concat([*measured, setting.reference_metrics(reference)])
-
-    return run
+def metrics_beside(setting: Setting, reference: Sequence[str]) -> pl.DataFrame:
+    """Return the metrics of the models, beside the paper's own numbers of the models in ``reference``."""
+    measured = [setting.metrics(model) for model in setting.required_models()]
+    return pl.concat([*measured, setting.reference_metrics(reference)])
 
 
 def valley_words(frame: pl.DataFrame) -> list[str]:
@@ -77,42 +74,35 @@ def valley_words(frame: pl.DataFrame) -> list[str]:
 _RESAMPLES = 100  # for the intervals of each task and metric: more would take longer than the rest together
 
 
-def correlations(reference: Sequence[str]) -> Callable[[Setting], pl.DataFrame]:
-    """Return what correlates metrics with scores, of the models and of some of the paper's."""
+def correlations(setting: Setting, reference: Sequence[str]) -> pl.DataFrame:
+    """Return the correlations of metrics with scores, of the models and of the paper's models in ``reference``.
 
-    def run(setting: Setting) -> pl.DataFrame:
-        names = [*(f"sweep{place}" for place in range(len(setting.sweeps()))), "-".join(reference)]
-        frames = setting.with_reference(reference)
-        return pl.concat(_correlated(setting, frame, name) for frame, name in zip(frames, names, strict=False))
-
-    return run
-
-
-def _correlated(setting: Setting, frame: pl.DataFrame, name: str) -> pl.DataFrame:
-    """Return the correlations of a frame, kept in the folder: three figures show them."""
-    path = setting.out / "correlations" / f"{name}-{setting.digest}.parquet"
-    return kept_frame(path, lambda: correlate(frame, resamples=_RESAMPLES, seed=setting.seed))
+    They are saved in the folder, because three figures show them.
+    """
+    names = [*(f"sweep{place}" for place in range(len(setting.sweeps()))), "-".join(reference)]
+    folder = setting.out / "correlations"
+    return pl.concat(
+        kept_frame(
+            folder / f"{name}-{setting.digest}.parquet",
+            partial(correlate, frame, resamples=_RESAMPLES, seed=setting.seed),
+        )
+        for frame, name in zip(setting.with_reference(reference), names, strict=False)
+    )
 
 
 def correlation_words(frame: pl.DataFrame) -> list[str]:
     """Return each model's distance correlations, highest first, and which are undefined and why."""
     words = []
-    average = frame.filter(pl.col("task") == "average")
-    for (model,), part in average.group_by("model", maintain_order=True):
-        defined = part.filter(pl.col("statistic") == "dcor", pl.col("value").is_not_null()).sort(
-            "value", descending=True
-        )
-        said = ", ".join(
-            f"{name.replace('_', ' ')} {value:.2f}" for name, value in defined.select("metric", "value").rows()
-        )
-        words.append(f"{model}, distance correlation with the mean score: {said or 'none is defined'}.")
-        lacking = part.filter(pl.col("value").is_null()).group_by("note", maintain_order=True)
-        for (note,), rows in lacking:
+    for (model,), part in frame.filter(task="average").group_by("model", maintain_order=True):
+        defined = part.filter(pl.col("value").is_not_null(), statistic="dcor").sort("value", descending=True)
+        values = ", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in defined["metric", "value"].rows())
+        words.append(f"{model}, distance correlation with the mean score: {values or 'none is defined'}.")
+        for (note,), rows in part.filter(pl.col("value").is_null()).group_by("note", maintain_order=True):
             words.append(f"{model}: {', '.join(rows['metric'].unique(maintain_order=True))} {note}.")
     return words
 
 
-def correlation_table(frame: pl.DataFrame, statistics: Sequence[str] = ("spearman", "kendall", "dcor")) -> Rows:
+def correlation_table(frame: pl.DataFrame, statistics: Sequence[str]) -> Rows:
     """Return a row for each model and metric: the correlations and their intervals."""
     average = frame.filter(pl.col("task") == "average", pl.col("statistic") != "signed_dcor")
     rows: list[tuple[str, ...]] = [("model", "metric", *statistics)]
@@ -131,42 +121,30 @@ def _interval(value: float | None, low: float | None, high: float | None) -> str
 # --- Figures 4 and 11: training -------------------------------------------------------------------------------------
 
 
-def training(names: Sequence[str]) -> Callable[[Setting], pl.DataFrame]:
-    """Return what measures some metrics at every checkpoint, or takes the paper's own of Pythia-410M."""
+def training(setting: Setting, names: Sequence[str]) -> pl.DataFrame:
+    """Return metrics at every checkpoint of the first model, or else the paper's own of Pythia-410M."""
+    if setting.revisions:
+        from midlayer_encoders.comparing import progression
 
-    def run(setting: Setting) -> pl.DataFrame:
-        if setting.revisions:
-            from midlayer_encoders.comparing import progression
-
-            model = setting.required_models()[0]
-            options = {**setting.options.changed(), "max_length": setting.max_length, "revision": None}
-            result = progression(
-                model,
-                setting.revisions,
-                texts=setting.required_texts(4),
-                metrics=list(names),
-                views=4,
-                seed=setting.seed,
-                **options,
-            )
-            return result.frame
-        folder = setting.reference_folder("checkpoints (--revisions step1,step512,… of the first model)")
-        published = reference_metrics(folder).filter(
-            pl.col("model") == "Pythia-410m",
-            pl.col("dataset") == "wikitext",
-            pl.col("name").is_in(names),
-            pl.col("name") != "curvature",  # NaN in most layers of the tables
+        options = {**setting.options.changed(), "max_length": setting.max_length, "revision": None}
+        texts = setting.required_texts(4)
+        model = setting.required_models()[0]
+        result = progression(
+            model, setting.revisions, texts=texts, metrics=list(names), views=4, seed=setting.seed, **options
         )
-        last = pl.col("revision").replace("main", "step143000")
-        return published.with_columns(last, pl.col("model") + REFERENCE, pl.col("name") + REFERENCE)
-
-    return run
+        return result.frame
+    if setting.reference is None:
+        raise MissingInputError(
+            "It needs checkpoints (--revisions step1,step512,… of the first model), or the paper's tables: pass "
+            "--reference DIR."
+        )
+    published = setting.reference_metrics(["Pythia-410m"], revision=None)
+    last = pl.col("revision").replace("main", "step143000")
+    return published.filter(pl.col("name").is_in([name + REFERENCE for name in names])).with_columns(last)
 
 
 def training_words(frame: pl.DataFrame) -> list[str]:
     """Return which layers change most, and which settle first."""
-    from midlayer_encoders.report.training_page import steps_words
-
     return [f"{frame['model'][0]}: {sentence}" for sentence in steps_words(frame)]
 
 
@@ -185,16 +163,13 @@ def tuned_beside_base(setting: Setting) -> pl.DataFrame:
 
 def tuned_words(frame: pl.DataFrame) -> list[str]:
     """Return how entropy and invariance of the others differ from the first model's."""
-    models = frame["model"].unique(maintain_order=True).to_list()
-    means = {
-        (str(model), str(name)): value
-        for model, name, value in frame.group_by("model", "name").agg(pl.col("value").mean()).iter_rows()
-    }
+    means = frame.group_by("model", "name", maintain_order=True).agg(pl.col("value").mean())
+    base, *tuned_models = means.pivot("name", index="model", values="value").iter_rows(named=True)
     return [
-        f"{tuned} against {models[0]}, mean over layers: prompt entropy "
-        f"{signed(means[tuned, 'prompt_entropy'] - means[models[0], 'prompt_entropy'], 2)} nats, InfoNCE "
-        f"{signed(means[tuned, 'infonce'] - means[models[0], 'infonce'], 2)} (lower is more invariant)."
-        for tuned in models[1:]
+        f"{tuned['model']} against {base['model']}, mean over layers: prompt entropy "
+        f"{signed(tuned['prompt_entropy'] - base['prompt_entropy'], 2)} nats, InfoNCE "
+        f"{signed(tuned['infonce'] - base['infonce'], 2)} (lower is more invariant)."
+        for tuned in tuned_models
     ]
 
 
@@ -237,13 +212,9 @@ def _chosen(frame: pl.DataFrame) -> pl.DataFrame:
 def chosen_table(frame: pl.DataFrame) -> Rows:
     """Return the mean score of each rule, a column for each model."""
     models = frame["model"].unique(maintain_order=True).to_list()
-    means = {
-        (model, rule): f"{100 * value:.1f} ({count} tasks)"
-        for model, rule, value, count in frame.group_by("model", "name")
-        .agg(pl.col("value").mean(), pl.len())
-        .iter_rows()
-    }
-    rows = [(rule, *(means.get((model, rule), "–") for model in models)) for rule in ("best", *_RULES)]
+    means = frame.group_by("model", "name").agg(pl.col("value").mean(), pl.len())
+    cells = {(model, rule): f"{100 * value:.1f} ({count} tasks)" for model, rule, value, count in means.iter_rows()}
+    rows = [(rule, *(cells.get((model, rule), "–") for model in models)) for rule in ("best", *_RULES)]
     return (("rule", *models), *rows)
 
 

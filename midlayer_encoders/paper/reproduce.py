@@ -6,21 +6,128 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import polars as pl
 
 from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import check_links, folder_lock, read_artifact, write_file
-from midlayer_encoders.paper.experiments import EXPERIMENTS
+from midlayer_encoders.paper import depth_figures as depth
+from midlayer_encoders.paper import token_experiments as tokens
 from midlayer_encoders.paper.setting import MissingInputError, Setting
-from midlayer_encoders.report import write_figure
+from midlayer_encoders.paper.theorems import STATEMENTS, check_theorems, order_entropies
+from midlayer_encoders.report import paper_page as page
+from midlayer_encoders.report import plot_metrics, plot_steps_curves, write_figure
+from midlayer_encoders.report.layer_charts import plot_correlations
 from midlayer_encoders.report.pages import write_page
 from midlayer_encoders.report.paper_page import Finding, experiments_html
 from midlayer_encoders.report.results import write_frame
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.validation import check_choice
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class PaperExperiment:
+    """One figure, table or theorem of the paper.
+
+    Attributes:
+        title: title of the figure.
+        claim: claim of the paper.
+        run: computes the frame.
+        words: returns sentences that compare the frame with the claim.
+        draw: returns the figure.
+        table: returns table rows, headings first.
+    """
+
+    title: str
+    claim: str
+    run: Callable[[Setting], pl.DataFrame]
+    words: Callable[[pl.DataFrame], list[str]]
+    draw: Callable[[pl.DataFrame], Figure]
+    table: Callable[[pl.DataFrame], depth.Rows] | None = None
+
+
+_VALLEY = "autoregressive models compress prompts at mid-depth, BERT hardly, Mamba evenly."
+_GO_WITH = "metrics go with scores over layers: distance correlation, Spearman and Kendall are high."
+_LEARN = "middle layers change most, early ones settle first."
+_PYTHIA_SIZES = tuple(f"Pythia-{size}" for size in ("14m", "70m", "160m", "410m", "1b", "1.4b", "2.8b"))
+_ALL_METRICS = ("prompt_entropy", "dataset_entropy", "curvature", "infonce", "lidar", "dime")
+
+
+def _depth_experiment(title: str, claim: str, *reference: str) -> PaperExperiment:
+    """Return an experiment on metrics by depth, beside the paper's models in ``reference``."""
+    run = partial(depth.metrics_beside, reference=reference)
+    return PaperExperiment(title, claim, run, depth.valley_words, plot_metrics)
+
+
+def _correlation_experiment(
+    title: str, *reference: str, statistics: Sequence[str] = ("spearman", "kendall", "dcor")
+) -> PaperExperiment:
+    """Return an experiment on correlations of metrics with scores, also of the paper's models in ``reference``."""
+    run = partial(depth.correlations, reference=reference)
+    draw = partial(plot_correlations, statistics=statistics)
+    table = partial(depth.correlation_table, statistics=statistics)
+    return PaperExperiment(title, _GO_WITH, run, depth.correlation_words, draw, table)
+
+
+def _training_experiment(title: str, *names: str) -> PaperExperiment:
+    """Return an experiment on metrics by training step."""
+    return PaperExperiment(title, _LEARN, partial(depth.training, names=names), depth.training_words, plot_steps_curves)
+
+
+EXPERIMENTS: dict[str, PaperExperiment] = {
+    "fig1": PaperExperiment(
+        "Scores by depth", "an intermediate layer beats the last by 2 to 16 points, at mid-depth.",
+        depth.scores_by_depth, depth.score_words, page.plot_score_curves,
+    ),
+    "fig2": _depth_experiment(
+        "Metrics by depth of three architectures", _VALLEY, "Pythia-410m", "mamba-370m", "bert-base"
+    ),
+    "fig3": _correlation_experiment("Metrics against scores", "Pythia-410m", statistics=["dcor"]),
+    "fig4": _training_experiment("Metrics while a model learns", "prompt_entropy", "curvature", "lidar"),
+    "fig5": PaperExperiment(
+        "Entropy along the sequence", "tuning on chains of thought keeps prompt entropy higher, with less variance.",
+        tokens.along_solutions, tokens.along_words, page.plot_along,
+    ),
+    "fig6": PaperExperiment(
+        "Extreme prompts",
+        "repetition lowers entropy at mid-depth, random tokens raise it in early layers, length raises it in nats.",
+        tokens.changed_prompts, tokens.prompt_words, page.plot_prompts,
+    ),
+    "fig7": PaperExperiment(
+        "Orders of the entropy on power laws", "the larger the order, the more small eigenvalues contribute.",
+        lambda _: order_entropies(), tokens.order_words, page.plot_orders,
+    ),
+    "fig8": _correlation_experiment("Metrics against scores, three measures", "Pythia-410m"),
+    "fig9": _correlation_experiment("Metrics against scores of BERT", "bert-base", "bert-large"),
+    "fig10": _depth_experiment("All metrics by depth, Pythia and Mamba", _VALLEY, "Pythia-410m", "mamba-370m"),
+    "fig11": _training_experiment("All metrics while a model learns", *_ALL_METRICS),
+    "fig12": _depth_experiment("Metrics by depth and size", "larger models have a deeper valley.", *_PYTHIA_SIZES),
+    "fig13": PaperExperiment(
+        "Fine-tuning", "tuning for embeddings raises invariance; unsupervised raises, supervised lowers entropy.",
+        depth.tuned_beside_base, depth.tuned_words, plot_metrics,
+    ),
+    "fig15": PaperExperiment(
+        "Inside the blocks", "the residual stream has the valley, what stands before each sum has not.",
+        tokens.inside_blocks, tokens.inside_words, page.plot_subblocks,
+    ),
+    "table2": PaperExperiment(
+        "A layer without labels", "metrics choose a layer that beats the last.",
+        depth.chosen_layers, depth.chosen_words, page.plot_rules, depth.chosen_table,
+    ),
+    "theorems": PaperExperiment(
+        "Theorems 1 to 3", "EffRank <= exp S1; prompt entropy bounds the growth of dataset entropy; InfoNCE bounds H.",
+        lambda setting: check_theorems(seed=setting.seed), tokens.theorem_words,
+        partial(page.plot_theorems, statements=STATEMENTS), tokens.theorem_table,
+    ),
+}  # fmt: skip
+"""By the name that ``midlayer reproduce`` takes."""
+
 
 _SETTING = "setting"  # metadata key of the digest of the setting
 
@@ -73,7 +180,7 @@ def reproduce(
     other experiments.
 
     Args:
-        names: keys of :data:`~midlayer_encoders.paper.experiments.EXPERIMENTS`.
+        names: keys of :data:`~midlayer_encoders.paper.reproduce.EXPERIMENTS`.
         setting: models, texts and options.
         report: called with each outcome.
     """
@@ -138,20 +245,26 @@ def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
 
     The page includes earlier experiments of the same setting.
     """
-    current = {outcome.name for outcome in outcomes}
-    earlier = [
-        _outcome(name, setting)
-        for name in EXPERIMENTS
-        if name not in current and _saved_frame(name, setting) is not None
-    ]
-    outcomes = sorted([*outcomes, *earlier], key=lambda outcome: list(EXPERIMENTS).index(outcome.name))
-    findings = [_finding(outcome, setting) for outcome in outcomes if outcome.status in ("done", "kept")]
+    by_name = {outcome.name: outcome for outcome in outcomes}
+    for name in EXPERIMENTS:
+        if name not in by_name and _saved_frame(name, setting) is not None:
+            by_name[name] = _outcome(name, setting)
+    outcomes = [by_name[name] for name in EXPERIMENTS if name in by_name]
+    findings = []
+    for outcome in outcomes:
+        if outcome.status in ("done", "kept"):
+            experiment = EXPERIMENTS[outcome.name]
+            frame = pl.read_parquet(setting.out / f"{outcome.name}.parquet")
+            table = experiment.table(frame) if experiment.table is not None else ()
+            texts = (outcome.name, experiment.title, experiment.claim, outcome.words)
+            findings.append(Finding(*texts, experiment.draw(frame), table))
+    verbs = {"left out": "was left out", "failed": "failed"}
     notes = [
-        f"{outcome.name} was {outcome.status}: {' '.join(outcome.words)}"
+        f"{outcome.name} {verb}: {' '.join(outcome.words)}"
+        for status, verb in verbs.items()
         for outcome in outcomes
-        if outcome.status == "left out"
+        if outcome.status == status
     ]
-    notes += [f"{outcome.name} failed: {' '.join(outcome.words)}" for outcome in outcomes if outcome.status == "failed"]
     how = {
         "Models": ", ".join(setting.models) or "none",
         "Texts": f"{len(setting.texts)} given; prompts take the first {setting.limit}, metrics {4 * setting.limit}",
@@ -166,10 +279,3 @@ def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
     title = "The paper's experiments" + (f" on {', '.join(setting.models)}" if setting.models else "")
     write_file(setting.out / "outcomes.json", json.dumps([asdict(outcome) for outcome in outcomes], indent=2).encode())
     return write_page(experiments_html(findings, title=title, how=how, notes=notes), setting.out / "report.html")
-
-
-def _finding(outcome: Outcome, setting: Setting) -> Finding:
-    experiment = EXPERIMENTS[outcome.name]
-    frame = pl.read_parquet(setting.out / f"{outcome.name}.parquet")
-    table = experiment.table(frame) if experiment.table is not None else ()
-    return Finding(outcome.name, experiment.title, experiment.claim, outcome.words, experiment.draw(frame), table)

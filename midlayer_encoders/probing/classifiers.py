@@ -202,12 +202,8 @@ def nearest_classes(
     classes = []
     for part in torch.split(query_vectors, 1024, dim=1):  # the whole similarity matrix may not fit into memory
         similarity = normalize(part.float(), dim=-1) @ unit.mT
-        classes.append(_vote(similarity, labels, neighbors, temperature))
+        nearest, index = similarity.topk(min(neighbors, similarity.shape[-1]), dim=-1)
+        votes = similarity.new_zeros(*similarity.shape[:2], int(labels.max()) + 1)
+        votes.scatter_add_(2, labels[index], ((nearest - 1) / temperature).exp())
+        classes.append(votes.argmax(dim=-1))
     return torch.cat(classes, dim=1)
-
-
-def _vote(similarity: Tensor, labels: Tensor, neighbors: int, temperature: float) -> Tensor:
-    nearest, index = similarity.topk(min(neighbors, similarity.shape[-1]), dim=-1)
-    votes = similarity.new_zeros(*similarity.shape[:2], int(labels.max()) + 1)
-    votes.scatter_add_(2, labels[index], ((nearest - 1) / temperature).exp())
-    return votes.argmax(dim=-1)

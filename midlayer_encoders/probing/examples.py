@@ -46,12 +46,9 @@ def read_examples(path: Path | str, media: Sequence[str], *, bad: str = "refuse"
             f"`data` must be a folder with a folder for each class, at least two, but {path} has {len(folders)}"
             f"{f' ({folders[0].name})' if folders else ''}."
         )
-    examples = Examples([], [])
-    for folder in folders:
-        inputs = _inputs_in_folder(folder, media, bad)
-        examples.inputs.extend(inputs)
-        examples.labels.extend([folder.name] * len(inputs))
-    return examples
+    classes = {folder.name: _inputs_in_folder(folder, media, bad) for folder in folders}
+    labels = [name for name, inputs in classes.items() for _ in inputs]
+    return Examples([example for inputs in classes.values() for example in inputs], labels)
 
 
 def check_examples_path(path: Path | str) -> Path:
@@ -83,15 +80,8 @@ def _examples_in_table(table: Table) -> Examples:
                 f"`data` must have the columns label and text (or path), but {table.path.name} lacks {name!r}: it has "
                 f"{', '.join(columns)}.{did_you_mean(name, columns)}"
             )
-    requirements = ((column, "a string", is_text), ("label", "a string or a whole number", is_label))
-    for number, row in zip(table.numbers, table.rows, strict=True):
-        for name, requirement, is_valid in requirements:
-            if not is_valid(row.get(name)):
-                raise OptionError(
-                    f"{table.path.name}, {table.unit} {number}: {name!r} must be {requirement} that is not empty, but "
-                    f"got {short_repr(row.get(name))}."
-                )
-    inputs = [str(row[column]) for row in table.rows]
+    inputs = table.cells(column, ("a string that is not empty", is_text))
     if column == "path":
         inputs = [str(table.path.parent / path) for path in inputs]
-    return Examples(inputs, [str(row["label"]) for row in table.rows])
+    labels = table.cells("label", ("a string that is not empty, or a whole number", is_label))
+    return Examples(inputs, [str(label) for label in labels])

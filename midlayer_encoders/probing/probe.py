@@ -2,31 +2,201 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import Layer, Progress, ReadSite
-from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
 from midlayer_encoders.frame import at_site
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.probing.classifiers import PROBE_KINDS, AttentiveProbes, LinearProbes, ProbeKind, nearest_classes
-from midlayer_encoders.probing.fitting import UNUSED_SETTINGS, ProbeSettings, predict, train_probes
 from midlayer_encoders.probing.probe_result import ProbeResult
-from midlayer_encoders.probing.splits import Split, chance_level, split_examples
+from midlayer_encoders.probing.splits import Split, split_examples
 from midlayer_encoders.probing.tokens import CachedTokens, LiveTokens, TokenSource, read_tokens, read_vectors
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection.mixture import mixture_on_test
 from midlayer_encoders.selection.ridge import class_numbers, equal_steps, label_list
-from midlayer_encoders.validation import check_choice, check_effect, check_list, check_progress, check_text
+from midlayer_encoders.validation import (
+    check_choice,
+    check_count,
+    check_effect,
+    check_flag,
+    check_list,
+    check_number,
+    check_progress,
+    check_seed,
+    check_text,
+)
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+
+
+UNUSED_SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "attentive": ("pools the tokens by itself", ("neighbors",)),
+    "linear": ("reads one vector of each example", ("heads", "neighbors", "keep_gb")),
+    "knn": (
+        "trains nothing",
+        ("heads", "keep_gb", "epochs", "patience", "batch_size", "learning_rate", "weight_decay"),
+    ),
+}
+"""For each kind of probe, the :class:`ProbeSettings` without effect and the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSettings:
+    """Settings of :func:`~midlayer_encoders.probe`.
+
+    Attributes:
+        epochs: maximum number of epochs.
+        patience: a layer is finished after this many epochs without a better accuracy or loss on the validation
+            examples; training ends when all layers are.
+        batch_size: examples per step.
+        learning_rate: of AdamW at the first step; it decays to zero along a cosine.
+        weight_decay: of AdamW.
+        heads: attention heads of ``"attentive"``; ``None`` for one per 64 dimensions.
+        neighbors: of ``"knn"``.
+        keep_gb: memory for cached tokens, in half precision; if they need more, every epoch runs the model again.
+        mixture: also learn a weighted mean of layers from the training examples, by their pooled vectors, and score it
+            against the best single layer, both with a ridge classifier; see ``ProbeResult.mixture``.
+        seed: for split, weights and order.
+    """
+
+    epochs: int = 30
+    patience: int = 5
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.1
+    heads: int | None = None
+    neighbors: int = 20
+    keep_gb: float = 4.0
+    mixture: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        units = {"epochs": "epochs", "patience": "epochs", "batch_size": "examples", "neighbors": "neighbors"}
+        checked: dict[str, object] = {
+            **{name: check_count(name, getattr(self, name), unit) for name, unit in units.items()},
+            "learning_rate": check_number("learning_rate", self.learning_rate),
+            "weight_decay": check_number("weight_decay", self.weight_decay),
+            "heads": None if self.heads is None else check_count("heads", self.heads),
+            "keep_gb": check_number("keep_gb", self.keep_gb),
+            "mixture": check_flag("mixture", self.mixture),
+            "seed": check_seed(self.seed),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+
+class FittedProbes(NamedTuple):
+    """Probes of every layer, each with the weights of its best epoch.
+
+    Attributes:
+        head: the probes, :class:`~midlayer_encoders.probing.AttentiveProbes` or ``LinearProbes``.
+        best_accuracy: validation accuracy of each layer at its best epoch, shape ``(L,)``.
+        best_epoch: best epoch of each layer, from ``1``, shape ``(L,)``.
+    """
+
+    head: nn.Module
+    best_accuracy: Tensor
+    best_epoch: Tensor
+
+
+def train_probes(
+    head: nn.Module,
+    source: TokenSource,
+    labels: Tensor,
+    split: Split,
+    *,
+    settings: ProbeSettings | None = None,
+    progress: Progress | None = None,
+) -> FittedProbes:
+    """Train the probes of all layers in place and return them, each with the weights of its best epoch.
+
+    The loss is the sum of the layers' losses, so no layer's gradient depends on another layer, and AdamW updates every
+    weight independently: each probe becomes what it would have become alone.
+
+    Args:
+        head: probes of as many layers as ``source`` has; trained on its device.
+        source: tokens of every layer.
+        labels: classes from ``0`` of all examples, shape ``(N,)``.
+        split: which examples train and choose the epoch.
+        settings: of the training.
+        progress: called after each epoch, with the stage ``"training"``.
+    """
+    settings = settings or ProbeSettings()
+    generator = torch.Generator().manual_seed(settings.seed)
+    optimizer = torch.optim.AdamW(
+        head.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, betas=(0.9, 0.95)
+    )
+    steps = settings.epochs * math.ceil(len(split.train) / settings.batch_size)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
+    num_layers = next(head.parameters()).shape[0]
+    best_accuracy = torch.full((num_layers,), -1.0, dtype=torch.float64)
+    best_loss = torch.full((num_layers,), math.inf, dtype=torch.float64)
+    lowest_loss = best_loss.clone()
+    best_epoch = torch.zeros(num_layers, dtype=torch.int64)
+    last_improvement = best_epoch.clone()
+    best_weights = {name: weights.clone() for name, weights in head.state_dict().items()}
+    for epoch in range(1, settings.epochs + 1):
+        head.train()
+        order = split.train[torch.randperm(len(split.train), generator=generator)]
+        for index in torch.split(order, settings.batch_size):
+            optimizer.zero_grad()
+            _, losses = _forward(head, source, labels, index)
+            losses.mean(dim=1).sum().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+        accuracy, loss = evaluate(head, source, labels, split.validation, settings.batch_size).double().mean(dim=2)
+        if not bool(loss.isfinite().all()):
+            raise NotFiniteError(
+                f"The probe of layer number {int((~loss.isfinite()).nonzero()[0])} of the requested layers has the "
+                f"loss {float(loss[~loss.isfinite()][0])}. Try a smaller `learning_rate`, or check the model's states."
+            )
+        active = epoch - last_improvement <= settings.patience
+        higher = accuracy > best_accuracy
+        better = active & (higher | ((accuracy == best_accuracy) & (loss < best_loss)))
+        # A small data set has few steps per epoch: its loss may fall long before its accuracy rises.
+        improved = active & (higher | (loss < lowest_loss))
+        last_improvement[improved] = epoch
+        lowest_loss[improved] = torch.minimum(loss, lowest_loss)[improved]
+        for name, weights in head.state_dict().items():
+            best_weights[name][better] = weights[better]
+        best_accuracy[better] = accuracy[better]
+        best_loss[better] = loss[better]
+        best_epoch[better] = epoch
+        if progress is not None:
+            progress("training", epoch, settings.epochs)
+        if not bool((epoch - last_improvement < settings.patience).any()):
+            break
+    head.load_state_dict(best_weights)
+    return FittedProbes(head.eval(), best_accuracy, best_epoch)
+
+
+def _forward(head: nn.Module, source: TokenSource, labels: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Return whether each layer is correct about each example, and its loss, both of shape ``(L, B)``."""
+    states, mask = source.batch(index)
+    device = next(head.parameters()).device
+    logits = head(states.to(device), mask.to(device))
+    targets = labels[index].to(device)
+    losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets.repeat(len(logits)), reduction="none")
+    return logits.argmax(dim=-1) == targets, losses.view(logits.shape[:2])
+
+
+@torch.no_grad()
+def evaluate(head: nn.Module, source: TokenSource, labels: Tensor, index: Tensor, batch_size: int) -> Tensor:
+    """Return whether each layer is correct about the examples at ``index``, and its loss, ``(2, L, M)``, on the CPU."""
+    head.eval()
+    parts = [torch.stack(_forward(head, source, labels, part)) for part in torch.split(index, batch_size)]
+    return torch.cat(parts, dim=2).cpu()
+
 
 MIXTURE_EXAMPLES = 2000
 """Maximum number of training examples that a mixture is learned from; more are sampled at equal steps."""
@@ -86,7 +256,21 @@ def probe(
     if not hasattr(encoder, "anatomy"):
         raise OptionError(f"`encoder` must be a LayerEncoder, but got {short_repr(encoder)}.")
     agreed("norm", replaced.get("encoder", {}).get("norm"), encoder.norm)
-    examples, classes, split, names = _checked_examples(inputs, labels, test_inputs, test_labels, settings.seed)
+    inputs = check_list("inputs", inputs, "examples")
+    labels = label_list("labels", labels)
+    test_inputs = check_list("test_inputs", test_inputs, "examples", minimum=0)
+    test_labels = label_list("test_labels", test_labels)
+    for name, rows, row_labels in (("labels", inputs, labels), ("test_labels", test_inputs, test_labels)):
+        if len(rows) != len(row_labels):
+            raise OptionError(
+                f"`{name}` must have one class for each of {len(rows)} examples, but got {len(row_labels)}."
+            )
+    unknown = sorted(set(map(str, test_labels)) - set(map(str, labels)))
+    if unknown:
+        raise OptionError(f"`test_labels` must be among `labels`, but {unknown[0]!r} is not.")
+    examples = [*inputs, *test_inputs]
+    classes, names = class_numbers([*labels, *test_labels])
+    split = split_examples(classes, names=names, num_test=len(test_labels), seed=settings.seed)
     reader = layer_reader(encoder, layers=layers, prompt=encoder.default_prompt, site=site)
     live = LiveTokens(reader, examples)
     batches = batches_of(encoder, examples, prompt=encoder.default_prompt)
@@ -118,7 +302,7 @@ def probe(
         right=right,
         validation=validation,
         epochs=best_epochs,
-        chance=chance_level(classes, split),
+        chance=float(classes[split.test].bincount().max()) / len(split.test),
         num_train=len(split.train),
         mixture=mixture,
     )
@@ -163,7 +347,7 @@ def probe_tokens(
     else:
         head = LinearProbes(num_layers, width, num_classes, seed=settings.seed)
     fitted = train_probes(head.to(device), source, labels, split, settings=settings, progress=progress)
-    right = predict(head, source, split.test, batch_size=settings.batch_size) == labels[split.test]
+    right = evaluate(head, source, labels, split.test, settings.batch_size)[0].bool()
     return right, fitted.best_accuracy, fitted.best_epoch
 
 
@@ -183,29 +367,3 @@ def _probe_neighbors(
 
     validation = is_right(split.validation).double().mean(dim=1)
     return is_right(split.test), validation, torch.zeros(len(vectors), dtype=torch.int64)
-
-
-def _checked_examples(
-    inputs: Sequence[Any],
-    labels: Sequence[Hashable],
-    test_inputs: Sequence[Any],
-    test_labels: Sequence[Hashable],
-    seed: int,
-) -> tuple[list[Any], Tensor, Split, list[str]]:
-    """Return all examples, their classes, the split and the class names, or raise an :class:`OptionError`."""
-    inputs = check_list("inputs", inputs, "examples")
-    labels = label_list("labels", labels)
-    test_inputs = check_list("test_inputs", test_inputs, "examples", minimum=0)
-    test_labels = label_list("test_labels", test_labels)
-    for name, num_inputs, num_labels in (
-        ("labels", len(inputs), len(labels)),
-        ("test_labels", len(test_inputs), len(test_labels)),
-    ):
-        if num_inputs != num_labels:
-            raise OptionError(f"`{name}` must have one class for each of {num_inputs} examples, but got {num_labels}.")
-    unknown = sorted(set(map(str, test_labels)) - set(map(str, labels)))
-    if unknown:
-        raise OptionError(f"`test_labels` must be among `labels`, but {unknown[0]!r} is not.")
-    classes, names = class_numbers([*labels, *test_labels])
-    split = split_examples(classes, names=names, num_test=len(test_labels), seed=seed)
-    return [*inputs, *test_inputs], classes, split, names

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import polars as pl
-import torch
 from torch import Tensor
 
 from midlayer_encoders.frame import tidy_frame, tidy_rows
@@ -18,7 +17,7 @@ from midlayer_encoders.report import report_html
 from midlayer_encoders.report.layer_charts import plot_probes
 from midlayer_encoders.report.results import Result
 from midlayer_encoders.selection.mixture import Mixture
-from midlayer_encoders.selection.ridge import resampled_means
+from midlayer_encoders.selection.ridge import gain_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,9 +86,8 @@ class ProbeResult(Result):
         same for both layers.
         """
         best = self.layers.index(self.best_layer)
-        draws = resampled_means(self.right[[best, -1]], seed=seed)
-        low, high = torch.quantile(draws[:, 0] - draws[:, 1], torch.tensor([0.025, 0.975], dtype=torch.float64))
-        return float(self.accuracy[best] - self.accuracy[-1]), float(low), float(high)
+        low, high = gain_interval(self.right[best], self.right[-1], seed=seed)
+        return float(self.accuracy[best] - self.accuracy[-1]), low, high
 
     def verdict(self) -> str:
         """Return a sentence that names the layer chosen by validation and its gain over the last layer."""
@@ -99,10 +97,6 @@ class ProbeResult(Result):
             f"{gain:+.1f} points from the last layer probed on the test examples "
             f"(95 % interval {low:+.1f} to {high:+.1f})."
         )
-
-    def sentences(self) -> list[str]:
-        """Return the verdict, and the verdict on the mixture if one was learned."""
-        return [self.verdict(), *([self.mixture.verdict()] if self.mixture is not None else [])]
 
     @property
     def table(self) -> pl.DataFrame:
@@ -146,6 +140,6 @@ class ProbeResult(Result):
                 "Probe": f"{self.kind}, all layers trained together on the same batches, each at its best epoch",
                 "Examples": f"{self.num_train} to train, {self.right.shape[1]} to test, {len(self.classes)} classes",
             },
-            notes=self.sentences(),
+            notes=[self.verdict(), *([self.mixture.verdict()] if self.mixture is not None else [])],
             baselines={"Guessing": {self.frame["dataset"][0]: self.chance}},
         )

@@ -65,12 +65,16 @@ def layer_scores(
     count = max((budget or memory_budget(device)) // max(layer_bytes, 1), 1)
     parts = [layers[start : start + count] for start in range(0, len(layers), count)]
     with _exact_products(), torch.inference_mode(), ThreadPoolExecutor(1) as pool:
-        rows = _prefetched(pool, first, lambda layer: read(layer, keys), layers[1:])
+        following = pool.submit(lambda: first)
+        unread = iter(layers[1:])
         for part in parts:
-            # Copied layer by layer: the host holds at most the first, the current and the next layer.
+            # Copied layer by layer, while the next is read: the host holds at most the first, the current and the next.
             vectors = torch.empty((len(part), *first.shape), device=device)
             for layer_vectors in vectors:
-                layer_vectors.copy_(torch.from_numpy(next(rows)))
+                rows = following.result()
+                if (layer := next(unread, None)) is not None:
+                    following = pool.submit(read, layer, keys)
+                layer_vectors.copy_(torch.from_numpy(rows))
             valid = vectors.isfinite().flatten(1).all(dim=1) & ~all_alike(vectors, keys)
             scores = _scores(scorer, torch.where(valid[:, None, None], vectors, 0))
             scores = torch.where(valid, scores, torch.nan)
@@ -102,18 +106,6 @@ def _scores(scorer: Scorer, vectors: Tensor) -> Tensor:
         torch.cuda.empty_cache()
     half = len(vectors) // 2
     return torch.cat([_scores(scorer, vectors[:half]), _scores(scorer, vectors[half:])])
-
-
-def _prefetched(
-    pool: ThreadPoolExecutor, first: _Rows, read: Callable[[int], _Rows], layers: Sequence[int]
-) -> Iterator[_Rows]:
-    """Yield the first layer's vectors, then those of each layer, while the next layer is read."""
-    rows = first
-    for layer in layers:
-        following = pool.submit(read, layer)
-        yield rows
-        rows = following.result()
-    yield rows
 
 
 @contextmanager

@@ -6,27 +6,22 @@ import this module inside functions. ``tests/scoring/test_recording.py`` tests t
 
 from __future__ import annotations
 
+import copy
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from mteb import abstasks
 from mteb._create_dataloaders import create_dataloader
 from mteb._evaluators import SklearnEvaluator
-from mteb.abstasks import (
-    AbsTask,
-    AbsTaskClassification,
-    AbsTaskClustering,
-    AbsTaskPairClassification,
-    AbsTaskRetrieval,
-    AbsTaskSTS,
-)
-from mteb.abstasks import clustering as mteb_clustering
+from mteb.abstasks import AbsTask
 from mteb.models.model_meta import ModelMeta
 from mteb.models.search_wrappers import SearchEncoderWrapper
 from mteb.types import PromptType
@@ -36,28 +31,15 @@ from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.scoring.classification import ClassifierData, Classifiers
-from midlayer_encoders.scoring.clustering import Clusterings, Draws
-from midlayer_encoders.scoring.pairs import LabeledPairs, StsPairs
-from midlayer_encoders.scoring.retrieval import RANKING_SCORES, make_ranking
+from midlayer_encoders.scoring.clustering import Clusterings
+from midlayer_encoders.scoring.retrieval import RANKING_SCORES, LabeledPairs, StsPairs, make_ranking
 
 if TYPE_CHECKING:
-    from mteb.abstasks.task_metadata import TaskMetadata
-    from torch.utils.data import DataLoader
-
     from midlayer_encoders.scoring.all_layers import Scorer
 
-_PAIR_MEASURES = "cosine|manhattan|euclidean"
-# Supported main scores of each task type, and the methods that a task must not override.
-_TYPES: dict[type[AbsTask], tuple[str, tuple[str, ...]]] = {
-    AbsTaskSTS: (rf"(({_PAIR_MEASURES})_)?(spearman|pearson)", ("_calculate_scores",)),
-    AbsTaskPairClassification: (rf"(max|similarity|dot|{_PAIR_MEASURES})_ap", ("_compute_metrics",)),
-    AbsTaskClassification: (
-        r"accuracy|f1|f1_weighted|precision|precision_weighted|recall|recall_weighted|ap|ap_weighted",
-        ("_evaluate_subset_cross_validation", "_run_experiment", "_calculate_avg_scores", "_calculate_scores"),
-    ),
-    AbsTaskClustering: (r"v_measure", ()),
-    AbsTaskRetrieval: (rf"accuracy|({'|'.join(RANKING_SCORES)})_at_\d+", ("task_specific_scores",)),
-}
+Keys: TypeAlias = Callable[..., Sequence[str]]
+"""Maps the inputs that mteb passes to an encoder, ``task_metadata`` and ``prompt_type`` to the key of each input."""
+
 _SETTINGS = {"l1_ratio", "C", "max_iter", "tol", "random_state", "verbose", "n_jobs", "penalty", "warm_start"}
 
 
@@ -71,7 +53,7 @@ def scores_together(task: AbsTask) -> str | None:
     base = next((task_type for task_type in _TYPES if isinstance(task, task_type)), None)
     if base is None:
         return f"its type is {task.metadata.type}"
-    scores, methods = _TYPES[base]
+    _, scores, methods = _TYPES[base]
     main_score = str(task.metadata.main_score)
     if re.fullmatch(scores, main_score) is None:
         return f"its main score is {main_score}"
@@ -79,14 +61,14 @@ def scores_together(task: AbsTask) -> str | None:
         module = getattr(type(task), name).__module__
         if module not in (base.__module__, AbsTask.__module__) and not module.startswith("midlayer_encoders.tasks."):
             return f"it overrides `{name}`"
-    if isinstance(task, AbsTaskClassification):
+    if isinstance(task, abstasks.AbsTaskClassification):
         return _unsupported_classifier(task)
-    if isinstance(task, AbsTaskRetrieval) and (task.skip_first_result or task._previous_results_model_meta):
+    if isinstance(task, abstasks.AbsTaskRetrieval) and (task.skip_first_result or task._previous_results_model_meta):
         return "it ranks the results of another search"
     return None
 
 
-def _unsupported_classifier(task: AbsTaskClassification) -> str | None:
+def _unsupported_classifier(task: abstasks.AbsTaskClassification) -> str | None:
     """Return the reason why a task's classifier is not supported, or ``None`` if it is."""
     if task.evaluator is not SklearnEvaluator:
         return f"its evaluator is {task.evaluator.__name__}"
@@ -98,15 +80,6 @@ def _unsupported_classifier(task: AbsTaskClassification) -> str | None:
     changed = {name: value for name, value in settings.items() if name not in _SETTINGS and value != defaults[name]}
     changed |= {name: settings[name] for name in ("l1_ratio", "penalty") if settings.get(name) != defaults.get(name)}
     return f"its classifier has other settings: {changed}" if changed else None
-
-
-class Keys(Protocol):
-    """Returns the key of each input that mteb passes to an encoder; it may embed the inputs, too."""
-
-    def __call__(
-        self, inputs: DataLoader[Any], *, task_metadata: TaskMetadata, prompt_type: PromptType | None
-    ) -> Sequence[str]:
-        """Return a key for each input."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +100,7 @@ def record(task: AbsTask, keys: Keys, *, similarity: str = "cosine") -> list[Rec
         keys: returns the keys of inputs.
         similarity: the encoder's similarity, as in sentence-transformers' ``similarity_fn_name``.
     """
-    mixin = next(mixin for base, mixin in _RECORDERS.items() if isinstance(task, base))
+    mixin = next(mixin for base, (mixin, _, _) in _TYPES.items() if isinstance(task, base))
     task.__class__ = type(type(task).__name__, (mixin, type(task)), {})
     recorded: list[Recorded] = []
     for split in task.eval_splits:
@@ -143,28 +116,24 @@ def record(task: AbsTask, keys: Keys, *, similarity: str = "cosine") -> list[Rec
 
 @dataclass
 class _RowEncoder:
-    """An encoder for mteb whose vectors are row numbers, ``(N, 1)``; equal inputs share a row."""
+    """An encoder for mteb whose vectors ``(N, 1)`` are row numbers from 1; equal inputs share a row."""
 
     keys: Keys
     similarity_name: str
     places: dict[str, int] = field(default_factory=dict)
     scorer: Scorer | None = None
+    columns: list[Tensor] = field(default_factory=list)
     mteb_model_meta: ModelMeta = field(
         default_factory=lambda: ModelMeta.create_empty(overwrites={"name": "local/rows", "revision": "none"})
     )
 
     def encode(
-        self,
-        inputs: DataLoader[Any],
-        *,
-        task_metadata: TaskMetadata,
-        hf_split: str,  # noqa: ARG002  (mteb's names)
-        hf_subset: str,  # noqa: ARG002
-        prompt_type: PromptType | None = None,
-        **_: Any,
+        self, inputs: Any, *, task_metadata: Any, prompt_type: PromptType | None = None, **_: Any
     ) -> npt.NDArray[np.int64]:
         keys = self.keys(inputs, task_metadata=task_metadata, prompt_type=prompt_type)
-        return np.array([[self.places.setdefault(key, len(self.places))] for key in keys], dtype=np.int64)
+        rows = np.array([[1 + self.places.setdefault(key, len(self.places))] for key in keys], dtype=np.int64)
+        self.columns.append(_places(rows))
+        return rows
 
     def similarity(self, first: Any, second: Any) -> npt.NDArray[np.float32]:
         return np.zeros((len(first), len(second)), dtype=np.float32)
@@ -174,62 +143,47 @@ class _RowEncoder:
 
 
 def _places(rows: Any) -> Tensor:
-    return torch.as_tensor(np.asarray(rows)[:, 0])
+    return torch.as_tensor(np.asarray(rows)[:, 0]) - 1
 
 
 def _codes(labels: Sequence[Any], numbers: Mapping[Any, int]) -> Tensor:
     return torch.tensor([numbers[label] for label in labels])
 
 
-class _PairColumns:
-    """An encoder that remembers the rows of each column of pairs."""
+class _PairsRecorder(AbsTask):
+    """Records both columns of pairs."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.columns: list[Tensor] = []
-        self.mteb_model_meta = model.mteb_model_meta
-        self.similarity = model.similarity
-        self.similarity_pairwise = model.similarity_pairwise
+    def _evaluate_subset(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        self._rows = model
+        return super()._evaluate_subset(model, *args, **kwargs)  # type: ignore[safe-super]
 
-    def encode(self, inputs: Any, **kwargs: Any) -> Any:
-        rows = self.model.encode(inputs, **kwargs)
-        self.columns.append(_places(rows))
-        return np.ones((len(rows), 1))  # vectors with defined distances
-
-    def record(self, scorer: type[StsPairs | LabeledPairs], targets: Tensor, score: str) -> dict[str, float]:
-        first, second = self.columns
-        self.model.scorer = scorer(first, second, targets, score, self.model.similarity_name)
+    def _record(self, scorer: type[StsPairs | LabeledPairs], targets: Tensor) -> dict[str, float]:
+        score = self.metadata.main_score
+        first, second = self._rows.columns
+        self._rows.scorer = scorer(first, second, targets, score, self._rows.similarity_name)
         return {score: 0.0}
 
 
-class _LabeledPairsRecorder(AbsTaskPairClassification):
-    """Records both columns of pairs and the labels."""
-
-    def _evaluate_subset(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        self._pairs = _PairColumns(model)
-        return super()._evaluate_subset(self._pairs, *args, **kwargs)
+class _LabeledPairsRecorder(_PairsRecorder):
+    """Records the labels of pairs."""
 
     def _compute_metrics(self, similarity_scores: Any, labels: Any) -> dict[str, float]:  # noqa: ARG002
         targets = torch.as_tensor(np.asarray(labels[:], dtype=np.int64))
         classes = torch.unique(targets).tolist()
         if len(classes) > 2 or (len(classes) == 2 and 1 not in classes):  # scikit-learn raises an error, too
             raise OptionError(f"Labels of pairs must be 1 for positive pairs, else 0, but are {classes[:9]}.")
-        return self._pairs.record(LabeledPairs, targets, self.metadata.main_score)
+        return self._record(LabeledPairs, targets)
 
 
-class _StsRecorder(AbsTaskSTS):
-    """Records both columns of pairs and the gold similarities."""
-
-    def _evaluate_subset(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        self._pairs = _PairColumns(model)
-        return super()._evaluate_subset(self._pairs, *args, **kwargs)
+class _StsRecorder(_PairsRecorder):
+    """Records the gold similarities of pairs."""
 
     def _calculate_scores(self, scores: Any, normalized_scores: list[float]) -> Any:  # noqa: ARG002
         targets = torch.tensor(normalized_scores, dtype=torch.float64)
-        return self._pairs.record(StsPairs, targets, self.metadata.main_score)
+        return self._record(StsPairs, targets)
 
 
-class _ClassificationRecorder(AbsTaskClassification):
+class _ClassificationRecorder(abstasks.AbsTaskClassification):
     """Records the training and test examples of each classifier."""
 
     def _evaluate_subset(self, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -240,7 +194,6 @@ class _ClassificationRecorder(AbsTaskClassification):
 
     def _recorded(self, evaluate: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         self._experiments: list[tuple[Any, Any, Any, Any]] = []
-        self._test_labels: dict[int, tuple[Any, list[Any]]] = {}
         scores = evaluate(model, *args, **kwargs)
         labels = [label for experiment in self._experiments for label in (*experiment[1], *experiment[3])]
         check_classification_targets(np.asarray(labels))  # as scikit-learn's classifiers do
@@ -251,103 +204,69 @@ class _ClassificationRecorder(AbsTaskClassification):
         )
         settings = self.evaluator_model.get_params()
         score = self.metadata.main_score
-        measure = None if score == "accuracy" else _Measure(self, list(numbers), score)
-        model.scorer = Classifiers(data, settings["C"], settings["max_iter"], settings["tol"], measure)
+        names = np.asarray(list(numbers))
+
+        def measure(true: Any, predicted: Any) -> float:
+            values: Mapping[str, Any] = self._calculate_scores(names[true], names[predicted])
+            return float("nan") if values[score] is None else float(values[score])
+
+        options = (settings["C"], settings["max_iter"], settings["tol"])
+        model.scorer = Classifiers(data, *options, None if score == "accuracy" else measure)
         return scores
 
     def _run_experiment(
         self, train_split: Any, eval_split: Any, train_embeddings: Any, test_embeddings: Any, *_: Any, **__: Any
     ) -> Any:
         column = self.label_column_name
-        if id(eval_split) not in self._test_labels:  # stored with the split, so that the id stays unique
-            self._test_labels[id(eval_split)] = eval_split, list(eval_split[column][:])
-        test_labels = self._test_labels[id(eval_split)][1]
-        self._experiments.append((train_embeddings, list(train_split[column][:]), test_embeddings, test_labels))
+        train_labels = list(train_split[column][:])
+        self._experiments.append((train_embeddings, train_labels, test_embeddings, list(eval_split[column][:])))
         return {self.metadata.main_score: 0.0}, []
 
 
-@dataclass(frozen=True)
-class _Measure:
-    """A score that mteb computes from test labels and predictions, here given as numbers of labels."""
-
-    task: AbsTaskClassification
-    labels: list[Any]
-    name: str
-
-    def __call__(self, labels: Any, predicted: Any) -> float:
-        names = np.asarray(self.labels)
-        scores: Mapping[str, Any] = self.task._calculate_scores(names[labels], names[predicted])
-        return float("nan") if scores[self.name] is None else float(scores[self.name])
-
-
-class _ClusteringRecorder(AbsTaskClustering):
-    """Records the draws that are clustered."""
+class _ClusteringRecorder(abstasks.AbsTaskClustering):
+    """Records the examples and mteb's function that clusters draws of them."""
 
     def _evaluate_subset(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        def record_draws(
-            embeddings: Any, labels: Any, **settings: Any
-        ) -> tuple[dict[str, dict[str, list[float]]], dict[str, Any]]:
-            model.scorer = _clusterings(embeddings, labels, **settings)
-            return {"v_measure": {"Level 0": [0.0]}, "ami": {"Level 0": [0.0]}}, {}
+        def record_draws(embeddings: Any, labels: Any, **settings: Any) -> Any:
+            model.scorer = Clusterings(_places(embeddings), partial(_v_measures, labels, copy.deepcopy(settings)))
+            # The generator continues after the draws, which are made without clustering them.
+            return _bootstrap(MiniBatchKMeans=_OneCluster, v_measure_score=_no_score)(embeddings, labels, **settings)
 
-        evaluate = _with_globals(AbsTaskClustering._evaluate_subset, _evaluate_clustering_bootstrapped=record_draws)
+        evaluate = _with_globals(
+            abstasks.AbsTaskClustering._evaluate_subset, _evaluate_clustering_bootstrapped=record_draws
+        )
         return evaluate(self, model, *args, **kwargs)
 
 
-def _clusterings(embeddings: Any, labels: Any, **settings: Any) -> Clusterings:
-    """Return the draws that mteb's code clusters."""
-    models: list[_KMeansRecorder] = []
+class _OneCluster:
+    """A replacement of scikit-learn's k-means that puts all rows into one cluster."""
 
-    def k_means(**model_settings: Any) -> _KMeansRecorder:
-        models.append(_KMeansRecorder(model_settings))
-        return models[-1]
-
-    def record_labels(truth: Any, _: Any) -> float:
-        models[-1].labels.append(truth)
-        return 0.0
-
-    draw = _with_globals(
-        mteb_clustering._evaluate_clustering_bootstrapped,
-        MiniBatchKMeans=k_means,
-        v_measure_score=record_labels,
-        adjusted_mutual_info_score=lambda *_: 0.0,
-    )
-    draw(embeddings, labels, **settings)
-    first = models[0].settings
-    return Clusterings(tuple(model.draws() for model in models), first["batch_size"], first["random_state"])
-
-
-@dataclass
-class _KMeansRecorder:
-    """A replacement of scikit-learn's k-means that records its inputs."""
-
-    settings: dict[str, Any]
-    rows: list[Any] = field(default_factory=list)
-    labels: list[Any] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        expected = {"init": "k-means++", "n_init": 1}
-        if {"n_clusters", "batch_size", "random_state", *expected} != set(self.settings) or any(
-            self.settings[name] != value for name, value in expected.items()
-        ):
-            raise NotImplementedError(f"mteb clusters with settings that are not supported: {self.settings}")
+    def __init__(self, **_: Any) -> None: ...
 
     def fit_predict(self, rows: Any) -> npt.NDArray[np.int64]:
-        self.rows.append(rows)
         return np.zeros(len(rows), dtype=np.int64)
 
-    def draws(self) -> Draws:
-        names = sorted(set(np.concatenate(self.labels).tolist()))
-        numbers = {label: number for number, label in enumerate(names)}
-        labels = torch.stack([_codes(draw.tolist(), numbers) for draw in self.labels])
-        return Draws(torch.stack([_places(draw) for draw in self.rows]), labels, self.settings["n_clusters"])
+
+def _no_score(*_: Any) -> float:
+    return 0.0
+
+
+def _bootstrap(**names: Any) -> Any:
+    """Return mteb's function that clusters draws, with other values of some globals, without the score AMI."""
+    function = abstasks.clustering._evaluate_clustering_bootstrapped
+    return _with_globals(function, adjusted_mutual_info_score=_no_score, **names)
+
+
+def _v_measures(labels: Any, settings: dict[str, Any], vectors: Any) -> list[float]:
+    scores, _ = _bootstrap()(vectors, labels, **copy.deepcopy(settings))
+    return [score for level in scores["v_measure"].values() for score in level]
 
 
 class _EverythingRecorded(Exception):  # noqa: N818  (not an error)
     """Ends mteb's evaluation."""
 
 
-class _RetrievalRecorder(AbsTaskRetrieval):
+class _RetrievalRecorder(abstasks.AbsTaskRetrieval):
     """Records queries, documents and relevance."""
 
     def _evaluate_subset(self, model: Any, data_split: Any, **kwargs: Any) -> Any:
@@ -381,15 +300,10 @@ class _SearchRecorder(SearchEncoderWrapper):
         context = {name: kwargs[name] for name in ("task_metadata", "hf_split", "hf_subset")}
 
         def embed(rows: Any, prompt_type: PromptType) -> dict[str, int]:
-            loader = create_dataloader(
-                rows,
-                task_metadata=context["task_metadata"],
-                prompt_type=prompt_type,
-                num_proc=num_proc,
-                **encode_kwargs,
-            )
+            task = {"task_metadata": context["task_metadata"], "prompt_type": prompt_type}
+            loader = create_dataloader(rows, num_proc=num_proc, **task, **encode_kwargs)
             vectors = self.model.encode(loader, prompt_type=prompt_type, **context, **encode_kwargs)
-            return dict(zip(list(rows["id"]), np.asarray(vectors)[:, 0].tolist(), strict=True))
+            return dict(zip(list(rows["id"]), _places(vectors).tolist(), strict=True))
 
         corpus: Any = self.task_corpus
         self.queries = embed(queries, PromptType.query)
@@ -412,11 +326,18 @@ def _with_globals(function: Any, **names: Any) -> Any:
     return other
 
 
-_RECORDERS: dict[type[AbsTask], type[AbsTask]] = {
-    AbsTaskSTS: _StsRecorder,
-    AbsTaskPairClassification: _LabeledPairsRecorder,
-    AbsTaskClassification: _ClassificationRecorder,
-    AbsTaskClustering: _ClusteringRecorder,
-    AbsTaskRetrieval: _RetrievalRecorder,
-}
-"""Mixins that record each type of task."""
+_TYPES: dict[type[AbsTask], tuple[type, str, tuple[str, ...]]] = {
+    abstasks.AbsTaskSTS: (_StsRecorder, r"((cosine|manhattan|euclidean)_)?(spearman|pearson)", ("_calculate_scores",)),
+    abstasks.AbsTaskPairClassification: (
+        _LabeledPairsRecorder, r"(max|similarity|dot|cosine|manhattan|euclidean)_ap", ("_compute_metrics",),
+    ),
+    abstasks.AbsTaskClassification: (
+        _ClassificationRecorder, r"accuracy|(f1|precision|recall|ap)(_weighted)?",
+        ("_evaluate_subset_cross_validation", "_run_experiment", "_calculate_avg_scores", "_calculate_scores"),
+    ),
+    abstasks.AbsTaskClustering: (_ClusteringRecorder, r"v_measure", ()),
+    abstasks.AbsTaskRetrieval: (
+        _RetrievalRecorder, rf"accuracy|({'|'.join(RANKING_SCORES)})_at_\d+", ("task_specific_scores",),
+    ),
+}  # fmt: skip
+"""For each type of task the mixin that records it, the supported main scores, and methods it must not override."""

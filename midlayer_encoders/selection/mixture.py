@@ -49,11 +49,8 @@ class Mixture:
         if len(self.layers) == 1:
             return f"The mixture of layers is layer {self.layers[0]} alone, with weight 1."
         parts = ", ".join(f"{layer} ({weight:.2g})" for layer, weight in zip(self.layers, self.weights, strict=True))
-        comparison = "not significantly better"
-        if self.low > 0:
-            comparison = "significantly better"
-        elif self.high < 0:
-            comparison = "significantly worse"
+        is_worse = "significantly worse" if self.high < 0 else "not significantly better"
+        comparison = "significantly better" if self.low > 0 else is_worse
         gain = 100 * (self.accuracy - self.single_accuracy)
         return (
             f"A mixture of layers {parts} has {100 * self.accuracy:.1f} with a ridge classifier, {comparison} than "
@@ -96,9 +93,8 @@ def mixture_weights(vectors: Tensor, classes: Tensor) -> Tensor:
         penalty = torch.tensor(_INITIAL_LOG_PENALTY, device=rows.device, requires_grad=True)
         optimizer = torch.optim.Adam([logits, penalty], lr=_LEARNING_RATE)
         for _ in range(_STEPS):
-            loss = _leave_one_out_error(
-                mix_layers(rows, logits.softmax(dim=0)).double(), targets, penalty.double().exp()
-            )
+            mixed = mix_layers(rows, logits.softmax(dim=0)).double()
+            loss = _leave_one_out_error(mixed, targets, penalty.double().exp())
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -135,9 +131,7 @@ def mixture_correct(vectors: Tensor, labels: Tensor, *, folds: int = 5, seed: in
     return is_correct
 
 
-def held_out_mixture(
-    vectors: Tensor, labels: Tensor, accuracy: Tensor, layers: Sequence[int], *, repeats: int = 1, seed: int = 0
-) -> Mixture:
+def held_out_mixture(vectors: Tensor, labels: Tensor, accuracy: Tensor, *, repeats: int = 1, seed: int = 0) -> Mixture:
     """Return the mixture learned from all labeled texts, cross-validated against the best single layer.
 
     The best layer is chosen on the texts that it is scored on, which biases the comparison against the mixture.
@@ -146,16 +140,14 @@ def held_out_mixture(
         vectors: one row per layer and text, shape ``(L, N, D)``.
         labels: integers, shape ``(N,)``.
         accuracy: of each layer on each held-out text, shape ``(L, N)``.
-        layers: numbers of the layers.
         repeats: number of random folds.
         seed: for the first.
     """
     draws = [mixture_correct(vectors, labels, seed=seed + repeat) for repeat in range(repeats)]
     mixture_accuracy = torch.stack(draws).double().mean(dim=0)
     best = int(accuracy.double().mean(dim=1).argmax())
-    classes = torch.unique(labels, return_inverse=True)[1]
-    weights = mixture_weights(vectors, classes)
-    return _make_mixture(weights, mixture_accuracy, accuracy[best].double(), layers, best, seed=seed)
+    weights = mixture_weights(vectors, torch.unique(labels, return_inverse=True)[1])
+    return _make_mixture(weights, mixture_accuracy, accuracy[best].double(), range(len(vectors)), best, seed=seed)
 
 
 def mixture_on_test(
@@ -176,16 +168,11 @@ def mixture_on_test(
     train = train.to(vectors.device)
     test = test.to(vectors.device)
     classes = classes.to(vectors.device)
-    train_rows = vectors[:, train]
-    test_rows = vectors[:, test]
-
-    def is_correct(train_vectors: Tensor, test_vectors: Tensor) -> Tensor:
-        return (ridge_predict(train_vectors[None], classes[train], test_vectors[None])[0] == classes[test]).double()
-
-    best = int(ridge_correct(train_rows, classes[train], seed=seed).double().mean(dim=1).argmax())
-    weights = mixture_weights(train_rows, classes[train])
-    accuracy = is_correct(mix_layers(train_rows, weights), mix_layers(test_rows, weights))
-    single_accuracy = is_correct(train_rows[best], test_rows[best])
+    best = int(ridge_correct(vectors[:, train], classes[train], seed=seed).double().mean(dim=1).argmax())
+    weights = mixture_weights(vectors[:, train], classes[train])
+    rows = torch.stack([mix_layers(vectors, weights), vectors[best]])
+    is_correct = ridge_predict(rows[:, train], classes[train], rows[:, test]) == classes[test]
+    accuracy, single_accuracy = is_correct.double()
     return _make_mixture(weights, accuracy, single_accuracy, layers, best, seed=seed)
 
 

@@ -41,7 +41,11 @@ def ridge_correct(vectors: Tensor, labels: Tensor, *, folds: int = 5, seed: int 
         tensor(1., dtype=torch.float64)
     """
     labels = labels.to(vectors.device)
-    _check_vectors(vectors, labels)
+    if vectors.ndim != 3 or not vectors.is_floating_point() or vectors.shape[1:2] != labels.shape:
+        raise OptionError(
+            "`vectors` must be (L, N, D) of floats with one of the N `labels` each, "
+            f"but got {tuple(vectors.shape)} of {vectors.dtype} and {tuple(labels.shape)}."
+        )
     fold = label_folds(labels, folds=folds, seed=seed)
     rows = normalize(vectors.double(), dim=-1)
     classes = torch.unique(labels, return_inverse=True)[1]
@@ -81,13 +85,10 @@ def label_list(argument: str, labels: Any) -> list[Any]:
     values = check_list(argument, labels, "labels", minimum=0)
     values = [value.item() if getattr(value, "ndim", 1) == 0 else value for value in values]  # NumPy and torch scalars
     for position, label in enumerate(values):
-        if label is not None and not isinstance(label, str | int | float):
+        is_class = label is None or (isinstance(label, str | int | float) and label == label)
+        if not is_class or (isinstance(label, str) and lone_surrogate(label) is not None):
             raise OptionError(
                 f"`{argument}[{position}]` must be the name or the number of a class, but got {short_repr(label)}."
-            )
-        if label != label or (isinstance(label, str) and lone_surrogate(label) is not None):
-            raise OptionError(
-                f"`{argument}[{position}]` must be a class that equals itself, but got {short_repr(label)}."
             )
     return values
 
@@ -176,51 +177,30 @@ def check_labels(labels: Tensor, *, folds: int = 5) -> None:
         )
 
 
-def _check_vectors(vectors: Tensor, labels: Tensor) -> None:
-    if vectors.ndim != 3 or not vectors.is_floating_point() or vectors.shape[1:2] != labels.shape:
-        raise OptionError(
-            "`vectors` must be (L, N, D) of floats with one of the N `labels` each, "
-            f"but got {tuple(vectors.shape)} of {vectors.dtype} and {tuple(labels.shape)}."
-        )
-
-
 def _predict(rows: Tensor, targets: Tensor, test: Tensor) -> Tensor:
     """Return the class of each test row, ``(L, M)``, after training on rows ``(L, N, D)`` with targets ``(N, C)``."""
     center = rows.mean(dim=1, keepdim=True)
     level = targets.mean(dim=0)
     rows = rows - center
     targets = targets - level
-    left, squares, right = _decompose(rows)
-    shrinkage = _shrinkage(squares, rows.square().sum(dim=(1, 2)) / rows.shape[1])
-    projected = left.mT @ targets  # (L, R, C)
-    best = _best_penalty(left, shrinkage, projected, targets)
-    scale = shrinkage[best, torch.arange(len(rows), device=rows.device)] / squares.sqrt()  # (L, R)
-    logits: Tensor = ((test - center) @ right) @ (scale.unsqueeze(-1) * projected) + level
-    return logits.argmax(dim=-1)
-
-
-def _decompose(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return left vectors ``(L, N, R)``, squared singular values ``(L, R)``, right vectors ``(L, D, R)`` of rows."""
-    is_wide = rows.shape[1] <= rows.shape[2]  # decompose the smaller Gram matrix
+    # Left vectors (L, N, R), squared singular values (L, R) and right vectors (L, D, R), from the smaller Gram matrix.
+    is_wide = rows.shape[1] <= rows.shape[2]
     squares, vectors = torch.linalg.eigh(rows @ rows.mT if is_wide else rows.mT @ rows)
     # Infinity marks rounding errors, whose shrinkage is zero below.
     largest = squares.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
     squares = torch.where(squares > 1e-12 * largest, squares, torch.inf)
     other = (rows.mT if is_wide else rows) @ vectors / squares.sqrt().unsqueeze(-2)
-    return (vectors, squares, other) if is_wide else (other, squares, vectors)
-
-
-def _shrinkage(squares: Tensor, scale: Tensor) -> Tensor:
-    """Return the shrinkage factor of each direction under each penalty, shape ``(P, L, R)``."""
-    penalties = torch.tensor(_PENALTIES, dtype=squares.dtype, device=squares.device)[:, None, None] * scale[:, None]
-    return torch.where(squares.isinf(), 0.0, squares / (squares + penalties))
-
-
-def _best_penalty(left: Tensor, shrinkage: Tensor, projected: Tensor, targets: Tensor) -> Tensor:
-    """Return the index of the penalty with the least leave-one-out squared error of each layer, ``(L,)``."""
-    errors = []
+    left, right = (vectors, other) if is_wide else (other, vectors)
+    scale = rows.square().sum(dim=(1, 2)) / rows.shape[1]
+    penalties = torch.tensor(_PENALTIES, dtype=rows.dtype, device=rows.device)[:, None, None] * scale[:, None]
+    shrinkage = torch.where(squares.isinf(), 0.0, squares / (squares + penalties))  # (P, L, R)
+    projected = left.mT @ targets  # (L, R, C)
+    errors = []  # leave-one-out squared error of each penalty and layer
     for factors in shrinkage:
         residuals = targets - left @ (factors.unsqueeze(-1) * projected)
         leverage = (left.square() * factors.unsqueeze(-2)).sum(dim=-1) + 1 / len(targets)
         errors.append((residuals / (1 - leverage).clamp(min=1e-9).unsqueeze(-1)).square().sum(dim=(1, 2)))
-    return torch.stack(errors).argmin(dim=0)
+    best = torch.stack(errors).argmin(dim=0)
+    weights = shrinkage[best, torch.arange(len(rows), device=rows.device)] / squares.sqrt()  # (L, R)
+    logits: Tensor = ((test - center) @ right) @ (weights.unsqueeze(-1) * projected) + level
+    return logits.argmax(dim=-1)

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
+from torch import Tensor
 
 from midlayer_encoders.frame import Curves
-from midlayer_encoders.recipes import PLAIN, Recipe, has_name
+from midlayer_encoders.recipes import PLAIN, Recipe
 from midlayer_encoders.selection.mixture import Mixture
+from midlayer_encoders.selection.ridge import gain_interval
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose, metrics_of
 
 if TYPE_CHECKING:
@@ -43,6 +45,12 @@ class LabelEvidence:
         """Return the clause that compares the choice with the baseline."""
         verdict = "significantly better" if self.low > 0 else "not significantly better"
         return f"{verdict} than {self.against} ({self.gain:+.1f} points, {self.low:+.1f} to {self.high:+.1f})"
+
+
+def gain_in_points(accuracy: Tensor, baseline: Tensor, *, seed: int) -> dict[str, Any]:
+    """Return the gain of one accuracy over another, shape ``(N,)`` each, and its 95 % interval, in points."""
+    low, high = gain_interval(accuracy, baseline, seed=seed)
+    return {"gain": 100 * float(accuracy.mean() - baseline.mean()), "low": 100 * low, "high": 100 * high}
 
 
 @dataclass(frozen=True)
@@ -120,20 +128,9 @@ class Selection:
 
     def to_frame(self) -> pl.DataFrame:
         """Return a row for each rule: its layer, the depth, whether it is the chosen rule, and its reason."""
-        rows = [
-            {
-                "model": self.model,
-                "revision": self.revision,
-                "rule": choice.rule,
-                "layer": choice.layer,
-                "depth": None if choice.layer is None else choice.layer / self.num_layers,
-                "chosen": choice.rule == self.rule,
-                "reason": choice.reason,
-            }
-            for choice in self.choices
-        ]
-        strings = dict.fromkeys(("model", "revision", "rule", "reason"), pl.String())
-        return pl.DataFrame(rows, schema_overrides={**strings, "layer": pl.Int64(), "depth": pl.Float64()})
+        schema = {"rule": pl.String(), "layer": pl.Int64(), "reason": pl.String()}
+        choices = pl.DataFrame([vars(choice) for choice in self.choices], schema=schema)
+        return _with_model(choices, self, chosen=pl.col("rule") == self.rule)
 
     def plot(self) -> Figure:
         """Return a figure of the curves that the rules read, with the chosen layer and every other choice marked."""
@@ -147,6 +144,15 @@ class Selection:
         rows = [(choice.rule, choice.layer, choice.reason) for choice in self.choices]
         lines = [title, self.confidence, *_table_lines(rows, self.rule)]
         return "\n".join([*lines, *([self.mixture.verdict()] if self.mixture is not None else [])])
+
+
+def _with_model(rows: pl.DataFrame, selection: Selection, *, chosen: pl.Expr) -> pl.DataFrame:
+    """Return rows with the columns of the model, the depth, and whether a row was chosen."""
+    name, layer, *score, reason = rows.columns
+    depth = (pl.col("layer") / selection.num_layers).alias("depth")
+    model = pl.lit(selection.model).alias("model")
+    revision = pl.lit(selection.revision).alias("revision")
+    return rows.select(model, revision, name, layer, depth, *score, chosen.alias("chosen"), reason)
 
 
 def _table_lines(rows: list[tuple[str, int | None, str]], chosen: str) -> list[str]:
@@ -196,19 +202,12 @@ class RecipeSelection(Selection):
         """Return a row for each recipe: its layer, the depth, the score, whether it was chosen, and the reason."""
         scores = self.frame.filter(kind="score")
         rows = [
-            {
-                "model": self.model,
-                "revision": self.revision,
-                "recipe": name,
-                "layer": part.layer,
-                "depth": part.layer / self.num_layers,
-                "score": scores.filter(recipe=name, layer=part.layer)["value"].mean(),
-                "chosen": name == self.recipe,
-                "reason": part.reason,
-            }
+            (name, part.layer, scores.filter(recipe=name, layer=part.layer)["value"].mean(), part.reason)
             for name, part in self.parts.items()
         ]
-        return pl.DataFrame(rows, schema_overrides={"score": pl.Float64()})
+        schema = {"recipe": pl.String(), "layer": pl.Int64(), "score": pl.Float64(), "reason": pl.String()}
+        recipes = pl.DataFrame(rows, schema=schema, orient="row")
+        return _with_model(recipes, self, chosen=pl.col("recipe") == self.recipe)
 
     def plot(self) -> Figure:
         """Return the figure of the chosen recipe."""
@@ -218,40 +217,6 @@ class RecipeSelection(Selection):
         title = f"The recipe {self.recipe} at layer {self.layer} of {self.num_layers} of {self.model}: {self.reason}."
         rows: list[tuple[str, int | None, str]] = [(name, part.layer, part.reason) for name, part in self.parts.items()]
         return "\n".join([title, self.confidence, *_table_lines(rows, self.recipe)])
-
-
-def combine_recipes(
-    parts: Mapping[str, Selection],
-    name: str,
-    reason: str,
-    *,
-    labels: LabelEvidence | None = None,
-    recipe: Recipe | None = None,
-    center: tuple[str, ...] | None = None,
-) -> RecipeSelection:
-    """Return the selection of one recipe with those of all others.
-
-    Args:
-        parts: the selection of each recipe, by its name.
-        name: of the chosen recipe.
-        reason: for the choice.
-        labels: the evidence of labels, if there are any.
-        recipe: the chosen recipe, if it is available.
-        center: texts that it centers on.
-    """
-    chosen = parts[name]
-    frames = [part.frame.with_columns(pl.lit(name).alias("recipe")) for name, part in parts.items()]
-    shared = {name: getattr(chosen, name) for name in ("model", "revision", "layer", "num_layers", "rule", "choices")}
-    return RecipeSelection(
-        **shared,
-        reason=reason,
-        frame=pl.concat(frames),
-        labels=labels,
-        recipe=name,
-        parts=parts,
-        asked=None if recipe is None or has_name(recipe) else recipe,
-        center=center,
-    )
 
 
 def make_selection(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from midlayer_encoders.tuning.training import TuneSettings
-from midlayer_encoders.tuning.tune import tune
-from midlayer_encoders.tuning.tune_result import TuneResult
+from midlayer_encoders.tuning.tune import TuneResult, tune
 
 __all__ = ["TuneResult", "TuneSettings", "tune"]

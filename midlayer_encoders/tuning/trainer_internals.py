@@ -83,21 +83,17 @@ def check_packages(*, lora: bool) -> None:
             raise MidlayerError(f"`{argument}` needs the {package} package: pip install 'midlayer-encoders[tuning]'.")
 
 
-def add_lora(encoder: LayerEncoder, rank: int) -> None:
-    """Inject adapters of a rank into every linear layer of the model, and freeze everything else."""
-    encoder.requires_grad_(False)
-    _inject(encoder, rank)
-
-
 def check_lora(encoder: LayerEncoder) -> None:
     """Raise if PEFT has no adapters for a model: inject them on the meta device, and remove them."""
-    _inject(encoder, 1, empty=True)
-    _remove_adapters(encoder)
+    add_lora(encoder, 1, empty=True)
+    remove_lora(encoder, merge=False)
 
 
-def _inject(encoder: LayerEncoder, rank: int, *, empty: bool = False) -> None:
+def add_lora(encoder: LayerEncoder, rank: int, *, empty: bool = False) -> None:
+    """Inject adapters of a rank into every linear layer of the model, and freeze everything else."""
     import peft
 
+    encoder.requires_grad_(False)
     # The model keeps its class, without PEFT's wrapper: callbacks and exports rely on its structure.
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.05, target_modules="all-linear")
     try:
@@ -106,12 +102,8 @@ def _inject(encoder: LayerEncoder, rank: int, *, empty: bool = False) -> None:
         raise OptionError(f"`lora` must be False for {encoder.name}, which PEFT refuses: {error}") from error
 
 
-def merge_lora(encoder: LayerEncoder) -> None:
+def remove_lora(encoder: LayerEncoder, *, merge: bool = True) -> None:
     """Merge the adapters into the weights and remove them."""
-    _remove_adapters(encoder, merge=True)
-
-
-def _remove_adapters(encoder: LayerEncoder, *, merge: bool = False) -> None:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     model: Any = encoder.transformer

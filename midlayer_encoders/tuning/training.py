@@ -1,17 +1,22 @@
-"""Train an encoder with sentence-transformers' trainer, early stopping and resumable checkpoints."""
+"""Train an encoder with sentence-transformers' trainer: losses, early stopping and resumable checkpoints."""
 
 from __future__ import annotations
 
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-from torch import nn
+import torch
+from sentence_transformers import SentenceTransformerTrainingArguments
+from sentence_transformers.base.sampler import BatchSamplers
+from sentence_transformers.sentence_transformer import losses
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, set_seed
 
 from midlayer_encoders._types import MIN_MEASURED_TOKENS, Stage
@@ -19,26 +24,92 @@ from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
 from midlayer_encoders.errors import NotFiniteError, OptionError
 from midlayer_encoders.frame import tidy_frame
 from midlayer_encoders.reading.batches import count_tokens
-from midlayer_encoders.tuning.losses import batch_sampler, make_loss
 from midlayer_encoders.tuning.trainer_internals import (
     WEIGHTS,
     WeightsTrainer,
     add_lora,
     check_lora,
     evaluations_since_best,
-    merge_lora,
     remove_autocast,
+    remove_lora,
 )
-from midlayer_encoders.tuning.training_pairs import TrainingPairs
-from midlayer_encoders.validation import check_count, check_flag, check_number, check_seed
+from midlayer_encoders.tuning.training_pairs import PairKind, TrainingPairs
+from midlayer_encoders.validation import check_count, check_flag, check_list, check_number, check_seed
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
+
+_SCALE = 20.0  # of a cosine, as in sentence-transformers' ranking loss
+
+
+class LabelRankingLoss(nn.Module):
+    """Rank the positive of each anchor above the positives of other labels in the batch.
+
+    Unlike ``MultipleNegativesRankingLoss``, positives of the anchor's label are not negatives: with 77 labels and 32
+    pairs per batch, four in ten anchors would have such a false negative.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> Tensor:
+        """Return the mean cross-entropy of a batch."""
+        anchors, positives = (
+            normalize(self.model(features)["sentence_embedding"], dim=-1) for features in sentence_features
+        )
+        diagonal = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        same_label = (labels[:, None] == labels[None]) & ~diagonal
+        scores = (_SCALE * anchors @ positives.T).masked_fill(same_label, -torch.inf)
+        return cross_entropy(scores, torch.arange(len(labels), device=labels.device))
+
+
+_LOSSES: dict[PairKind, Callable[[Any], nn.Module]] = {
+    "labels": LabelRankingLoss,
+    "scored": losses.CoSENTLoss,
+    "pairs": losses.MultipleNegativesRankingLoss,
+}
+
+
+def make_loss(encoder: LayerEncoder, kind: PairKind, settings: TuneSettings) -> nn.Module:
+    """Return the loss: ranking among in-batch negatives, or the order of scores (CoSENT)."""
+    mini_batch = settings.mini_batch
+    adaptive = settings.adaptive
+    if mini_batch is not None and (kind != "pairs" or adaptive):
+        reason = "with `adaptive`" if adaptive else "for rows with scores or labels"
+        raise OptionError(f"`mini_batch` must be None {reason}: it applies to in-batch negatives only.")
+    loss: nn.Module
+    if mini_batch is not None:
+        loss = losses.CachedMultipleNegativesRankingLoss(encoder, mini_batch_size=check_count("mini_batch", mini_batch))
+    else:
+        loss = _LOSSES[kind](encoder)
+    if settings.matryoshka is not None:
+        loss = losses.MatryoshkaLoss(encoder, loss, _dimensions(settings.matryoshka, encoder))
+    if adaptive:  # outermost, as in Matryoshka2dLoss
+        if encoder.norm == "final" and encoder.anatomy.final:
+            raise OptionError(
+                f"`adaptive` must be False for {encoder.name} with norm='final': AdaptiveLayerLoss pools the raw "
+                "states of earlier layers, but an encoder that is cut there applies the model's final norm "
+                f"({', '.join(encoder.anatomy.final)}) to them. Pass norm='none', or tune each depth separately."
+            )
+        loss = losses.AdaptiveLayerLoss(encoder, loss)
+    return loss
+
+
+def _dimensions(matryoshka: Sequence[int], encoder: LayerEncoder) -> list[int]:
+    """Return the numbers of dimensions to train, the whole width first."""
+    width = encoder.get_embedding_dimension() or 0
+    sizes = [check_count("matryoshka", size, "dimensions") for size in check_list("matryoshka", matryoshka, "numbers")]
+    if max(sizes) > width:
+        raise OptionError(f"`matryoshka` must be at most {width}, the width of {encoder.name}, but got {max(sizes)}.")
+    return sorted({*sizes, width}, reverse=True)
+
+
 _CALLBACK_TEXTS = 64  # texts that the callback measures
 _CALLBACK_CANDIDATES = 4096  # texts among which it takes the first that are long enough
 METRICS = "metrics.parquet"
-_LOSSES = {"step": pl.Int64, "loss": pl.Float64, "held_out": pl.Float64}
+_LOSS_SCHEMA = {"step": pl.Int64, "loss": pl.Float64, "held_out": pl.Float64}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +193,15 @@ class TrainingRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the metrics, which have their own file."""
-        fields = {"steps": self.steps, "best_step": self.best_step, "seconds": self.seconds, "words": self.words}
-        return fields | {"losses": self.losses.to_dicts()}
+        fields = {**vars(self), "losses": self.losses.to_dicts()}
+        del fields["metrics"]
+        return fields
 
 
 def read_record(path: Path) -> TrainingRecord:
     """Return the record that :meth:`TrainingRecord.to_json` wrote, with the metrics in the same folder."""
     fields = json.loads(path.read_text(encoding="utf8"))
-    losses = pl.DataFrame(fields.pop("losses"), schema=_LOSSES)
+    losses = pl.DataFrame(fields.pop("losses"), schema=_LOSS_SCHEMA)
     return TrainingRecord(losses=losses, metrics=pl.read_parquet(path.with_name(METRICS)), **fields)
 
 
@@ -145,6 +217,8 @@ def train(
         folder: for checkpoints and the callback's history.
         stage: of the steps.
     """
+    from datasets import Dataset
+
     train_pairs, held_out = pairs.split(settings.held_out, settings.seed)
     rows = train_pairs.loss_rows(settings.seed)
     rank = 16 if settings.lora is True else int(settings.lora)
@@ -160,9 +234,9 @@ def train(
     trainer = WeightsTrainer(
         model=encoder,
         args=args,
-        train_dataset=_dataset(rows),
-        eval_dataset=_dataset(held_out.loss_rows(settings.seed)) if held_out else None,
-        loss=_make_loss(encoder, pairs, settings),
+        train_dataset=Dataset.from_list(rows),
+        eval_dataset=Dataset.from_list(held_out.loss_rows(settings.seed)) if held_out else None,
+        loss=make_loss(encoder, pairs.kind, settings),
         callbacks=[_StepProgress(stage), *([_ResumablePatience(settings.patience)] if held_out else [])],
     )
     if callback is not None:
@@ -176,7 +250,7 @@ def train(
         seconds = float(trainer.train(resume_from_checkpoint=last).metrics["train_runtime"])
     remove_autocast(encoder)
     if rank:
-        merge_lora(encoder)
+        remove_lora(encoder)
     encoder.eval()
     if not all(bool(parameter.isfinite().all()) for parameter in encoder.parameters()):
         raise NotFiniteError(
@@ -210,7 +284,7 @@ def check_training(encoder: LayerEncoder, pairs: TrainingPairs, settings: TuneSe
             f"`truncate_dim` must be left out, or be in `matryoshka` too: the loss is of whole vectors, not of "
             f"{encoder.truncate_dim} of their dimensions. Pass matryoshka=[{encoder.truncate_dim}]."
         )
-    _make_loss(encoder, pairs, settings)
+    make_loss(encoder, pairs.kind, settings)
     if settings.lora:
         check_lora(encoder)
 
@@ -237,17 +311,9 @@ def _make_callback(
     )
 
 
-def _make_loss(encoder: LayerEncoder, pairs: TrainingPairs, settings: TuneSettings) -> nn.Module:
-    return make_loss(
-        encoder, pairs.kind, mini_batch=settings.mini_batch, matryoshka=settings.matryoshka, adaptive=settings.adaptive
-    )
-
-
 def _training_arguments(
     encoder: LayerEncoder, pairs: TrainingPairs, row: dict[str, Any], settings: TuneSettings, folder: Path, steps: int
 ) -> Any:
-    from sentence_transformers import SentenceTransformerTrainingArguments
-
     is_cuda = encoder.device.type == "cuda"
     interval = max(steps // settings.checkpoints, 1) if settings.checkpoints else steps
     return SentenceTransformerTrainingArguments(
@@ -257,7 +323,7 @@ def _training_arguments(
         per_device_eval_batch_size=settings.batch_size,
         learning_rate=settings.peak_learning_rate,
         warmup_steps=steps // 10,
-        batch_sampler=batch_sampler(pairs.kind),
+        batch_sampler=BatchSamplers.NO_DUPLICATES if pairs.kind == "pairs" else BatchSamplers.BATCH_SAMPLER,
         prompts=_prompts(encoder, row),
         seed=settings.seed,
         bf16=is_cuda,
@@ -269,8 +335,6 @@ def _training_arguments(
         save_steps=interval,
         save_total_limit=2,
         load_best_model_at_end=bool(settings.held_out),
-        metric_for_best_model="eval_loss",
-        greater_is_better=False,
         report_to="none",
         disable_tqdm=True,
         dataloader_pin_memory=is_cuda,
@@ -286,12 +350,6 @@ def _prompts(encoder: LayerEncoder, row: dict[str, Any]) -> dict[str, str] | Non
         if isinstance(cell, str)
     }
     return prompts if any(prompts.values()) else None
-
-
-def _dataset(rows: list[dict[str, Any]]) -> Any:
-    from datasets import Dataset
-
-    return Dataset.from_list(rows)
 
 
 def _last_checkpoint(folder: Path) -> str | None:
@@ -314,7 +372,7 @@ def _losses(state: Any) -> pl.DataFrame:
         for key, name in (("loss", "loss"), ("eval_loss", "held_out")):
             if key in entry:
                 by_step.setdefault(entry["step"], {})[name] = float(entry[key])
-    return pl.DataFrame([{"step": step, **values} for step, values in sorted(by_step.items())], schema=_LOSSES)
+    return pl.DataFrame([{"step": step, **values} for step, values in sorted(by_step.items())], schema=_LOSS_SCHEMA)
 
 
 class _ResumablePatience(EarlyStoppingCallback):  # type: ignore[misc]

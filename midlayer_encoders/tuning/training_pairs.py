@@ -92,7 +92,11 @@ def read_pairs(pairs: Path | str | Sequence[Mapping[str, Any]]) -> TrainingPairs
     if isinstance(pairs, Path | str):
         table = read_table(Path(pairs))
     else:
-        rows = [_row(row) for row in check_list("pairs", pairs, "rows")]
+        rows = check_list("pairs", pairs, "rows")
+        for row in rows:
+            if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
+                example = "{'anchor': …, 'positive': …}"
+                raise OptionError(f"`pairs` must hold dicts, as {example}, but got {short_repr(row)}.")
         table = Table(Path("`pairs`"), "row", list(range(1, len(rows) + 1)), rows)
     kind, rows = _rows(table)
     distinct = tuple(json.loads(row) for row in dict.fromkeys(json.dumps(row) for row in rows))
@@ -101,12 +105,6 @@ def read_pairs(pairs: Path | str | Sequence[Mapping[str, Any]]) -> TrainingPairs
         raise TaskFileError(f"{table.path} must have two rows or more that differ, but {count}.")
     _check_rows(kind, distinct, table.path)
     return TrainingPairs(kind, distinct, table.path.name)
-
-
-def _row(row: object) -> Row:
-    if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
-        raise OptionError(f"`pairs` must hold dicts, as {{'anchor': …, 'positive': …}}, but got {short_repr(row)}.")
-    return dict(row)
 
 
 def _rows(table: Table) -> tuple[PairKind, list[Row]]:

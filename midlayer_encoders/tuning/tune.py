@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 import polars as pl
 from sentence_transformers import SentenceTransformer
@@ -18,18 +18,11 @@ from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, short_repr
-from midlayer_encoders.files import (
-    LOCK,
-    expand_home,
-    folder_lock,
-    parse_json_object,
-    read_artifact,
-    read_text_file,
-    write_file,
-)
+from midlayer_encoders.files import LOCK, expand_home, folder_lock, read_artifact, write_file
 from midlayer_encoders.frame import tidy_frame
 from midlayer_encoders.models.anatomy import resolve_layer
-from midlayer_encoders.report.results import write_frame
+from midlayer_encoders.report.results import Result, write_frame
+from midlayer_encoders.report.tuning_page import plot_tuning, tuning_html, tuning_words
 from midlayer_encoders.report.versions import versions
 from midlayer_encoders.sweeping import SweepSettings, sweep
 from midlayer_encoders.sweeping.sweep_result import task_labels
@@ -37,15 +30,67 @@ from midlayer_encoders.tasks import task_sources
 from midlayer_encoders.tuning.trainer_internals import check_packages
 from midlayer_encoders.tuning.training import METRICS, TrainingRecord, TuneSettings, check_training, read_record, train
 from midlayer_encoders.tuning.training_pairs import read_pairs
-from midlayer_encoders.tuning.tune_result import TuneResult
 from midlayer_encoders.validation import check_path, check_progress
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from mteb.abstasks import AbsTask
+
+
+@dataclass(frozen=True)
+class TuneResult(Result):
+    """A cut and tuned encoder.
+
+    Attributes:
+        frame: tidy: the scores of every layer, ``revision`` is ``"before"`` or ``"after"``.
+        folder: output folder.
+        encoder: the tuned encoder.
+        trained: the losses and the callback's metrics by step.
+        how: settings of the run.
+        notes: caveats, such as tasks that failed.
+    """
+
+    folder: Path
+    encoder: LayerEncoder
+    trained: TrainingRecord
+    how: Mapping[str, str]
+    notes: Sequence[str] = ()
+
+    made_by: ClassVar[str] = "tune"
+
+    @property
+    def model_folder(self) -> Path:
+        """The tuned encoder as a plain folder that any ``SentenceTransformer`` loads."""
+        return self.folder / "model"
+
+    def words(self) -> str:
+        """Return a summary of the changes in one or two sentences."""
+        return tuning_words(self.frame, self.trained.losses)
+
+    def plots(self) -> dict[str, Figure]:
+        """Return the figures by name: ``scores`` if there are tasks."""
+        return {} if self.frame.is_empty() else {"scores": plot_tuning(self.frame)}
+
+    def html(self) -> str:
+        """Return the self-contained page."""
+        encoder = self.encoder
+        return tuning_html(
+            self.frame,
+            self.trained.losses,
+            self.trained.metrics,
+            how=self.how,
+            notes=self.notes,
+            title=f"{encoder.name} cut at layer {encoder.layer} of {encoder.num_layers} and tuned",
+            folder=str(self.model_folder),
+        )
+
+    def tables(self) -> dict[str, pl.DataFrame]:
+        """Return the frames by file name."""
+        return {**super().tables(), "losses.csv": self.trained.losses}
+
 
 _RUN_FILE = "tuning.json"
 _RECORD_FILE = "trained.json"
-_FITTED_OPTIONS = ("center", "whiten", "embed_filter")  # fitted to the vectors of the model before tuning
 _DEPRECATED = {field.name: f"settings.{field.name}" for field in fields(TuneSettings)}
 
 
@@ -87,7 +132,7 @@ def tune(
     check_packages(lora=bool(settings.lora))
     check_progress(progress)
     folder = _checked_folder(out)
-    for name in _FITTED_OPTIONS:
+    for name in ("center", "whiten", "embed_filter"):
         if options.get(name):
             raise OptionError(f"`{name}` must be left out: it is fitted to vectors that tuning changes. Add it after.")
     # Too few rows and unknown tasks raise before the model is loaded.
@@ -169,9 +214,7 @@ def _claim_folder(folder: Path, run: dict[str, Any]) -> None:
     """Write the settings of a run, or raise if the folder belongs to another run."""
     run = json.loads(json.dumps(run))  # as it is read again
     path = folder / _RUN_FILE
-    previous = read_artifact(
-        path, lambda path: parse_json_object(read_text_file(path, OptionError), str(path), OptionError)
-    )
+    previous = read_artifact(path, lambda path: dict(json.loads(path.read_text(encoding="utf8"))))
     if previous is None:
         write_file(path, json.dumps(run, indent=2).encode())
     elif previous != run:

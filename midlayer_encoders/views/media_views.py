@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from midlayer_encoders._types import MAX_PIXELS
-from midlayer_encoders.errors import OptionError, deprecated_names
+from midlayer_encoders.errors import deprecated_names
 from midlayer_encoders.media import Waveform, read_audio, read_image
-from midlayer_encoders.validation import check_choice
+from midlayer_encoders.validation import check_choice, check_count
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -45,15 +46,14 @@ def augment_media(
         max_pixels: limit for an image.
     """
     check_choice("medium", medium, ("image", "audio"))
-    if views < 1:
-        raise OptionError(f"`views` must be at least 1, but got {views}.")
+    check_count("views", views)
 
-    def make(view: int) -> Callable[[Any], Any]:
+    def make(item: Any, view: int) -> Any:
         if medium == "image":
-            return lambda item: image_view(read_image(item, max_pixels=max_pixels), seed=seed, view=view)
-        return lambda item: audio_view(read_audio(item), seed=seed, view=view)
+            return image_view(read_image(item, max_pixels=max_pixels), seed=seed, view=view)
+        return audio_view(read_audio(item), seed=seed, view=view)
 
-    return [_Views(items, make(view)) for view in range(views)]
+    return [_Views(items, partial(make, view=view)) for view in range(views)]
 
 
 class _Views(Sequence[Any]):
@@ -65,11 +65,7 @@ class _Views(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._items)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self._make(item) for item in self._items[index]]
         return self._make(self._items[index])

@@ -79,17 +79,19 @@ def augment(
         counts[text] += 1
     chunks = [numbered[start : start + _CHUNK] for start in range(0, len(numbered), _CHUNK)]
     if workers is None:
-        workers = min(_cores(), views * sum(map(len, texts)) // _CHARACTERS_PER_WORKER)
+        # A container may limit the cores of a process.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = min(cores, views * sum(map(len, texts)) // _CHARACTERS_PER_WORKER)
     by_text: list[list[str]] = []
     augmented = _augmented(chunks, views=views, seed=seed, max_words=max_words, workers=min(workers, len(chunks)))
-    for chunk in _with_progress(augmented, total=len(texts), enabled=progress):
+    if progress:
+        from rich.console import Console
+        from rich.progress import track
+
+        augmented = track(augmented, "Augmenting texts", total=len(chunks), console=Console(stderr=True))
+    for chunk in augmented:
         by_text += chunk
     return [[text_views[view] for text_views in by_text] for view in range(views)]
-
-
-def _cores() -> int:
-    """Return the number of cores available to this process, which a container may limit."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _augmented(
@@ -184,7 +186,9 @@ def _views_of_chunk(chunk: Sequence[_Numbered], *, views: int, seed: int, augmen
     def augmented(text: str, number: int, view: int) -> str:
         if len(text.strip()) <= 1:
             return text  # nlpaug turns an empty text into an empty list
-        random.seed(_seed(seed, view, number, text))
+        # "surrogatepass": a text with an unpaired surrogate should not end a long run.
+        content = "\0".join(map(str, (seed, view, number, text))).encode("utf-8", "surrogatepass")
+        random.seed(int.from_bytes(hashlib.blake2b(content, digest_size=16).digest(), "big"))
         for augmenter in augmenters:
             (text,) = augmenter.augment(text)  # one at a time: for a list, nlpaug returns the first sentence
         return text
@@ -192,28 +196,6 @@ def _views_of_chunk(chunk: Sequence[_Numbered], *, views: int, seed: int, augmen
     return [[augmented(text, number, view) for view in range(views)] for text, number in chunk]
 
 
-def _seed(*parts: object) -> int:
-    # "surrogatepass": a text with an unpaired surrogate should not end a long run.
-    content = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(content, digest_size=16).digest(), "big")
-
-
 def _sample(random: Random, x: list[Any] | int, num: int | None = None) -> Any:
     """Return ``num`` items of a list, or the position at which to split a word of length ``x``, like nlpaug."""
     return random.sample(x, num or 0) if isinstance(x, list) else random.randrange(1, x - 1)
-
-
-def _with_progress(chunks: Iterable[list[list[str]]], *, total: int, enabled: bool) -> Iterator[list[list[str]]]:
-    """Yield the chunks and show a progress bar that counts their texts."""
-    if not enabled:
-        yield from chunks
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("Augmenting texts", total=total)
-        for chunk in chunks:
-            yield chunk
-            bar.advance(task, len(chunk))

@@ -15,8 +15,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import FolderError, MidlayerError, OptionError
 from midlayer_encoders.files import folder_lock
-from midlayer_encoders.paper.experiments import EXPERIMENTS
-from midlayer_encoders.paper.reproduce import reproduce
+from midlayer_encoders.paper.reproduce import EXPERIMENTS, reproduce
 from midlayer_encoders.paper.setting import Setting
 from tests.families import tiny
 from tests.others_warnings import MTEB
@@ -34,10 +33,9 @@ def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
     ]
     task = write(tmp_path / "near.jsonl", short)
     for name in ("fig6", "fig7"):
-        mine = replace(EXPERIMENTS[name], run=_scores, words=lambda frame: [str(frame["value"].to_list())])
+        mine = replace(EXPERIMENTS[name], run=_scores, words=_words, draw=lambda _: None)
         monkeypatch.setitem(EXPERIMENTS, name, mine)
     monkeypatch.setattr("midlayer_encoders.paper.reproduce.write_figure", lambda *_, **__: None)
-    monkeypatch.setattr(type(EXPERIMENTS["fig6"]), "draw", lambda *_: None)
     return Setting(
         models=(save_tiny("Llama", tmp_path / "model"),), load=_load, out=tmp_path / "out", tasks=str(task),
         layers=(1,), limit=2, workers=1,
@@ -46,6 +44,10 @@ def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
 
 def _load(name: str) -> LayerEncoder:
     return LayerEncoder(name, -1, device="cpu")
+
+
+def _words(frame: pl.DataFrame) -> list[str]:
+    return [str(frame["value"].to_list())]
 
 
 def _scores(setting: Setting) -> pl.DataFrame:
@@ -112,7 +114,7 @@ def test_a_sweep_whose_tasks_failed_is_swept_again_and_not_taken(
         assert json.loads(notes.read_text())["failures"]
         swept = CliRunner().invoke(app, ["reproduce", "fig1", "--swept", str(notes.with_name("frame.parquet"))])
         assert isinstance(swept.exception, OptionError)
-        assert "whose tasks were all scored, but in" in str(swept.exception)
+        assert "without failed tasks, but" in str(swept.exception)
     assert outcome(setting)[0] == "done"
 
 

@@ -18,12 +18,9 @@ from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.measuring import measure_layers
-from midlayer_encoders.paper.experiments import EXPERIMENTS
-from midlayer_encoders.paper.extreme_prompts import extreme_prompts
-from midlayer_encoders.paper.prefix_entropy import entropy_along
-from midlayer_encoders.paper.reproduce import reproduce, write_experiments
+from midlayer_encoders.paper.reproduce import EXPERIMENTS, reproduce, write_experiments
 from midlayer_encoders.paper.setting import Setting
-from midlayer_encoders.paper.subblocks import subblocks
+from midlayer_encoders.paper.token_experiments import entropy_along, extreme_prompts, subblocks
 from tests.selection.frames import frame
 from tests.sweeping.test_sweep import sentence
 from tests.thinned import thinned
@@ -83,7 +80,7 @@ def test_solutions_are_read_to_twice_the_length(setting: Setting) -> None:
 
 
 def test_prompts_and_blocks_are_of_a_few_texts(setting: Setting) -> None:
-    prompts = [extreme_prompts(load(one), TEXTS[:3], lengths=[8, 16], max_length=16, seed=5) for one in setting.models]
+    prompts = [extreme_prompts(load(one), TEXTS[:3], max_length=16, seed=5) for one in setting.models]
     assert_frame_equal(ran("fig6", setting), pl.concat(prompts), rel_tol=1e-4)
     inside = [subblocks(load(one), TEXTS[:3], max_length=16) for one in setting.models]
     assert_frame_equal(ran("fig15", setting), pl.concat(inside), rel_tol=1e-4)

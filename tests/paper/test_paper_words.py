@@ -10,10 +10,9 @@ import pytest
 
 from midlayer_encoders.comparing.correlation import CORRELATION_SCHEMA
 from midlayer_encoders.frame import FRAME_SCHEMA
-from midlayer_encoders.paper.experiments import EXPERIMENTS
-from midlayer_encoders.paper.renyi_orders import order_entropies
+from midlayer_encoders.paper.reproduce import EXPERIMENTS
 from midlayer_encoders.paper.setting import Setting
-from midlayer_encoders.paper.theorems import STATEMENTS
+from midlayer_encoders.paper.theorems import STATEMENTS, order_entropies
 from tests.selection.frames import frame
 
 

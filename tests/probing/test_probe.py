@@ -24,7 +24,8 @@ from midlayer_encoders.probing import (
     wilson,
 )
 from midlayer_encoders.probing.examples import read_examples
-from midlayer_encoders.probing.fitting import train_probes
+from midlayer_encoders.probing.probe import train_probes
+from midlayer_encoders.tasks import TaskFileError
 from tests.families import DEPTH
 from tests.grouped import probe
 
@@ -291,7 +292,9 @@ def test_wrong_input(vit: LayerEncoder, coloured: Path, tmp_path: Path) -> None:
         probe(vit, found.inputs, found.labels, kind="atentive")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="one class for each of 36 examples, but got 35"):
         probe(vit, found.inputs, found.labels[1:])
-    with pytest.raises(OptionError, match="at least 2 classes, but 12 examples have 1, 'blue'"):
+    with pytest.raises(
+        OptionError, match="2 classes or more with at least 2 texts each, but 12 labels have 1 such class"
+    ):
         probe(vit, found.inputs[:12], found.labels[:12])
     with pytest.raises(OptionError, match=r"at least 3 examples of each class.* but 'green' has 1"):
         probe(vit, found.inputs[:13], found.labels[:13])
@@ -313,7 +316,7 @@ def test_wrong_folders_and_files(coloured: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"lacks 'label'.*Did you mean 'lable'"):
         read_examples(tmp_path / "wrong.jsonl", ["text"])
     (tmp_path / "empty.jsonl").write_text('{"text": "a", "label": 1}\n{"text": "", "label": 1}\n')
-    with pytest.raises(OptionError, match="line 2: 'text' must be a string that is not empty, but got ''"):
+    with pytest.raises(TaskFileError, match="line 2: `text` must be a string that is not empty, but got ''"):
         read_examples(tmp_path / "empty.jsonl", ["text"])
 
 

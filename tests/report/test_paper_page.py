@@ -5,8 +5,7 @@ import pytest
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import FRAME_SCHEMA
-from midlayer_encoders.paper.renyi_orders import order_entropies
-from midlayer_encoders.paper.theorems import STATEMENTS, check_theorems
+from midlayer_encoders.paper.theorems import STATEMENTS, check_theorems, order_entropies
 from midlayer_encoders.report.paper_page import (
     Finding,
     LabeledCurve,

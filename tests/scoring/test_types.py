@@ -121,7 +121,7 @@ def test_layers_whose_vectors_are_alike_or_not_finite_have_no_score(monkeypatch:
 
 
 def test_where_memory_runs_out_fewer_layers_are_scored_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from midlayer_encoders.scoring.pairs import StsPairs
+    from midlayer_encoders.scoring.retrieval import StsPairs
 
     whole, plain, counts = together(sts()), StsPairs.scores, list[int]()
 

@@ -72,7 +72,7 @@ def test_layers_that_each_know_a_half_are_mixed_and_significantly_better() -> No
     assert float(weights.sum()) == pytest.approx(1)
     assert weights.topk(2).indices.sort().values.tolist() == [1, 2]
     right = ridge_correct(vectors, classes).double()
-    found = held_out_mixture(vectors, classes, right, [0, 1, 2, 3])
+    found = held_out_mixture(vectors, classes, right)
     assert found.better
     assert set(found.layers) >= {1, 2}
     assert found.accuracy > found.single_accuracy + 0.2
@@ -83,7 +83,7 @@ def test_layers_that_each_know_a_half_are_mixed_and_significantly_better() -> No
 def test_one_layer_that_knows_all_is_not_beaten() -> None:
     vectors, classes = seeded(4, 80, 8), torch.arange(80) % 2
     vectors[2, :, 0] += 9.0 * classes
-    found = held_out_mixture(vectors, classes, ridge_correct(vectors, classes).double(), [0, 1, 2, 3])
+    found = held_out_mixture(vectors, classes, ridge_correct(vectors, classes).double())
     assert found.single == 2
     assert not found.better
     assert "layer 2 alone" in found.verdict()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import get_args
 
 import numpy as np
 import polars as pl
@@ -14,9 +15,15 @@ from midlayer_encoders import LayerEncoder, Recipe, select_layer
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes import recipes_of
 from midlayer_encoders.selection import RecipeSelection, Selection, select
-from midlayer_encoders.selection.default_recipes import DEFAULTS, MODEL_KINDS, default_depth, default_recipe, model_kind
-from midlayer_encoders.selection.layer_scores import LABELS
 from midlayer_encoders.selection.ridge import class_numbers, ridge_correct
+from midlayer_encoders.selection.select import (
+    DEFAULTS,
+    LABELS,
+    ModelKind,
+    default_depth,
+    default_recipe,
+    model_kind,
+)
 from tests.selection.frames import frame
 from tests.selection.test_select import KINDS, TEXTS
 
@@ -102,7 +109,7 @@ def test_without_labels_the_kind_of_the_model_decides(tiny_folder: Folder) -> No
         select(image, recipes="all")
 
 
-@pytest.mark.parametrize("kind", MODEL_KINDS)
+@pytest.mark.parametrize("kind", get_args(ModelKind))
 def test_every_kind_has_a_default_and_plain_is_always_among_them(kind: str) -> None:
     known = DEFAULTS[kind]  # type: ignore[index]
     assert "plain" in known

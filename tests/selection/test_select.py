@@ -13,7 +13,8 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder.sentence_transformers_encoder import select_layer
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.selection import RULES, CannotChooseError, Selection, select, selection_passes
-from midlayer_encoders.selection.layer_scores import LABELS, is_significantly_better
+from midlayer_encoders.selection.ridge import gain_interval
+from midlayer_encoders.selection.select import LABELS
 from tests.selection.frames import VALLEY, frame
 
 WORDS = ("cats and dogs", "stock markets", "rain in Spain", "card pins", "old books")
@@ -87,9 +88,9 @@ def test_labels_of_some_texts_are_enough(whole: LayerEncoder) -> None:
 
 def test_auto_follows_labels_only_where_they_are_sure() -> None:
     better = torch.tensor([[1.0] * 30 + [0.0] * 10, [1.0] * 10 + [0.0] * 30])
-    assert is_significantly_better(better, 0, 1)
-    assert not is_significantly_better(better, 1, 0)
-    assert not is_significantly_better(better[:, 8:12], 0, 1), "four texts make nothing sure"
+    assert gain_interval(better[0], better[1])[0] > 0
+    assert gain_interval(better[1], better[0])[0] < 0
+    assert gain_interval(better[0, 8:12], better[1, 8:12])[0] <= 0, "four texts are too few"
 
 
 def test_labels_that_tell_no_layer_from_another_leave_the_choice_as_it_was(whole: LayerEncoder) -> None:
@@ -124,7 +125,7 @@ def test_select_layer_takes_a_folder_an_encoder_or_a_frame(whole: LayerEncoder, 
     assert select_layer(whole, TEXTS, KINDS).choices == labeled.choices
     assert select_layer(whole.source, TEXTS, KINDS, device="cpu").choices == labeled.choices
     assert select_layer(frame({"dime": VALLEY}), rule="min-dime").layer == 2
-    with pytest.raises(OptionError, match="`device` must not be given with an encoder"):
+    with pytest.raises(OptionError, match="`device` must be left out with an encoder"):
         select_layer(whole, device="cpu")
 
 
