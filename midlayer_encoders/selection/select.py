@@ -30,16 +30,8 @@ from midlayer_encoders.recipes import (
     vector_map,
 )
 from midlayer_encoders.scoring import all_alike
+from midlayer_encoders.selection import ridge
 from midlayer_encoders.selection.mixture import Mixture, held_out_mixture
-from midlayer_encoders.selection.ridge import (
-    check_labels,
-    class_numbers,
-    equal_steps,
-    gain_interval,
-    label_list,
-    resampled_means,
-    ridge_correct,
-)
 from midlayer_encoders.selection.rules import (
     DEPTH,
     RULES,
@@ -193,7 +185,7 @@ def _labeled_texts(
     """Return the labeled texts, at equal steps if there are more than ``max_texts``, and their classes."""
     if labels is None:
         return [], None
-    labels = label_list("labels", labels)
+    labels = ridge.label_list("labels", labels)
     num_texts = len(texts or ())
     if texts is None or num_texts != len(labels):
         raise OptionError(
@@ -201,9 +193,9 @@ def _labeled_texts(
             f"{num_texts} texts."
         )
     pairs = [(text, str(label)) for text, label in zip(texts, labels, strict=True) if label is not None]
-    pairs = [pairs[position] for position in equal_steps(len(pairs), max_texts)]
-    classes, _ = class_numbers([label for _, label in pairs])
-    check_labels(classes)
+    pairs = [pairs[position] for position in ridge.equal_steps(len(pairs), max_texts)]
+    classes, _ = ridge.class_numbers([label for _, label in pairs])
+    ridge.check_labels(classes)
     return [text for text, _ in pairs], classes
 
 
@@ -332,7 +324,7 @@ def select_recipe(source: RecipeSource, inputs: SelectionInputs, recipes: Sequen
         best = max(recipes, key=lambda recipe: (float(accuracy[recipe.name].mean()), recipe == chosen))
         if best == chosen:
             reason += ", with the highest accuracy on the labels too"
-        elif gain_interval(accuracy[best.name], accuracy[chosen.name], seed=inputs.seed)[0] > 0:
+        elif ridge.gain_interval(accuracy[best.name], accuracy[chosen.name], seed=inputs.seed)[0] > 0:
             points = 100 * float(accuracy[best.name].mean())
             reason = f"its accuracy on the labels, {points:.1f}, is significantly more than that of {chosen.name}"
             chosen = best
@@ -397,7 +389,7 @@ class SelectionInputs:
     def sample(self) -> list[Any]:
         """The texts to measure, at equal steps if there are more than ``max_texts``."""
         texts = self.texts or []
-        return [texts[position] for position in equal_steps(len(texts), self.max_texts)]
+        return [texts[position] for position in ridge.equal_steps(len(texts), self.max_texts)]
 
     @property
     def repeats(self) -> int:
@@ -451,7 +443,9 @@ def label_accuracy(vectors: Tensor, inputs: SelectionInputs) -> Tensor:
     NaN if all vectors of a layer are equal but those of others are not, as for a constant last token.
     """
     assert inputs.classes is not None
-    draws = [ridge_correct(vectors, inputs.classes, seed=inputs.seed + repeat) for repeat in range(inputs.repeats)]
+    draws = [
+        ridge.ridge_correct(vectors, inputs.classes, seed=inputs.seed + repeat) for repeat in range(inputs.repeats)
+    ]
     accuracy = torch.stack(draws).double().mean(dim=0)
     is_constant = all_alike(vectors, list(map(str, inputs.labeled)))
     return torch.where((is_constant & ~is_constant.all())[:, None], torch.nan, accuracy)
@@ -499,10 +493,10 @@ def select_from_scores(
             auto = layer, f"{reason}; few-labels would choose layer {labels_layer}, but {count} labels are not enough"
             if labels_layer == layer:
                 auto = layer, f"few-labels: {labels_reason}, and {reason}"
-            elif gain_interval(accuracy[labels_layer], accuracy[layer], seed=inputs.seed)[0] > 0:
+            elif ridge.gain_interval(accuracy[labels_layer], accuracy[layer], seed=inputs.seed)[0] > 0:
                 significance = f"significantly more than at layer {layer}, the choice without labels"
                 auto = labels_layer, f"few-labels: {labels_reason}, {significance}"
-        means = [accuracy.mean(dim=1), *resampled_means(accuracy, seed=inputs.seed)]
+        means = [accuracy.mean(dim=1), *ridge.resampled_means(accuracy, seed=inputs.seed)]
         by_layer = [{k: value for k, value in enumerate(values.tolist()) if value == value} for values in means]
         best, *resampled_best = map(best_layer, by_layer)
         bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)
