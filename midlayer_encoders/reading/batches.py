@@ -223,7 +223,7 @@ class TextInputs:
         self.tokenizer = tokenizer
         self.plain = plain
         self.prompt = prompt
-        self.trusted: bool | None = None
+        self.trusted: bool | None = False if tokenizer is None else None
         self._other_inputs: dict[str, Any] = {}  # the same in all batches, such as zeros for BERT's token types
         self._has_warned = False
 
