@@ -2,45 +2,94 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
-from sklearn.exceptions import ConvergenceWarning
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.scoring.k_means import mini_batch_k_means
+
+_LAYERS_ON_CPU = 4  # clustered at once
+
+
+def v_measure(labels: Tensor, clusters: Tensor) -> Tensor:
+    r"""Return the V-measure :math:`2 I(Y; C) / (H(Y) + H(C))` of each row of clusters.
+
+    Args:
+        labels: from 0, shape ``(*, S)``.
+        clusters: from 0, shape ``(*, S)``.
+
+    Example:
+        >>> v_measure(torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1]]), torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0]]))
+        tensor([1., 0.], dtype=torch.float64)
+    """
+    rows, columns = int(labels.max()) + 1, int(clusters.max()) + 1
+    cells = (labels * columns + clusters).flatten(0, -2)
+    table = torch.zeros(len(cells), rows * columns, dtype=torch.float64, device=cells.device)
+    table.scatter_add_(1, cells, torch.ones_like(cells, dtype=torch.float64))
+    table = (table / cells.shape[1]).view(-1, rows, columns)
+    by_label, by_cluster, both = (
+        -torch.xlogy(p, p).sum(dim=1) for p in (table.sum(dim=2), table.sum(dim=1), table.flatten(1))
+    )
+    total = by_label + by_cluster
+    shared = (total - both).clamp(min=0)
+    score = torch.where(total > 0, 2 * shared / total.clamp(min=1e-300), 1)
+    return score.view(clusters.shape[:-1])
+
+
+@dataclass(frozen=True)
+class Draws:
+    """R draws of S rows each, which are clustered together.
+
+    Attributes:
+        rows: shape ``(R, S)``.
+        labels: of the rows, from 0, shape ``(R, S)``.
+        clusters: number of clusters.
+    """
+
+    rows: Tensor
+    labels: Tensor
+    clusters: int
 
 
 @dataclass(frozen=True)
 class Clusterings:
-    """The examples of a task, and mteb's function that clusters draws of them.
+    """The draws of a task, one entry for each level of labels, and the settings of mini-batch k-means."""
 
-    Attributes:
-        rows: row of each of N examples.
-        v_measures: returns the V-measure of each draw from vectors ``(N, D)``.
-    """
-
-    rows: Tensor
-    v_measures: Callable[[Any], Sequence[float]]
+    draws: tuple[Draws, ...]
+    batch_size: int
+    seed: int
 
     def scores(self, vectors: Tensor) -> Tensor:
         """Return the V-measure at each layer, averaged over all draws, shape ``(L,)``."""
-        return self.draw_scores(vectors).mean(dim=1)
+        # All problems at once run until the last one stops, which only a GPU benefits from.
+        size = _LAYERS_ON_CPU if vectors.device.type == "cpu" else len(vectors)
+        return torch.cat([self.draw_scores(part).mean(dim=1) for part in torch.split(vectors, size)])
 
     def draw_scores(self, vectors: Tensor) -> Tensor:
-        """Return the V-measure of each draw at each layer, shape ``(L, R)``; each thread clusters another layer."""
-        layers = vectors[:, self.rows.to(vectors.device)].cpu().numpy()
-        one_thread = partial(threadpool_limits, 1)  # OpenMP has a limit for each thread that calls it
-        pool = ThreadPoolExecutor(torch.get_num_threads(), initializer=one_thread)
-        with one_thread(), warnings.catch_warnings(), pool:
-            warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than clusters
-            scores = list(pool.map(self.v_measures, layers))
-        return torch.tensor(scores, dtype=torch.float64, device=vectors.device)
+        """Return the V-measure of each draw at each layer, shape ``(L, R)``."""
+        scores = []
+        for draws in self.draws:
+            if draws.rows.shape[1] < draws.clusters:
+                raise OptionError(
+                    f"A draw must have at least as many rows as clusters ({draws.clusters}), but has "
+                    f"{draws.rows.shape[1]}."
+                )
+            clusters = mini_batch_k_means(
+                vectors, draws.rows, clusters=draws.clusters, batch_size=self.batch_size, seed=self.seed
+            )
+            scores.append(v_measure(draws.labels.to(clusters.device).expand_as(clusters), clusters))
+        return torch.cat(scores, dim=1)
 
     def size_per_layer(self, rows: int, dim: int) -> int:
         """Return approximately how many numbers of four bytes a layer needs."""
-        return 2 * (rows + len(self.rows)) * dim
+        sizes = []
+        for draws in self.draws:
+            count, size = draws.rows.shape
+            batch = min(self.batch_size, size)
+            starting = rows * dim if rows <= 6 * batch else 3 * batch * count * dim
+            stepping = rows * dim if rows <= 2 * batch else batch * count * dim
+            distances = 3 * count * draws.clusters * max(rows, batch)
+            sizes.append(3 * starting + 2 * stepping + distances + 4 * count * draws.clusters * dim)
+        return 2 * rows * dim + max(sizes, default=0)

@@ -6,13 +6,11 @@ import this module inside functions. ``tests/scoring/test_recording.py`` tests t
 
 from __future__ import annotations
 
-import copy
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -31,7 +29,7 @@ from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.scoring.classification import ClassifierData, Classifiers
-from midlayer_encoders.scoring.clustering import Clusterings
+from midlayer_encoders.scoring.clustering import Clusterings, Draws
 from midlayer_encoders.scoring.retrieval import RANKING_SCORES, LabeledPairs, StsPairs, make_ranking
 
 if TYPE_CHECKING:
@@ -224,13 +222,14 @@ class _ClassificationRecorder(abstasks.AbsTaskClassification):
 
 
 class _ClusteringRecorder(abstasks.AbsTaskClustering):
-    """Records the examples and mteb's function that clusters draws of them."""
+    """Records the draws that are clustered."""
 
     def _evaluate_subset(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        def record_draws(embeddings: Any, labels: Any, **settings: Any) -> Any:
-            model.scorer = Clusterings(_places(embeddings), partial(_v_measures, labels, copy.deepcopy(settings)))
-            # The generator continues after the draws, which are made without clustering them.
-            return _bootstrap(MiniBatchKMeans=_OneCluster, v_measure_score=_no_score)(embeddings, labels, **settings)
+        def record_draws(
+            embeddings: Any, labels: Any, **settings: Any
+        ) -> tuple[dict[str, dict[str, list[float]]], dict[str, Any]]:
+            model.scorer = _clusterings(embeddings, labels, **settings)
+            return {"v_measure": {"Level 0": [0.0]}, "ami": {"Level 0": [0.0]}}, {}
 
         evaluate = _with_globals(
             abstasks.AbsTaskClustering._evaluate_subset, _evaluate_clustering_bootstrapped=record_draws
@@ -238,28 +237,53 @@ class _ClusteringRecorder(abstasks.AbsTaskClustering):
         return evaluate(self, model, *args, **kwargs)
 
 
-class _OneCluster:
-    """A replacement of scikit-learn's k-means that puts all rows into one cluster."""
+def _clusterings(embeddings: Any, labels: Any, **settings: Any) -> Clusterings:
+    """Return the draws that mteb's code clusters."""
+    models: list[_KMeansRecorder] = []
 
-    def __init__(self, **_: Any) -> None: ...
+    def k_means(**model_settings: Any) -> _KMeansRecorder:
+        models.append(_KMeansRecorder(model_settings))
+        return models[-1]
+
+    def record_labels(truth: Any, _: Any) -> float:
+        models[-1].labels.append(truth)
+        return 0.0
+
+    draw = _with_globals(
+        abstasks.clustering._evaluate_clustering_bootstrapped,
+        MiniBatchKMeans=k_means,
+        v_measure_score=record_labels,
+        adjusted_mutual_info_score=lambda *_: 0.0,
+    )
+    draw(embeddings, labels, **settings)
+    first = models[0].settings
+    return Clusterings(tuple(model.draws() for model in models), first["batch_size"], first["random_state"])
+
+
+@dataclass
+class _KMeansRecorder:
+    """A replacement of scikit-learn's k-means that records its inputs."""
+
+    settings: dict[str, Any]
+    rows: list[Any] = field(default_factory=list)
+    labels: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        expected = {"init": "k-means++", "n_init": 1}
+        if {"n_clusters", "batch_size", "random_state", *expected} != set(self.settings) or any(
+            self.settings[name] != value for name, value in expected.items()
+        ):
+            raise NotImplementedError(f"mteb clusters with settings that are not supported: {self.settings}")
 
     def fit_predict(self, rows: Any) -> npt.NDArray[np.int64]:
+        self.rows.append(rows)
         return np.zeros(len(rows), dtype=np.int64)
 
-
-def _no_score(*_: Any) -> float:
-    return 0.0
-
-
-def _bootstrap(**names: Any) -> Any:
-    """Return mteb's function that clusters draws, with other values of some globals, without the score AMI."""
-    function = abstasks.clustering._evaluate_clustering_bootstrapped
-    return _with_globals(function, adjusted_mutual_info_score=_no_score, **names)
-
-
-def _v_measures(labels: Any, settings: dict[str, Any], vectors: Any) -> list[float]:
-    scores, _ = _bootstrap()(vectors, labels, **copy.deepcopy(settings))
-    return [score for level in scores["v_measure"].values() for score in level]
+    def draws(self) -> Draws:
+        names = sorted(set(np.concatenate(self.labels).tolist()))
+        numbers = {label: number for number, label in enumerate(names)}
+        labels = torch.stack([_codes(draw.tolist(), numbers) for draw in self.labels])
+        return Draws(torch.stack([_places(draw) for draw in self.rows]), labels, self.settings["n_clusters"])
 
 
 class _EverythingRecorded(Exception):  # noqa: N818  (not an error)

@@ -12,7 +12,7 @@ from mteb.abstasks.clustering import _evaluate_clustering_bootstrapped
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
-from midlayer_encoders.scoring.recording import _with_globals, scores_together
+from midlayer_encoders.scoring.recording import _KMeansRecorder, _with_globals, scores_together
 from midlayer_encoders.tasks import builtin_tasks
 from midlayer_encoders.tasks.mteb_internals import with_listed_labels
 from tests.others_warnings import MTEB
@@ -92,6 +92,8 @@ def test_what_is_private_in_mteb_is_still_what_is_replaced() -> None:
         (AbsTaskRetrieval, "_evaluate_subset"),
     ):  # fmt: skip
         assert callable(getattr(base, method))
+    with pytest.raises(NotImplementedError, match="mteb clusters with settings that are not supported"):
+        _KMeansRecorder({"n_clusters": 3, "batch_size": 8, "random_state": 0, "init": "random", "n_init": 1})
 
 
 def test_a_function_with_other_names_leaves_its_module_alone() -> None:

@@ -1,0 +1,79 @@
+"""Mini-batch k-means side by side is scikit-learn's, with the same random numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.cluster import MiniBatchKMeans
+from sklearn.metrics import v_measure_score
+from torch import Tensor
+
+from midlayer_encoders.scoring.clustering import Clusterings, Draws, v_measure
+from midlayer_encoders.scoring.k_means import mini_batch_k_means
+
+
+def blobs(layers: int, rows: int, dim: int, clusters: int, *, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    labels = torch.arange(rows) % clusters
+    centers = torch.randn(clusters, dim, generator=generator)
+    return centers[labels] + 0.7 * torch.randn(layers, rows, dim, generator=generator) + offset, labels
+
+
+def of_sklearn(rows: Any, clusters: int, batch_size: int, seed: int) -> Any:
+    model = MiniBatchKMeans(n_clusters=clusters, batch_size=batch_size, n_init=1, random_state=seed)
+    return model.fit_predict(rows.numpy())
+
+
+@pytest.mark.parametrize(
+    ("rows", "clusters", "size", "batch", "offset"),
+    [
+        (60, 5, 256, 64, 0.0),  # few distinct rows
+        (60, 5, 256, 64, 3.0),  # far from the origin
+        (600, 5, 256, 64, 0.0),  # many
+        (80, 7, 40, 512, 0.0),  # a batch larger than a draw
+        (1000, 50, 1000, 128, 0.0),  # clusters without rows are put elsewhere; no row twice, so that no two centers tie
+    ],
+)
+def test_every_row_of_every_draw_is_in_the_cluster_where_scikit_learn_puts_it(
+    rows: int, clusters: int, size: int, batch: int, offset: float
+) -> None:
+    vectors, _ = blobs(3, rows, 16, clusters, offset=offset)
+    generator = torch.Generator().manual_seed(1)
+    if size == rows:
+        drawn = torch.stack([torch.randperm(rows, generator=generator) for _ in range(4)])
+    else:
+        drawn = torch.randint(rows, (4, size), generator=generator)
+    found = mini_batch_k_means(vectors, drawn, clusters=clusters, batch_size=batch, seed=42)
+    for layer in range(3):
+        for draw in range(4):
+            expected = of_sklearn(vectors[layer, drawn[draw]], clusters, batch, 42)
+            np.testing.assert_array_equal(found[layer, draw].numpy(), expected)
+
+
+def test_another_seed_starts_elsewhere() -> None:
+    vectors, _ = blobs(1, 100, 8, 6)
+    drawn = torch.arange(100)[None]
+    one, other = (
+        mini_batch_k_means(vectors, drawn, clusters=6, batch_size=32, seed=seed)[0, 0].numpy() for seed in (42, 43)
+    )
+    np.testing.assert_array_equal(other, of_sklearn(vectors[0], 6, 32, 43))
+    assert (one != other).any()
+
+
+def test_vectors_that_are_all_alike_make_one_cluster() -> None:
+    vectors, labels = torch.ones(2, 30, 4), torch.arange(30)[None] % 3
+    scores = Clusterings((Draws(torch.arange(30)[None], labels, 3),), batch_size=16, seed=0).scores(vectors)
+    assert scores.tolist() == [0, 0]
+
+
+def test_v_measure_is_scikit_learn_s() -> None:
+    generator = torch.Generator().manual_seed(0)
+    wanted, found = (torch.randint(k, (2, 3, 50), generator=generator) for k in (4, 6))
+    wanted[0, 0], found[0, 0], found[1, 1] = 0, 0, 0
+    expected = [
+        v_measure_score(a, b) for a, b in zip(wanted.flatten(0, 1).numpy(), found.flatten(0, 1).numpy(), strict=True)
+    ]
+    assert v_measure(wanted, found).flatten().tolist() == pytest.approx(expected, abs=1e-12)
