@@ -62,7 +62,7 @@ class Pip:
             output = LOG.read_bytes()[start:].decode("utf8", errors="replace").splitlines()
             errors = [line for line in output if line.startswith("ERROR:")]
             reason = errors[-1] if errors else "it printed no error"
-            if any("connection broken" in line for line in output):
+            if any("Retry(total=0" in line for line in output):  # pip gave up; an earlier retry may have succeeded
                 reason = "the package index did not answer: check the network or proxy, and run make again"
             fail(f"pip could not install {' '.join(args)}: {reason} (complete output: {LOG})")
 

@@ -83,6 +83,14 @@ def test_a_package_that_cannot_be_installed_is_one_line(setup: ModuleType) -> No
     assert "\n" not in message
 
 
+def test_an_index_that_does_not_answer_is_named(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    monkeypatch.delenv("PIP_NO_INDEX", raising=False)
+    with pytest.raises(SystemExit, match="the package index did not answer: check the network or proxy"):
+        setup.Pip(Path(sys.executable)).install("no-such-package-here")
+
+
 def test_the_stand_in_satisfies_mteb_and_yields_to_the_real_package() -> None:
     project = tomllib.loads((ROOT / "pytrec_eval_numpy" / "pyproject.toml").read_text(encoding="utf8"))["project"]
     requirements = map(Requirement, importlib.metadata.requires("mteb") or [])
